@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from securemedian.benchmarks.link import LinkShape
-from securemedian.benchmarks.work import SWEPT, swept_options, with_fraction
-from securemedian.clients.flags import add_method_options, check_belong, given_options
+from securemedian.benchmarks.work import SWEPT, with_fraction
+from securemedian.clients.flags import add_methods, given_options
 from securemedian.laboratory.report import TABLE_WIDTH
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.channel import local_pair
@@ -80,8 +80,6 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
     "radix": {"encoding": ("float32", "bfloat16", "buckets")},
     "reclustered": {"median_by": ("pairwise", "radix")},
 }
-# the value of --method that stands for every method
-ALL = "all"
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
 # their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
@@ -176,21 +174,15 @@ def add_verbs(verbs: Any) -> None:
         "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
         "and no data.",
         epilog=FORMULA,
+        usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
-    plan.add_argument(
-        "--method",
-        choices=(*METHODS, ALL),
-        default=ALL,
-        help="what the round computes (default: %(default)s)",
-    )
-    plan.add_argument(
-        "--clients", type=int, required=True, metavar="N", help="clients that take part"
-    )
-    plan.add_argument(
-        "--dim", type=int, required=True, metavar="D", help="coordinates of an update"
-    )
-    # only those that change what a round costs
-    add_method_options(plan, only=(*SWEPT, "trim"))
+    add_methods(plan, _add_options, only=SWEPT, default="all methods, to compare them")
+    plan.set_defaults(run=run)
+
+
+def _add_options(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("--clients", type=int, metavar="N", help="clients that take part (required)")
+    plan.add_argument("--dim", type=int, metavar="D", help="coordinates of an update (required)")
     plan.add_argument(
         "--bandwidth",
         type=_positive,
@@ -236,13 +228,14 @@ def add_verbs(verbs: Any) -> None:
         "one core in all)",
     )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
-    plan.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     from rich.console import Console
 
+    if options.clients is None or options.dim is None:
+        raise ConfigError("plan needs --clients and --dim")
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
@@ -286,17 +279,12 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
     It raises ConfigError if there can be no such round.
     """
     given = given_options(options)
-    if options.method != ALL:
-        check_belong(options.method, given)
-        for name in given.keys() - swept_options(options.method, given).keys():
-            raise ConfigError(
-                f"`plan` chooses the {name} of {options.method} itself: leave the option out"
-            )
-    for name in METHODS if options.method == ALL else (options.method,):
-        own = swept_options(name, given)
-        compared = {key: values for key, values in COMPARED.get(name, {}).items() if key not in own}
+    for name in METHODS if options.method is None else (options.method,):
+        compared = {
+            key: values for key, values in COMPARED.get(name, {}).items() if key not in given
+        }
         for values in itertools.product(*compared.values()):
-            chosen = own | dict(zip(compared, values, strict=True))
+            chosen = given | dict(zip(compared, values, strict=True))
             yield partial(_round, name, with_fraction(name, chosen), options.dim, options.clients)
 
 

@@ -25,13 +25,13 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.kernels import (
     extension,
     lpn,
-    native,
     packing,
     planes,
     searching,
     tables,
     vectors,
 )
+from securemedian.mpc.protocols.kernels.native import hashing, leaves, slicing, trees
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import pipeline, plan
@@ -54,10 +54,11 @@ COLUMNS = (
     "processor time, times",
     "outside kernels, %",
 )
+NATIVE = (hashing, leaves, slicing, trees)
 # every kernel that a lane calls; those that only kernels call are within others
 KERNELS: tuple[Place, ...] = tuple(
     ("kernels", module, name, None)
-    for module in (extension, lpn, native, packing, planes, searching, tables, vectors)
+    for module in (extension, lpn, packing, planes, searching, tables, vectors, *NATIVE)
     for name, function in vars(module).items()
     if hasattr(function, "py_func")
 )

@@ -31,7 +31,9 @@ from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import compare, dealing, equal, millionaire, ring, share
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.kernels import extension, lpn, native, packing, planes, tables
+from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
+from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
+from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
 from securemedian.mpc.protocols.ot import ferret, leaves
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
@@ -160,10 +162,17 @@ class Clocks:
 Place = tuple[str, Any, str, Size | None]
 
 
-def _hashed(leaves: Any, keys: Any, per_key: int) -> int:
-    """Return the bytes of AES that make n keys (n, 2), of streams of `leaves` and of hashes."""
-    size: int = leaves.shape[0] * leaves.shape[1] * len(keys) // 8 + per_key * keys.nbytes
-    return size
+def _expanded(trees: Any, *given: Any) -> int:
+    """Return the bytes of AES that make keys of the streams of trees, and of hashes."""
+    # a sender misses a leaf of each
+    leaves = trees.shape[1] - (given[-1] is not None)
+    size: int = trees.shape[0] * leaves * len(given[-2]) // 8
+    return size + _hashed(*given)
+
+
+def _hashed(*given: Any) -> int:
+    """Return the bytes of AES that hash to keys (n, 2), and to those of the other choice if any."""
+    return sum(keys.nbytes for keys in given[-2:] if keys is not None)
 
 
 def _grown(nodes: Any, *_: Any) -> int:
@@ -180,13 +189,11 @@ EXTENDING: tuple[Place, ...] = (
     ("hash", Hash, "finish", lambda _, blocks: blocks.nbytes),
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
-    ("all in one pass", native, "receive_keys", lambda *given: _hashed(given[0], given[-1], 1)),
-    ("all in one pass", native, "send_keys", lambda *given: _hashed(given[0][:, 1:], given[-1], 2)),
-    ("hash", native, "hash_blocks", lambda *given: given[-1].nbytes),
-    ("hash", native, "hash_block_pairs", lambda *given: 2 * given[-1].nbytes),
+    ("all in one pass", native_leaves, "expand_to_keys", _expanded),
+    ("hash", hashing, "hash_blocks", _hashed),
     ("trees", FerretSender, "grow_trees", None),
     ("trees", FerretReceiver, "grow_trees", None),
-    ("trees and code in one pass", native, "grow_and_encode", _grown),
+    ("trees and code in one pass", trees, "grow_and_encode", _grown),
     ("sums", lpn, "grow", None),
     ("sums", lpn, "mend", None),
     ("code: indices", ferret, "Stream", None),
@@ -200,7 +207,7 @@ AHEAD: tuple[Place, ...] = (
     ("tables", tables, "combine_keys", None),
     ("tables", tables, "choose_chunks", None),
     ("bit planes", packing, "bit_planes", None),
-    ("bit planes", native, "bit_planes", None),
+    ("bit planes", slicing, "bit_planes", None),
 )
 ONLINE: tuple[Place, ...] = (
     ("bit planes", planes, "split", None),
@@ -322,10 +329,10 @@ def hardware(repeat: int) -> dict[str, float]:
         rates[name] = rate(size, partial(update, bytes(size), bytearray(size + 15)))
     large, small = (np.ones((2, size // 8), np.uint64) for size in (LARGE, SMALL))
     rates[f"copy of {LARGE >> 20} MiB"] = rate(LARGE, partial(np.copyto, large[0], large[1]))
-    if native.taken(True):
+    if processor.taken(True):
         blocks, zero = small[0].reshape(-1, 2), np.uint64(0)
-        hashing = partial(native.hash_blocks, blocks, zero, zero, native.round_keys(key)[0], blocks)
-        rates[AES_NATIVE] = rate(blocks.nbytes, hashing)
+        given = blocks, zero, zero, aes.round_keys(key)[0], None, blocks, None
+        rates[AES_NATIVE] = rate(blocks.nbytes, partial(hashing.hash_blocks, *given))
     xor = partial(np.bitwise_xor, small[0], small[1], small[0])
     rates[f"XOR of two arrays of {SMALL >> 10} KiB"] = rate(SMALL, xor)
     return rates
@@ -345,7 +352,7 @@ def _ot_parts(
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes: defaultdict[str, float] = defaultdict(float)
-    own = native.taken(protocol.native_aes)
+    own = processor.taken(protocol.native_aes)
     for name, size in clocks.byte_counts.items():
         mode = AES_NATIVE if own else AES_ECB if name.endswith("hash") else AES_CTR
         aes[mode] += size / count

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.settings import list_from, numbers
-from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed, swept_options
-from securemedian.clients.flags import add_method_options
+from securemedian.benchmarks.settings import numbers
+from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
+from securemedian.clients.flags import add_methods, given_options
 from securemedian.laboratory import report
-from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.options import Option
-from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 
 DEFAULT_OTS = 1 << 23
 DEFAULT_COMPARISONS = 1 << 20
@@ -46,14 +44,25 @@ def add_kinds(kinds: Any) -> None:
         ]
     )
 
-    median = kinds.add_parser("median", help="a whole median on shares")
-    median.add_argument(
-        "--method",
-        type=list_from(tuple(METHODS)),
-        default=[DEFAULT_METHOD],
-        metavar="M,..",
-        help=f"one or several of {', '.join(METHODS)} (default: {DEFAULT_METHOD})",
+    median = kinds.add_parser(
+        "median",
+        help="a whole median on shares",
+        usage="securemedian bench median [OPTION ..] [METHOD [OPTION ..]]",
     )
+    add_methods(median, _add_median_options, only=SWEPT)
+    median.set_defaults(points=_median_points)
+    for kind in (ot, compare):
+        _add_shared(kind)
+    for kind in (ot, compare, median):
+        kind.set_defaults(run=run)
+
+
+def _add_shared(kind: argparse.ArgumentParser) -> None:
+    settings.add_options(kind)
+    kind.add_argument("--json", type=Path, metavar="FILE", help="save the points as a JSON list")
+
+
+def _add_median_options(median: argparse.ArgumentParser) -> None:
     median.add_argument(
         "--clients",
         type=numbers,
@@ -62,15 +71,8 @@ def add_kinds(kinds: Any) -> None:
         help="numbers of clients (default: 2,4,6,8,10)",
     )
     median.add_argument(
-        "--paired",
-        action="store_true",
-        help="time the first method with the first number of clients, the second with the second, "
-        "and so on, in place of every method with every number",
-    )
-    median.add_argument(
         "--dim", type=numbers, default=[1000], metavar="D,..", help="coordinates (default: 1000)"
     )
-    add_method_options(median, only=SWEPT, parser_of=_several)
     median.add_argument(
         "--ahead",
         action="store_true",
@@ -81,14 +83,7 @@ def add_kinds(kinds: Any) -> None:
         ("--no-verify", False, "trust the clients instead; give both to compare them"),
     ):
         median.add_argument(flag, action="append_const", dest="verified", const=verified, help=text)
-    median.set_defaults(points=_median_points)
-
-    for kind in (ot, compare, median):
-        settings.add_options(kind)
-        kind.add_argument(
-            "--json", type=Path, metavar="FILE", help="save the points as a JSON list"
-        )
-        kind.set_defaults(run=run)
+    _add_shared(median)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -183,35 +178,13 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _several(option: Option) -> Any:
-    """Return a parser of several values of an option, all of which are timed."""
-    return list_from(option.choices) if option.choices else numbers
-
-
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """Return a point for every combination of the given values that a method has options for.
-
-    Options that are not given have their defaults. With `paired` a method goes with one number of
-    clients: raises ConfigError if there are not as many of these.
-    """
-    if options.paired and len(options.method) != len(options.clients):
-        raise ConfigError(
-            f"--paired takes a number of clients per method: there are {len(options.method)} "
-            f"methods and {len(options.clients)} numbers"
-        )
-    points: dict[str, Point] = {}
-    for place, method in enumerate(options.method):
-        numbers_of_clients = [options.clients[place]] if options.paired else options.clients
-        given = {name: values for name in SWEPT if (values := getattr(options, name))}
-        varied = swept_options(method, given)
-        # in which of the ways that were asked for, where a method has both
-        checked = (options.verified or [True]) if can_be_malformed(method) else [True]
-        for clients, dim, *values in itertools.product(
-            numbers_of_clients, options.dim, *varied.values()
-        ):
-            chosen = dict(zip(varied, values, strict=True))
-            for verified in checked:
-                point = Point("median", method, None, clients, dim, chosen, options.ahead, verified)
-                # an option that this variant has no use for makes no second point
-                points.setdefault(point.name, point)
-    return list(points.values())
+    """Return a point for every number of clients and coordinates."""
+    method = options.method or DEFAULT_METHOD
+    given = given_options(options)
+    # in which of the ways that were asked for, where a method has both
+    checked = (options.verified or [True]) if can_be_malformed(method) else [True]
+    return [
+        Point("median", method, None, clients, dim, given, options.ahead, verified)
+        for clients, dim, verified in itertools.product(options.clients, options.dim, checked)
+    ]

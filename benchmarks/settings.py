@@ -41,9 +41,9 @@ class Settings:
     def native(self) -> bool:
         """Return whether the kernels on the processor's AES instructions are taken."""
         # numba is not imported before a benchmark runs
-        from securemedian.mpc.protocols.kernels import native
+        from securemedian.mpc.protocols.kernels.native.processor import taken
 
-        return native.taken(self.protocol.native_aes)
+        return taken(self.protocol.native_aes)
 
 
 def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:

@@ -44,7 +44,7 @@ COMPARE_BATCH = 1 << 18
 # so large that all correlations can be made ahead, and none are made during the round
 POOL_BYTES = 1 << 30
 
-# the options of methods that `bench median` and `plan` set
+# the options of methods that `bench median` and `plan` have: those that change what a round costs
 SWEPT = (
     "buckets",
     "ring_bits",
@@ -57,9 +57,8 @@ SWEPT = (
     "reclusterings",
     "groups",
     "membership",
+    "trim",
 )
-# not set by `--ring-bits`, which is of the rings that other methods have values in
-COUNTS = "radix", "ring_bits"
 
 
 @dataclass(frozen=True)
@@ -144,14 +143,6 @@ def round_params(point: Point) -> RoundParams:
 def can_be_malformed(method: str) -> bool:
     """Return whether there is anything to check in the uploads of a method."""
     return METHODS[method].checks_values or "uploads" in options_of(METHODS[method])
-
-
-def swept_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the given options that `plan` and `bench` set for a method."""
-    known = options_of(METHODS[method])
-    return {
-        name: value for name, value in given.items() if name in known and (method, name) != COUNTS
-    }
 
 
 def with_fraction(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

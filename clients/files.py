@@ -1,4 +1,4 @@
-"""Updates and results in .npy and .npz files, never as pickled objects."""
+"""Updates and results in .npy and .npz files, for their owner alone, never as pickled objects."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.common.durable import open_private
 from securemedian.mpc.errors import ConfigError, InputError
 
 
@@ -85,7 +86,7 @@ def write(path: Path, model: Any) -> None:
     Raises ConfigError if the path cannot be written.
     """
     check_writable(path)
-    with path.open("wb") as file:
+    with open_private(path) as file:
         if isinstance(model, dict):
             np.savez(file, **model)
         else:

@@ -5,14 +5,12 @@ their registries.
 """
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import Option, options_of, refuse_foreign
-from securemedian.mpc.rounds.methods.base import Method
+from securemedian.mpc.options import Option, options_of
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.optimiser import OPTIMISERS, Optimiser, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
@@ -61,14 +59,14 @@ def add_methods(
     add_shared: Callable[[argparse.ArgumentParser], None],
     only: Collection[str] | None = None,
     leave_out: Collection[str] = (),
-    parser_of: Callable[[Option], Any] | None = None,
+    default: str = f"{DEFAULT_METHOD} with its defaults",
 ) -> None:
     """Add METHOD: a sub-command per method, whose help shows the options of that method alone.
 
     `add_shared` adds the options that all methods share. They may stand before METHOD or after it,
     and --help of `parser` shows them. Where METHOD is left out, `method` is None. `only` and
-    `leave_out` name the options of methods that the verb uses, or does not use. `parser_of` returns
-    another parser than the option's own, for verbs that take several values.
+    `leave_out` name the options of methods that the verb uses, or does not use, and `default` says
+    what it does without METHOD.
     """
     add_shared(parser)
     # without defaults, which would undo what stands before METHOD
@@ -79,8 +77,7 @@ def add_methods(
         dest="method",
         metavar="METHOD",
         prog=parser.prog,
-        description=f"`{parser.prog} .. METHOD --help` lists its options "
-        f"(default: {DEFAULT_METHOD} with its defaults).",
+        description=f"`{parser.prog} .. METHOD --help` lists its options (default: {default}).",
     )
     for name, method in METHODS.items():
         page = methods.add_parser(
@@ -94,91 +91,22 @@ def add_methods(
         for option in options_of(method).values():
             if option.name not in leave_out and (only is None or option.name in only):
                 flag = f"--{option.name.replace('_', '-')}"
-                _add_flag(page, flag, option.name, option, parser_of or _parser)
+                _add_flag(page, flag, option)
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """Add --method."""
-    parser.add_argument(
-        "--method",
-        choices=METHODS,
-        default=DEFAULT_METHOD,
-        help=f"{_summaries(METHODS)} (default: %(default)s)",
-    )
-
-
-def _summaries(registry: Mapping[str, type[Method] | type[RangePolicy]]) -> str:
-    return "; ".join(f"{name}: {cls.summary}" for name, cls in registry.items())
-
-
-def add_method_options(
-    parser: argparse.ArgumentParser,
-    only: Collection[str] | None = None,
-    leave_out: Collection[str] = (),
-    parser_of: Callable[[Option], Any] | None = None,
-) -> None:
-    """Add a flag for every option of any method, grouped by the methods that have it.
-
-    `only` and `leave_out` name the options that the verb uses, or does not use. `parser_of` returns
-    another parser than the option's own, for verbs that take several values.
-    """
-
-    def taken(option: Option) -> bool:
-        return option.name not in leave_out and (only is None or option.name in only)
-
-    for methods, options in _by_owners(METHODS, taken).items():
-        group = parser.add_argument_group(f"options of {_listed(methods)}")
-        for option in options:
-            name = option.name
-            _add_flag(group, f"--{name.replace('_', '-')}", name, option, parser_of or _parser)
-
-
-def _by_owners(
-    registry: Mapping[str, type], taken: Callable[[Option], bool] = lambda _: True
-) -> dict[tuple[str, ...], list[Option]]:
-    """Return the options that are taken, by the names of the classes that have them."""
-    known: dict[str, dict[str, Option]] = {}
-    for owner, cls in registry.items():
-        for name, option in options_of(cls).items():
-            if taken(option):
-                known.setdefault(name, {})[owner] = option
-    groups: dict[tuple[str, ...], list[Option]] = {}
-    for having in known.values():
-        option = next(iter(having.values()))
-        groups.setdefault(tuple(having), []).append(replace(option, text=_help(having)))
-    return groups
-
-
-def _listed(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def _help(having: Mapping[str, Option]) -> str:
-    """Return the help text of an option of several methods, whose texts may differ."""
-    saying: dict[str, list[str]] = {}
-    for method, option in having.items():
-        saying.setdefault(option.text, []).append(method)
-    if len(saying) == 1:
-        return next(iter(saying))
-    return "; ".join(f"{', '.join(methods)}: {text}" for text, methods in saying.items())
-
-
-def _add_flag(
-    group: Any, flag: str, dest: str, option: Option, parser_of: Callable[[Option], Any]
-) -> None:
+def _add_flag(page: argparse.ArgumentParser, flag: str, option: Option) -> None:
     """Add one flag. A flag that is not given is None, so that the option keeps its default."""
     text = option.text.replace("%", "%%")
     if option.kind is bool:
-        group.add_argument(flag, dest=dest, action="store_true", default=None, help=text)
+        page.add_argument(flag, action="store_true", default=None, help=text)
         return
-    parse = parser_of(option)
+    parse = _parser(option)
     choices = option.choices if parse is str and option.choices else None
     metavar = option.metavar
     # argparse shows choices before the text, as one word
     if choices and len(",".join(choices)) > MAX_CHOICES:
         metavar, text = "NAME", f"{', '.join(choices)}: {text}"
-    group.add_argument(flag, dest=dest, type=parse, choices=choices, metavar=metavar, help=text)
+    page.add_argument(flag, type=parse, choices=choices, metavar=metavar, help=text)
 
 
 def _parser(option: Option) -> Any:
@@ -294,8 +222,3 @@ def _table(flag: str, text: str | None, key: str, registry: Mapping[str, type]) 
         except ValueError as error:
             raise ConfigError(f"{flag}: {option} is no number: {quoted(value)}") from error
     return values
-
-
-def check_belong(method: str, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `given` has an option that other methods have and `method` has not."""
-    refuse_foreign(method, given, METHODS)

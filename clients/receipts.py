@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
+from securemedian.common.durable import open_private
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def add_verb(subparsers: "Verbs") -> None:
 def save(receipt: "Receipt", path: Path) -> None:
     """Write a receipt file. Raises ConfigError if the path cannot be written."""
     files.check_writable(path)
-    path.write_text(receipt.to_json(), "utf-8")
+    with open_private(path) as file:
+        file.write(receipt.to_json().encode())
 
 
 def load(path: Path) -> "Receipt":

@@ -11,8 +11,6 @@ from typing import IO, Any
 
 from securemedian.mpc.errors import ConfigError
 
-# what the umask leaves of it, as for any new file
-ANYBODY = 0o666
 OWNER = 0o600
 # the file in a folder that its process has locked
 _LOCK = "lock"
@@ -36,6 +34,11 @@ def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file to be written anew, which nobody but its owner may read if it is a new one."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER), "wb")
 
 
 def sync_folder(folder: Path) -> None:

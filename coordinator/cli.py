@@ -312,6 +312,13 @@ def _add_dashboard(subparsers: "Verbs") -> None:
         metavar="HOST:PORT",
         help="where browsers find it (default: %(default)s, for this machine alone)",
     )
+    verb.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which browsers ask for it, besides its address; once per name",
+    )
     add_cohort(verb)
     verb.add_argument(
         "--output",
@@ -329,6 +336,7 @@ def _dashboard(options: argparse.Namespace) -> None:
     serve(
         ClientConfig.load(options.config, options.cohort),
         options.listen,
+        options.host,
         options.output,
         lambda text: print(text, file=sys.stderr, flush=True),
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
-from securemedian.common.durable import ANYBODY, lock_folder, replace_file
+from securemedian.common.durable import lock_folder, replace_file
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.round_plan import RoundPlan
 from securemedian.mpc.errors import (
@@ -149,7 +149,7 @@ class RunLog:
     def begin(self, request: str, round_id: str = "") -> None:
         """Note that a round is under way."""
         found = json.dumps({"request": request, "round": round_id})
-        replace_file(self._open, [found.encode()], ANYBODY)
+        replace_file(self._open, [found.encode()])
 
     def withdraw(self) -> None:
         """Forget a request that has opened no round."""
@@ -158,7 +158,7 @@ class RunLog:
     def end(self, line: Mapping[str, Any]) -> None:
         """Append what became of the round under way."""
         whole = "".join(f"{json.dumps(each)}\n" for each in [*self.rounds, line])
-        replace_file(self._lines, [whole.encode()], ANYBODY)
+        replace_file(self._lines, [whole.encode()])
         self._open.unlink(missing_ok=True)
 
 
@@ -328,7 +328,7 @@ class UnattendedRun:
     def _write(self, name: str, data: bytes | memoryview) -> str:
         """Write a file of the folder so that a crash leaves all of it or none; return its name."""
         try:
-            replace_file(self._log.folder / name, [data], ANYBODY)
+            replace_file(self._log.folder / name, [data])
         except OSError as error:
             raise ConfigError(
                 f"cannot write {self._log.folder / name}: {error.strerror}. "

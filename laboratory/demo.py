@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.clients.flags import (
-    add_method,
-    add_method_options,
+    add_methods,
     add_range,
     range_policy,
     round_params,
@@ -51,7 +50,14 @@ def add_verbs(verbs: "Verbs") -> None:
             "clear. It trains on MNIST or CIFAR-10 with --data, on a made-up table of patients "
             "with --dataset clinic, otherwise on scikit-learn's 8x8 digits."
         ),
+        usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
+    # in the demo all clients weigh the same, and S0 publishes the result to be compared
+    add_methods(verb, _add_options, leave_out=("weights", "weight_cap", "result_to"))
+    verb.set_defaults(run=_demo)
+
+
+def _add_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--clients",
         type=int,
@@ -66,9 +72,6 @@ def add_verbs(verbs: "Verbs") -> None:
         metavar="T",
         help="how many rounds to train (default: %(default)s)",
     )
-    add_method(verb)
-    # in the demo all clients weigh the same, and S0 publishes the result to be compared
-    add_method_options(verb, leave_out=("weights", "weight_cap", "result_to"))
     add_range(verb)
     add_data_options(verb)
     add_fault_options(verb)
@@ -85,7 +88,6 @@ def add_verbs(verbs: "Verbs") -> None:
         help="also train with the plain mean and with the plain median, from the same start",
     )
     verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    verb.set_defaults(run=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:

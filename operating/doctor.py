@@ -281,12 +281,12 @@ def _cores(count: int, what: str) -> Finding:
 
 
 def _processor(config: ServerConfig) -> Iterator[Finding]:
-    from securemedian.mpc.protocols.kernels import native
+    from securemedian.mpc.protocols.kernels.native import processor
 
-    if native.taken(config.protocol.native_aes):
-        vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[native.LANES]
-        yield _well(f"AES runs on {vectors}{' and GFNI' if native.GFNI else ''}")
-    elif native.taken(True):
+    if processor.taken(config.protocol.native_aes):
+        vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[processor.LANES]
+        yield _well(f"AES runs on {vectors}{' and GFNI' if processor.GFNI else ''}")
+    elif processor.taken(True):
         yield _warning("native_aes is false: rounds take longer than this processor needs")
     else:
         yield _warning(

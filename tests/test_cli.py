@@ -112,6 +112,7 @@ def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
         ("noending", np.ones(2)),
     ):
         files.write(tmp_path / name, model)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         back = files.read(tmp_path / name)
         assert isinstance(back, dict) == isinstance(model, dict)
         np.testing.assert_equal(back, model)

@@ -259,6 +259,8 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     ran(folder, other)
     assert len(other.opened) == 1
     assert [line["round"] for line in lines(folder)][1] == "2-0000000f"
+    # models and who took part are nobody else's
+    assert {path.stat().st_mode & 0o777 for path in (folder / "out").iterdir()} == {0o600}
 
 
 def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:

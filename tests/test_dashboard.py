@@ -367,6 +367,7 @@ def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     lines = [LINE | {"round": f"{number}-00000000"} for number in (1, 2, 3)]
     (tmp_path / LINES).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     receipts.save(receipt_of("1-00000000", "key-a", "key-b"), tmp_path / "receipt-1.json")
+    assert (tmp_path / "receipt-1.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "receipt-2.json").write_text("{}")
     one = Watch([Fake(), Fake()], PUBLIC, tmp_path)
     one.look(0)
@@ -379,13 +380,15 @@ def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
 
 
 @contextmanager
-def served(view: Callable[[], bytes], local: bool = True) -> Iterator[str]:
+def served(view: Callable[[], bytes], local: bool = True, *names: str) -> Iterator[str]:
     """Serve the page on a thread, and yield its address."""
     uvicorn = pytest.importorskip("uvicorn")
     pytest.importorskip("starlette")
     from securemedian.coordinator.dashboard.app import make_app
 
-    settings = uvicorn.Config(make_app(view, local), port=0, log_level="warning", lifespan="off")
+    settings = uvicorn.Config(
+        make_app(view, local, names), port=0, log_level="warning", lifespan="off"
+    )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -437,8 +440,13 @@ def test_names_that_lead_here_are_not_answered() -> None:
             assert code in (400, 421) and "secret" not in text, host
         for host in ("localhost:1", "127.0.0.1", "[::1]:8080"):
             assert get(f"{url}/state", Host=host)[0] == 200, host
-    with served(lambda: b"told", local=False) as url:
-        assert get(f"{url}/state", Host="ops.example")[2] == "told"
+    for local in (True, False):
+        with served(lambda: b"told", local, "ops.example") as url:
+            assert get(f"{url}/state", Host="ops.example:8080")[2] == "told"
+            assert get(f"{url}/state", Host="10.0.0.7:8080")[0] == (421 if local else 200)
+            for host in ("evil.example", "", "10.0.0.7.evil.example", "[", "x]:1"):
+                code, _, text = get(f"{url}/state", Host=host)
+                assert code in (400, 421) and "told" not in text, host
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:

@@ -95,7 +95,7 @@ def test_a_verb_names_the_extra_it_lacks_in_one_line(
 def test_what_needs_no_extra_works_without_it() -> None:
     for extra in HIDDEN:
         for status, said in without(
-            extra, "experiment --list", "plan --dim 10 --clients 3 --method bucketed"
+            extra, "experiment --list", "plan --dim 10 --clients 3 bucketed"
         ):
             assert status == 0, said
 

@@ -85,7 +85,7 @@ def test_correct_and_xors() -> None:
     assert (rows == want).all()
     values, other = words(5, 2), words(5, 2)
     out = np.empty_like(values)
-    extension.xor_constant(values, np.uint64(3), np.uint64(9), out)
+    extension.xor_constant(values, np.array([3, 9], np.uint64), out)
     assert (out == values ^ np.array([3, 9], np.uint64)).all()
     extension.xor_into(out, other)
     assert (out == values ^ np.array([3, 9], np.uint64) ^ other).all()

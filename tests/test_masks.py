@@ -30,7 +30,8 @@ from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.kernels import jit, native
+from securemedian.mpc.protocols.kernels import jit
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -347,7 +348,7 @@ MASKS: dict[str, Mask] = {
         "the sender reads the receiver's choices",
         (
             (
-                "PortableLeaves.receive",
+                "PortableLeaves.rows",
                 "np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])",
                 "corrections[block - 1] = choices",
             ),
@@ -356,14 +357,7 @@ MASKS: dict[str, Mask] = {
     ),
     "the expansion of leaves": Mask(
         "all choices are 0 and known, and the keys with them",
-        (
-            (
-                "PortableLeaves.receive",
-                "stream.xor(zeros, view)",
-                "view[:] = bytes(len(view))",
-            ),
-            ("PortableLeaves.send", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),
-        ),
+        (("PortableLeaves.rows", "stream.xor(zeros, view)", "view[:] = bytes(len(view))"),),
         (shares.extension_keys,),
         silent=True,
     ),
@@ -869,7 +863,7 @@ def passes(check: Check) -> bool:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the kernels that a test can edit."""
-    monkeypatch.setattr(native, "FEATURES", frozenset())
+    monkeypatch.setattr(processor, "FEATURES", frozenset())
 
 
 @pytest.mark.slow

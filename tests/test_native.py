@@ -20,11 +20,20 @@ from numba.core.errors import TypingError
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.kernels import lpn, native, packing, vectors
+from securemedian.mpc.protocols.kernels import lpn, packing, vectors
+from securemedian.mpc.protocols.kernels.native import aes, dealt, hashing, processor, slicing
+from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
+from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.leaves import Leaves, NativeLeaves, PortableLeaves, expander
+from securemedian.mpc.protocols.ot.leaves import (
+    Leaves,
+    NativeLeaves,
+    PortableLeaves,
+    Tweaked,
+    expander,
+)
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream, expand
@@ -46,7 +55,8 @@ COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 KERNELS = "vectors or leaves or hash or planes or streams or trees"
 
 pytestmark = pytest.mark.skipif(
-    not native.taken(True), reason="this processor has no AES instructions, or nothing is compiled"
+    not processor.taken(True),
+    reason="no AES instructions here, or nothing is compiled",
 )
 
 
@@ -56,7 +66,7 @@ def words(*shape: int) -> np.ndarray:
 
 def test_vectors_of_the_key_schedule() -> None:
     """FIPS 197, A.1: the first and the last two round keys."""
-    keys = native.round_keys(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c") * 2)
+    keys = aes.round_keys(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c") * 2)
     assert (keys[0] == keys[1]).all()
     found = [keys[0, i].tobytes().hex() for i in (0, 1, 9, 10)]
     assert found == [
@@ -101,7 +111,8 @@ def test_vectors_of_blocks(key: str, plain: str, cipher: str, count: int) -> Non
     out, zero = np.empty_like(blocks), np.uint64(0)
     # the kernel counts the tweak up
     blocks[:, 1] ^= np.arange(count, dtype=np.uint64)
-    native.hash_blocks(blocks, zero, zero, native.round_keys(bytes.fromhex(key))[0], out)
+    round_keys = aes.round_keys(bytes.fromhex(key))[0]
+    hashing.hash_blocks(blocks, zero, zero, round_keys, None, out, None)
     got = out ^ np.frombuffer(bytes.fromhex(plain), np.uint64)
     assert {row.tobytes().hex() for row in got} == {cipher}
 
@@ -109,17 +120,18 @@ def test_vectors_of_blocks(key: str, plain: str, cipher: str, count: int) -> Non
 def test_vectors_of_counter_mode() -> None:
     """SP 800-38A, F.5.1: the output blocks, alone and as the row of the second leaf of a tree."""
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
-    keys = native.round_keys((bytes(16) + key) * 128).reshape(128, 2, 11, 2)
+    keys = aes.round_keys((bytes(16) + key) * 128).reshape(128, 2, 11, 2)
     nonce, counter = 0xF0F1F2F3F4F5F6F7, 0xF8F9FAFBFCFDFEFF
     alone = np.empty(8, np.uint64)
     seed = np.frombuffer(key, np.uint64)
-    native.stream(seed, np.uint64(nonce), np.uint64(counter), alone)
+    aes.stream(seed, np.uint64(nonce), np.uint64(counter), alone)
     rows, choices, corrections = (
         np.empty((128, 8), np.uint64),
         np.empty(8, np.uint64),
         np.empty((127, 8), np.uint64),
     )
-    native.receive(keys, np.uint64(nonce), np.uint64(counter), rows, choices, corrections)
+    given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows
+    native_leaves.expand(keys, *given)
     assert (rows[0] == alone).all()
     assert alone.tobytes().hex() == (
         "ec8cdf7398607cb0f2d21675ea9ea1e4"
@@ -147,27 +159,27 @@ def test_streams_of_both_paths_are_the_same(block: int) -> None:
 
 def test_streams_take_a_nonce() -> None:
     seed, out = RNG.bytes(16), np.empty(100, np.uint64)
-    native.stream(np.frombuffer(seed, np.uint64), np.uint64(2**63 + 5), np.uint64(7), out)
+    aes.stream(np.frombuffer(seed, np.uint64), np.uint64(2**63 + 5), np.uint64(7), out)
     assert (out == Stream(seed, nonce=2**63 + 5, block=7).words(100)).all()
 
 
 def test_halves_are_expanded_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a half that says so is expanded by the processor's own AES, and a client's does not."""
     (seeded, _) = share.split(RNG.integers(0, 99, (3, 1000)).astype(np.uint16), 12)
-    own, stream = replace(seeded, native_aes=True), native.stream
+    own, stream = replace(seeded, native_aes=True), aes.stream
     calls: list[int] = []
 
     def counted(key: np.ndarray, nonce: np.uint64, counter: np.uint64, out: np.ndarray) -> None:
         calls.append(out.size)
         stream(key, nonce, counter, out)
 
-    monkeypatch.setattr(native, "stream", counted)
+    monkeypatch.setattr(aes, "stream", counted)
     for row, start, stop in ((0, 0, 188), (2, 24, 141)):
         want = seeded.words(row, start, stop)
         assert not calls
         assert (own.words(row, start, stop) == want).all() and calls
         calls.clear()
-    monkeypatch.setattr(native, "FEATURES", frozenset({"sse2"}))
+    monkeypatch.setattr(processor, "FEATURES", frozenset({"sse2"}))
     assert (own.words(1, 0, 188) == seeded.words(1, 0, 188)).all() and not calls
 
 
@@ -218,7 +230,8 @@ def trees(field_bits: int) -> list[list[bytes]]:
 
 def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
     out = words(128, width), words(width), words(blocks - 1, width)
-    leaves.receive(*out)
+    rows, choices, corrections = out
+    leaves.rows(choices, None, corrections, rows)
     return out
 
 
@@ -226,7 +239,7 @@ def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
 def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
     keys = words(3 * 64, 2)
     one, other = words(count, 3), words(count, 3)
-    native.bit_planes(keys, one)
+    slicing.bit_planes(keys, one)
     packing.bit_planes(keys, other)
     assert (one == other).all()
 
@@ -246,7 +259,7 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
             both = [received(leaves, len(made), width) for leaves, _ in ends]
             assert all((a == b).all() for a, b in zip(*both, strict=True))
             for (_, leaves), out in zip(ends, rows, strict=True):
-                leaves.send(out, masks, corrections)
+                leaves.rows(None, masks, corrections, out)
             assert (rows[0] == rows[1]).all()
 
 
@@ -269,15 +282,15 @@ def hashed(native_aes: bool, call: Callable[[Hash], Any]) -> Any:
 def test_hashes_of_both_paths_are_the_same(count: int) -> None:
     rows, blocks = words(128, count // 64), words(count - 3, 2)
     # a carry into the upper half of the index, and every bit of the stream
-    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), (np.uint64(5), np.uint64(2**63))
+    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), np.array([5, 2**63], np.uint64)
 
     def everything(hash_: Hash) -> list[np.ndarray]:
         out = [np.zeros((count, 2), np.uint64) for _ in range(3)]
         short = [np.zeros((count - 3, 2), np.uint64) for _ in range(3)]
         hash_.columns(rows, index, stream, out[0])
-        hash_.column_pairs(rows, index, stream, difference, out[1], out[2])
+        hash_.columns(rows, index, stream, out[1], difference, out[2])
         hash_.blocks(blocks, index, stream, short[0])
-        hash_.block_pairs(blocks, index, stream, difference, short[1], short[2])
+        hash_.blocks(blocks, index, stream, short[1], difference, short[2])
         return [*out, *short]
 
     portable, own = hashed(False, everything), hashed(True, everything)
@@ -295,15 +308,15 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
 
     Strips are of tiles and blocks, the last is shorter, and a call goes on where the last ended.
     """
-    monkeypatch.setattr(native, "STRIP", 86)
+    monkeypatch.setattr(native_leaves, "STRIP", 86)
     made = trees(field_bits)
     holes = [[b"", *tree[1:]] for tree in made]
-    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), (np.uint64(5), np.uint64(2**63))
+    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), np.array([5, 2**63], np.uint64)
     masks = np.uint64(0) - RNG.integers(0, 2, 128).astype(np.uint64)
     given = words(len(made) - 1, 200)
 
     def everything(native_aes: bool) -> list[np.ndarray]:
-        tweaked = Hash(Scratch(), b"a label", native_aes=native_aes), index, stream
+        tweaked = Tweaked(Hash(Scratch(), b"a label", native_aes=native_aes), index, stream)
         receiver, sender = (expander(leaves, 3, native_aes) for leaves in (made, holes))
         found = []
         for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
@@ -312,10 +325,12 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
             keys = [words(count, 2) for _ in range(3)]
             planes = [np.full((11, width + 4), 7, np.uint64) for _ in range(3)]
             corrections = np.ascontiguousarray(given[:, :width])
-            receiver.receive_keys(*tweaked, *speak[0], keys[0])
-            receiver.receive_planes(*tweaked, *speak[1], 3, planes[0])
-            sender.send_keys(*tweaked, masks, corrections, difference, *keys[1:])
-            sender.send_planes(*tweaked, masks, corrections, difference, 3, *planes[1:])
+            (choices, spoken), (others, spoken_next) = speak
+            receiver.keys(tweaked, choices, None, spoken, keys[0])
+            receiver.planes(tweaked, others, None, spoken_next, 3, planes[0])
+            sent = tweaked, None, masks, corrections
+            sender.keys(*sent, keys[1], difference, keys[2])
+            sender.planes(*sent, 3, planes[1], difference, planes[2])
             # nothing is written before or behind them
             assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
             found += [array for pair in speak for array in pair] + keys + planes
@@ -325,7 +340,7 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
     assert len(own) == 30 and all((a == b).all() for a, b in zip(portable, own, strict=True))
     # the first keys are those of the definition
     rows, keys = words(128, 2), words(ALIGN, 2)
-    expander(made, 3, False).receive(rows, words(2), words(len(made) - 1, 2))
+    expander(made, 3, False).rows(words(2), None, words(len(made) - 1, 2), rows)
     Hash(Scratch(), b"a label", native_aes=False).columns(rows, index, stream, keys)
     assert (keys == own[4]).all()
 
@@ -335,7 +350,7 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
     ("trees", "depth", "secrets"), [(1, 3, 1), (3, 4, 5), (2, 6, 300), (5, 9, 70_000), (1, 11, 999)]
 )
 def test_trees_and_code(trees: int, depth: int, secrets: int, receiver: bool) -> None:
-    """What `native.grow_and_encode` writes is what the portable kernels and OpenSSL write."""
+    """What `grow_and_encode` writes is what the portable kernels and OpenSSL write."""
     nodes, given, blocks = (
         words(trees, 1 << depth, 2),
         words(trees, depth - 1, 2),
@@ -362,7 +377,7 @@ def test_trees_and_code(trees: int, depth: int, secrets: int, receiver: bool) ->
     want = reference.local_code(
         level.reshape(-1, 2), blocks, draws.view(np.uint32).reshape(-1, lpn.LOCALITY)
     )
-    native.grow_and_encode(
+    native_trees.grow_and_encode(
         nodes,
         given,
         paths,
@@ -372,7 +387,7 @@ def test_trees_and_code(trees: int, depth: int, secrets: int, receiver: bool) ->
         blocks,
         np.uint64(iteration),
         np.uint64(first),
-        native.round_keys(matrix)[0],
+        aes.round_keys(matrix)[0],
     )
     assert (sums == want_sums).all() and (nodes.reshape(-1, 2) == want).all()
 
@@ -387,18 +402,19 @@ def test_hashes_in_place() -> None:
 
 def test_arrays_with_gaps_are_refused() -> None:
     """The instructions would read what lies between."""
-    key, zero = native.round_keys(bytes(16))[0], np.uint64(0)
+    key, zero = aes.round_keys(bytes(16))[0], np.uint64(0)
     with pytest.raises(TypingError, match="contiguous"):
-        native.hash_blocks(words(8, 4)[:, :2], zero, zero, key, words(8, 2))
+        hashing.hash_blocks(words(8, 4)[:, :2], zero, zero, key, None, words(8, 2), None)
     with pytest.raises(TypingError, match="contiguous"):
-        native.hash_columns(words(128, 8)[:, ::2], zero, zero, key, words(256, 2))
+        rows = words(128, 8)[:, ::2]
+        hashing.hash_columns(rows, zero, zero, key, None, words(256, 2), None)
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trees(4)
     assert isinstance(expander(made, 0, True), NativeLeaves)
     assert isinstance(expander(made, 0, False), PortableLeaves)
-    monkeypatch.setattr(native, "FEATURES", frozenset({"sse2"}))
+    monkeypatch.setattr(processor, "FEATURES", frozenset({"sse2"}))
     assert isinstance(expander(made, 0, True), PortableLeaves)
     with pytest.raises(ConfigError, match="native_aes must be true or false"):
         ProtocolParams(native_aes=1)  # type: ignore[arg-type]
@@ -467,12 +483,12 @@ def test_dealt_vectors(slots: int, bits: int, per_word: int) -> None:
     vectors.scatter(packed, bits, per_word, 1, order, out, found)
     vectors.gather(out, order, 3, near)
     assert (near[0] == have).all() and (found[order] % slots == slots_of).all()
-    if native.PERMUTES:
+    if processor.PERMUTES:
         weights = vectors.weights(bits, per_word, 1)
         for first in (0, 8, 40):
             out, found = np.zeros(count - first, have.dtype), np.zeros(count - first, np.uint8)
             given = (packed, first, step, bits, 1, *weights)
-            done = native.unpack_vectors(*given, out, found)
+            done = dealt.unpack_vectors(*given, out, found)
             assert done % 8 == 0 and done >= count - first - 8 - 72 * 8 // step
             assert (out[:done] == have[first : first + done]).all() and not out[done:].any()
             assert (found[:done] % slots == slots_of[first : first + done]).all()
@@ -491,18 +507,19 @@ PROCESSORS = {
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_other_processors(processor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_other_processors(name: str, tmp_path: Path) -> None:
     """What is compiled for processors with fewer instructions does the same, in their registers."""
-    features, lanes, gfni = PROCESSORS[processor]
-    if not {name[1:] for name in features.split(",")} <= native.FEATURES:
+    features, lanes, gfni = PROCESSORS[name]
+    if not {name[1:] for name in features.split(",")} <= processor.FEATURES:
         pytest.skip("this processor lacks these instructions")
     program = f"""
 import re, pytest
-from securemedian.mpc.protocols.kernels import native, packing
-assert (native.LANES, native.GFNI) == ({lanes}, {gfni}), (native.LANES, native.GFNI)
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.kernels.native import hashing, processor
+assert (processor.LANES, processor.GFNI) == ({lanes}, {gfni}), (processor.LANES, processor.GFNI)
 assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
-(assembly,) = native.hash_columns.inspect_asm().values()
+assembly = "".join(hashing.hash_columns.inspect_asm().values())
 assert set(re.findall("aesenc .*%(.)mm", assembly.replace("\\t", " "))) == set("xy"[:{lanes}])
 assert ("gf2p8affineqb" in assembly) == {gfni}
 """
@@ -513,9 +530,10 @@ assert ("gf2p8affineqb" in assembly) == {gfni}
 def test_the_cache_tells_processors_apart(tmp_path: Path) -> None:
     """Code for one processor is loaded on it again, and never on another."""
     program = """
-from securemedian.mpc.protocols.kernels import native, packing
-native.round_keys(bytes(16))
-found = native.schedule.stats
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.kernels.native import aes
+aes.round_keys(bytes(16))
+found = aes.schedule.stats
 print(sum(found.cache_hits.values()), sum(found.cache_misses.values()))
 """
     one, other = SSE2, f"{SSE2},+sse3"

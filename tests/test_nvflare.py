@@ -7,6 +7,8 @@ import copy
 import json
 import logging
 import re
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -618,6 +620,31 @@ def test_arrays_may_leave_in_no_other_result(
         assert said in caplog.text
         assert list(tasks.arrays_in(reply)) == []
         assert reply.get_return_code() != ReturnCode.OK
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.ones(2),
+        [0.5, 1.5],
+        (1, 2),
+        {0.5},
+        [np.float32(1)],
+        [[0.5]],
+        b"\0\1",
+        bytearray(2),
+        memoryview(b"ab"),
+        array("f", [1, 2]),
+        deque([0.5]),
+        DXO(DataKind.METRICS, {"all": [0.5, 0.25]}),
+    ],
+    ids=repr,
+)
+def test_numbers_in_any_collection_are_arrays(numbers: Any) -> None:
+    assert list(tasks.arrays_in({"a": [{"b": numbers}]}))
+    assert not list(
+        tasks.arrays_in({"a": ["text", {"loss": 0.5, "n": 3, "x": np.float32(1)}, [], b""]})
+    )
 
 
 def test_arrays_beside_the_weights_are_refused(

@@ -11,7 +11,8 @@ import pytest
 from securemedian import cli
 from securemedian.benchmarks import parts, settings
 from securemedian.benchmarks.work import Point
-from securemedian.mpc.protocols.kernels import extension, native
+from securemedian.mpc.protocols.kernels import extension
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.ot import ferret, leaves
 from securemedian.mpc.rounds.methods.registry import METHODS
 
@@ -100,7 +101,8 @@ def test_the_parts_and_the_rest_are_the_whole(
         parts.AES_BYTES
     ] == pytest.approx(16 * 255 / 8 + 32)
     silent = made["ns per random OT, at the sender", "silent"]
-    own = {"trees and code in one pass"} if native.taken(True) else {"trees: hash", "code: gather"}
+    portable = {"trees: hash", "code: gather"}
+    own = {"trees and code in one pass"} if processor.taken(True) else portable
     assert silent.keys() > own
     # a hash and 40 bytes of indices for each output, handed out or not, but for the groups that an
     # iteration's worth of OTs begins or ends in; and two keys
@@ -129,5 +131,5 @@ def test_the_parts_and_the_rest_are_the_whole(
     # 31-bit millionaires' has eight leaves and ANDs, 3-bit one leaf and none
     assert "online: ANDs" in compared["l = 32"] and "online: ANDs" not in compared["l = 4"]
     printed = capsys.readouterr().out
-    transposing = "all in one pass" if native.taken(True) else "transpose"
+    transposing = "all in one pass" if processor.taken(True) else "transpose"
     assert f"| {transposing} | " in printed and "| AES-128 CTR, 65,536 B at a time | " in printed

@@ -166,7 +166,7 @@ def test_opened_bits_carry_nothing_beyond_their_count(parties: list[Party]) -> N
 
 
 def test_leaves_and_ots_of_a_31_bit_comparison() -> None:
-    """An instance of 31 bits takes 31 OTs for its leaves and 14 for its ANDs (protocols.md 8)."""
+    """An instance of 31 bits takes 31 OTs for its leaves and 14 for its ANDs (protocols.md 5)."""
     for bits, leaf_ots, and_ots in ((31, 31, 14), (3, 3, 0), (4, 4, 0), (5, 5, 2)):
         demand = millionaire.greater_demand(64 * 100, bits).counts
         leaf = sum(

@@ -1,9 +1,9 @@
 """The dashboard's web server: one page, and what it shows as JSON. It changes nothing.
 
 Nothing the page needs comes from elsewhere, and the browser is told to load nothing else: the
-`Content-Security-Policy` allows the page's own script and style by their hashes. On loopback only
-requests to a name of this host are answered, so that a page of somebody else's, under a name that
-leads here, cannot read the answers.
+`Content-Security-Policy` allows the page's own script and style by their hashes. Only requests to
+an address, or to a name that it was given, are answered, so that a page of somebody else's, under a
+name that leads here, cannot read the answers.
 """
 
 import base64
@@ -12,8 +12,9 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +65,12 @@ def _digest(part: str) -> str:
     return base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
 
 
-def make_app(view: Callable[[], bytes], local: bool) -> "Starlette":
+def make_app(view: Callable[[], bytes], local: bool, names: Collection[str] = ()) -> "Starlette":
     """Return the application.
 
-    `view` returns what the page shows, as JSON. If it is `local`, only requests to a name of this
-    host are answered. Raises ConfigError if starlette is not installed.
+    `view` returns what the page shows, as JSON. Requests to `names` are answered, and those to an
+    address: if it is `local`, of the loopback alone. Raises ConfigError if starlette is not
+    installed.
     """
     try:
         from starlette.applications import Starlette
@@ -80,8 +82,10 @@ def make_app(view: Callable[[], bytes], local: bool) -> "Starlette":
 
     def guarded(make: "Callable[[], Response]") -> "Callable[[Request], Response]":
         def answer(request: "Request") -> "Response":
-            if local and not is_loopback(_name_in(request.headers.get("host", ""))):
-                text = "this dashboard is for programs on its own host: ask for localhost\n"
+            asked = _name_in(request.headers.get("host", ""))
+            # nobody else's page can have an address as its own
+            if not (asked in names or is_loopback(asked) or not local and _is_address(asked)):
+                text = "not a name of this dashboard: ask for its address, or give it --host\n"
                 return PlainTextResponse(text, 421, headers)
             return make()
 
@@ -101,6 +105,14 @@ def _name_in(host: str) -> str:
     return (name if port.isdecimal() else host).strip("[]")
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def _missing() -> ConfigError:
     return ConfigError(
         "the dashboard needs starlette and uvicorn: pip install 'securemedian[dashboard]'"
@@ -108,9 +120,15 @@ def _missing() -> ConfigError:
 
 
 def serve(
-    config: ClientConfig, listen: str, output: Path | None, report: Callable[[str], Any]
+    config: ClientConfig,
+    listen: str,
+    names: Collection[str],
+    output: Path | None,
+    report: Callable[[str], Any],
 ) -> None:
     """Serve the dashboard until Ctrl-C or SIGTERM; `report` is told where it is.
+
+    Besides where it listens it answers to these `names`.
 
     Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
     """
@@ -121,7 +139,7 @@ def serve(
     if output and not output.is_dir():
         raise InputError(f"there is no folder {output}: it is the `output` of a run")
     host, port = host_and_port(listen)
-    app = make_app((watch := _watch(config, output)).view, is_loopback(host))
+    app = make_app((watch := _watch(config, output)).view, is_loopback(host), {host, *names})
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family)

@@ -23,7 +23,7 @@ def perceptron(*widths: int) -> "nn.Module":
     return nn.Sequential(*layers[:-1])
 
 
-# the batch is the paper's, the rate that of the simulation in protocols.md 7
+# the batch is the paper's
 MLP = Model("mlp", lambda: perceptron(784, 200, 200, 10), shape=(28, 28), batch=20, rate=0.01)
 DIGITS = Model("digits", lambda: perceptron(64, 32, 10), shape=(8, 8), batch=10, rate=0.1, epochs=2)
 MLP_CIFAR10 = Model(

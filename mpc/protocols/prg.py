@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.kernels.native import aes, processor
 
 SEED_BYTES = 16
 # An AES block is 128 bits, two 64-bit words.
@@ -60,8 +60,8 @@ def expand(seed: bytes, block: int, count: int, native_aes: bool) -> NDArray[np.
     With `native_aes`, and where the processor has the instructions, they make the same bytes that
     OpenSSL makes otherwise. A stream that is long, and read in large pieces, gains most by it.
     """
-    if not native.taken(native_aes):
+    if not processor.taken(native_aes):
         return Stream(seed, block=block).words(count)
     out = np.empty(count, np.uint64)
-    native.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)
+    aes.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)
     return out

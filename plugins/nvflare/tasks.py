@@ -6,7 +6,8 @@ filter but without the aggregator finds no round to submit to. A result has a to
 weights.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,20 @@ def in_order(weights: Mapping[str, Any]) -> Arrays:
 
 
 def arrays_in(value: Any, path: str = "") -> Iterator[str]:
-    """Return where in a message there are arrays or tensors, as keys with dots between them."""
+    """Return where in a message there are arrays or tensors, as keys with dots between them.
+
+    A collection of numbers is an array as well: a list of them, or bytes.
+    """
     if isinstance(value, DXO):
         value = value.to_dict()
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from arrays_in(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple | set):
-        for number, inner in enumerate(value):
-            yield from arrays_in(inner, f"{path}.{number}")
     # a number of numpy's has a shape as well
     elif hasattr(value, "shape") and not isinstance(value, np.generic):
         yield path
+    elif isinstance(value, Collection) and not isinstance(value, str):
+        if any(isinstance(one, Number | np.generic) for one in value):
+            yield path
+        for number, inner in enumerate(value):
+            yield from arrays_in(inner, f"{path}.{number}")

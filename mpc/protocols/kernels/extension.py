@@ -174,9 +174,10 @@ def sigma_and_tweak(
 
 @kernel
 def xor_constant(
-    values: NDArray[np.uint64], low: np.uint64, high: np.uint64, out: NDArray[np.uint64]
+    values: NDArray[np.uint64], constant: NDArray[np.uint64], out: NDArray[np.uint64]
 ) -> None:
-    """Set out[i] = values[i] ^ (low, high), both (n, 2)."""
+    """Set out[i] = values[i] ^ constant, for values and out (n, 2)."""
+    low, high = constant[0], constant[1]
     for i in range(values.shape[0]):
         out[i, 0] = values[i, 0] ^ low
         out[i, 1] = values[i, 1] ^ high

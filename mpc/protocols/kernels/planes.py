@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.protocols.kernels import native
 from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.native.processor import SLICES
+from securemedian.mpc.protocols.kernels.native.slicing import word_of_planes
 from securemedian.mpc.protocols.kernels.packing import gather
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -32,8 +33,8 @@ def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
         if some.shape[0] < 64:
             near[: some.shape[0]] = some
             some = near
-        if native.SLICES:
-            native.word_of_planes(some, count, flat[i:], words)
+        if SLICES:
+            word_of_planes(some, count, flat[i:], words)
         else:
             for k in range(count):
                 planes[k, i] = gather(some, k)

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.protocols.kernels import native, packing
+from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.native.dealt import unpack_vectors
+from securemedian.mpc.protocols.kernels.native.fetching import fetch, fetch_to_write
+from securemedian.mpc.protocols.kernels.native.processor import FETCHES, LINE
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Vectors that a loop works on while they are in the cache.
@@ -155,9 +158,7 @@ def _read(
     if vectors.shape[0] == 1:
         ones, numbers, halves = weights(bits, per_word, 1)
         out, step = vectors[0, first:last], (per_word - 1) * bits
-        done = native.unpack_vectors(
-            words, at, step, bits, one, ones, numbers, halves, out, positions
-        )
+        done = unpack_vectors(words, at, step, bits, one, ones, numbers, halves, out, positions)
     if first + done < last:
         rest[:] = one
         _unpack(words, at + done, bits, per_word, rest, vectors, first + done, last - first - done)
@@ -232,11 +233,11 @@ def _put(values: NDArray[Any], places: NDArray[np.uint32], out: NDArray[Any]) ->
 
     What has the same label is put side by side, so that of each place the next line is soon wanted.
     """
-    line = native.LINE // out.itemsize
+    line = LINE // out.itemsize
     for i in range(places.shape[0]):
         out[places[i]] = values[i]
-        if native.FETCHES:
-            native.fetch_to_write(out, places[i] + line)
+        if FETCHES:
+            fetch_to_write(out, places[i] + line)
 
 
 @kernel
@@ -246,12 +247,12 @@ def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: ND
     `first` is the number of order[0] in the permutation: what will be wanted soon lies further on.
     """
     # the elements of a line, a power of two, but for one
-    within = native.LINE // vectors.itemsize - 1
+    within = LINE // vectors.itemsize - 1
     for k in range(vectors.shape[0]):
         row, chosen = vectors[k], out[k]
         for i in range(order.shape[0]):
-            if native.FETCHES and i & within == 0:
-                native.fetch(row, first + AHEAD + i)
+            if FETCHES and i & within == 0:
+                fetch(row, first + AHEAD + i)
             chosen[i] = row[order[i]]
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.protocols.kernels import native, packing
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.kernels.native import processor, slicing
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
@@ -110,7 +111,7 @@ def bit_planes(keys: Blocks, width: int) -> Words:
     """Return bits 0..`width`-1 of every key, packed: (width, len(keys) / 64)."""
     planes = np.empty((width, len(keys) // 64), np.uint64)
     # whatever AES is used: there is none in it
-    kernels = native if native.FEATURES else packing
+    kernels = slicing if processor.FEATURES else packing
     kernels.bit_planes(keys, planes)
     return planes
 

@@ -62,7 +62,9 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.kernels import extension, lpn, native, packing
+from securemedian.mpc.protocols.kernels import extension, lpn, packing
+from securemedian.mpc.protocols.kernels.native import aes
+from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
     RandomOtEnd,
@@ -291,8 +293,8 @@ class _Ferret(RandomOtEnd):
             given, paths = mending or (sums, np.empty(0, np.int64))
             stream, keys = self._tweaks | TREE_TWEAKS, tree_hash.round_keys
             nonce, counter = np.uint64(self._iteration), np.uint64(block)
-            matrix_keys = native.round_keys(self._matrix)[0]
-            native.grow_and_encode(
+            matrix_keys = aes.round_keys(self._matrix)[0]
+            native_trees.grow_and_encode(
                 nodes, given, paths, sums, stream, keys, secrets, nonce, counter, matrix_keys
             )
         else:
@@ -404,15 +406,14 @@ class FerretSender(_Ferret, RandomOtSender):
         # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])
-        self._sigma_delta = (self._delta[0] ^ self._delta[1], self._delta[0])
+        self._sigma_delta = np.array([self._delta[0] ^ self._delta[1], self._delta[0]])
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
         keys0 = self._scratch.array("keys0", checked_block(count), 2)
         keys1 = self._scratch.array("keys1", count, 2)
         for part, blocks in self._parts(count):
-            self._hash.block_pairs(
-                blocks, self.index, self._tweaks, self._sigma_delta, keys0[part], keys1[part]
-            )
+            out0, out1 = keys0[part], keys1[part]
+            self._hash.blocks(blocks, self.index, self._tweaks, out0, self._sigma_delta, out1)
             self.index += len(blocks)
         return keys0, keys1
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
-from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.kernels.native import aes, hashing
+from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.mpc.protocols.ot.scratch import Scratch
 
 
@@ -35,9 +36,11 @@ def tweak_stream(lane: int, direction: int) -> np.uint64:
 class Hash:
     """The hash H under one public key.
 
-    Its methods name the first index of the tweaks, the stream, and where the hashes go: arrays
-    (n, 2). With `native_aes`, and where the processor has the instructions, all of a hash is
-    computed in registers; otherwise AES is OpenSSL's. The hashes are the same.
+    Its methods take the first index of the tweaks, the stream, and where the hashes go: `out0`
+    (n, 2). With `difference` (2,), the hashes of inputs whose sigma differs by it go to `out1`.
+
+    With `native_aes`, and where the processor has the instructions, all of a hash is computed in
+    registers; otherwise AES is OpenSSL's. The hashes are the same.
     """
 
     def __init__(
@@ -50,67 +53,48 @@ class Hash:
         self.key = hashlib.sha256(label + b"".join(parts)).digest()[:16]
         self._pi = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor().update_into
         # None where AES is OpenSSL's
-        self.round_keys = native.round_keys(self.key)[0] if native.taken(native_aes) else None
+        self.round_keys = aes.round_keys(self.key)[0] if taken(native_aes) else None
         self._scratch = scratch
 
-    def columns(self, rows: Words, index: int, stream: np.uint64, out: Blocks) -> None:
-        """Hash the columns of 128 rows of bits (128, n / 64)."""
-        first = np.uint64(index)
-        if self.round_keys is not None:
-            native.hash_columns(rows, first, stream, self.round_keys, out)
-        else:
-            kernels.transpose_and_tweak(rows, first, stream, out)
-            self.finish(out)
-
-    def column_pairs(
+    def columns(
         self,
         rows: Words,
         index: int,
         stream: np.uint64,
-        difference: tuple[np.uint64, np.uint64],
         out0: Blocks,
-        out1: Blocks,
+        difference: Words | None = None,
+        out1: Blocks | None = None,
     ) -> None:
-        """Hash the columns to `out0`, and to `out1` those whose sigma has this difference."""
+        """Hash the columns of 128 rows of bits (128, n / 64)."""
         first = np.uint64(index)
         if self.round_keys is not None:
-            native.hash_column_pairs(rows, first, stream, self.round_keys, out0, *difference, out1)
+            hashing.hash_columns(rows, first, stream, self.round_keys, difference, out0, out1)
         else:
             kernels.transpose_and_tweak(rows, first, stream, out0)
-            self._finish_pairs(difference, out0, out1)
+            self._finish_all(out0, difference, out1)
 
-    def blocks(self, blocks: Blocks, index: int, stream: np.uint64, out: Blocks) -> None:
-        """Hash blocks (n, 2)."""
-        first = np.uint64(index)
-        if self.round_keys is not None:
-            native.hash_blocks(blocks, first, stream, self.round_keys, out)
-        else:
-            kernels.sigma_and_tweak(blocks, first, stream, out)
-            self.finish(out)
-
-    def block_pairs(
+    def blocks(
         self,
         blocks: Blocks,
         index: int,
         stream: np.uint64,
-        difference: tuple[np.uint64, np.uint64],
         out0: Blocks,
-        out1: Blocks,
+        difference: Words | None = None,
+        out1: Blocks | None = None,
     ) -> None:
-        """Hash blocks to `out0`, and to `out1` those whose sigma has this difference."""
+        """Hash blocks (n, 2)."""
         first = np.uint64(index)
         if self.round_keys is not None:
-            native.hash_block_pairs(blocks, first, stream, self.round_keys, out0, *difference, out1)
+            hashing.hash_blocks(blocks, first, stream, self.round_keys, difference, out0, out1)
         else:
             kernels.sigma_and_tweak(blocks, first, stream, out0)
-            self._finish_pairs(difference, out0, out1)
+            self._finish_all(out0, difference, out1)
 
-    def _finish_pairs(
-        self, difference: tuple[np.uint64, np.uint64], out0: Blocks, out1: Blocks
-    ) -> None:
-        kernels.xor_constant(out0, *difference, out1)
+    def _finish_all(self, out0: Blocks, difference: Words | None, out1: Blocks | None) -> None:
+        if difference is not None and out1 is not None:
+            kernels.xor_constant(out0, difference, out1)
+            self.finish(out1)
         self.finish(out0)
-        self.finish(out1)
 
     def finish(self, blocks: Blocks) -> Blocks:
         """Turn sigma(x) ^ t into H(t, x), in place, with OpenSSL."""

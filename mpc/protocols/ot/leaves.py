@@ -10,108 +10,84 @@ the same bytes:
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
-from securemedian.mpc.protocols.kernels import native
+from securemedian.mpc.protocols.kernels.native import leaves as native
+from securemedian.mpc.protocols.kernels.native.aes import round_keys
+from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
+from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.mpc.protocols.ot.extension import bit_planes
 from securemedian.mpc.protocols.ot.hash import Hash, as_bytes
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
-# of hash inputs: the low word and the high one
-Difference = tuple[np.uint64, np.uint64]
+
+@dataclass(frozen=True)
+class Tweaked:
+    """A hash, and the tweaks from an index of a stream on, that are not used yet."""
+
+    hash: Hash
+    index: int
+    stream: np.uint64
 
 
 class Leaves(ABC):
     """The streams of all leaves of one lane. Every call takes their next bits, w words of each.
 
-    What ends in `_keys` hashes the columns of the rows that it does not return, n = 64 w keys from
-    an index of a stream of tweaks on; what ends in `_planes` keeps only the lowest bits of the
-    keys, and writes them to words `at` to `at` + w - 1 of bit planes.
+    An end is the receiver's if it has `choices` (w,), which it writes along with its `corrections`
+    (128/k - 1, w). It is the sender's if it has `masks` (128,), all ones for each bit of Delta that
+    is set; it misses the first leaf of each tree, and reads the corrections. A sender's keys come
+    in pairs, as `Hash` makes them with a `difference`.
     """
 
     def __init__(self) -> None:
         self._scratch = Scratch()
 
     @abstractmethod
-    def receive(self, rows: Words, choices: Words, corrections: Words) -> None:
-        """Write the receiver's V, u and c: rows (128, w), (w,) and (128/k - 1, w)."""
-
-    @abstractmethod
-    def send(self, rows: Words, masks: Words, corrections: Words) -> None:
-        """Write the sender's W: rows (128, w).
-
-        The first leaf of each tree is missing. `masks` has all ones for each bit of Delta that is
-        set, `corrections` is c.
-        """
-
-    def receive_keys(
-        self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        choices: Words,
-        corrections: Words,
-        keys: Blocks,
+    def rows(
+        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
     ) -> None:
-        """Write u, c and the receiver's keys (n, 2)."""
-        rows = self._scratch.array("rows", SECURITY_BITS, choices.size)
-        self.receive(rows, choices, corrections)
-        hash_.columns(rows, index, stream, keys)
+        """Write the receiver's V, u and c, or the sender's W: rows (128, w)."""
 
-    def receive_planes(
+    def keys(
         self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        choices: Words,
+        tweaked: Tweaked,
+        choices: Words | None,
+        masks: Words | None,
         corrections: Words,
-        at: int,
-        planes: Words,
-    ) -> None:
-        """Do as `receive_keys` does, and keep bit planes alone."""
-        keys = self._scratch.array("keys0", 64 * choices.size, 2)
-        self.receive_keys(hash_, index, stream, choices, corrections, keys)
-        planes[:, at : at + choices.size] = bit_planes(keys, len(planes))
-
-    def send_keys(
-        self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        masks: Words,
-        corrections: Words,
-        difference: Difference,
         keys0: Blocks,
-        keys1: Blocks,
+        difference: Words | None = None,
+        keys1: Blocks | None = None,
     ) -> None:
-        """Write the sender's keys (n, 2) of either choice, as `Hash.column_pairs` does."""
-        rows = self._scratch.array("rows", SECURITY_BITS, len(keys0) // 64)
-        self.send(rows, masks, corrections)
-        hash_.column_pairs(rows, index, stream, difference, keys0, keys1)
+        """Hash the columns of what `rows` writes: keys (64 w, 2)."""
+        rows = self._scratch.array("rows", SECURITY_BITS, corrections.shape[1])
+        self.rows(choices, masks, corrections, rows)
+        tweaked.hash.columns(rows, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
-    def send_planes(
+    def planes(
         self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        masks: Words,
+        tweaked: Tweaked,
+        choices: Words | None,
+        masks: Words | None,
         corrections: Words,
-        difference: Difference,
         at: int,
         planes0: Words,
-        planes1: Words,
+        difference: Words | None = None,
+        planes1: Words | None = None,
     ) -> None:
-        """Do as `send_keys` does, and keep bit planes alone."""
+        """Do as `keys` does, and keep the lowest bits: words `at` to `at` + w - 1 of bit planes."""
         words = corrections.shape[1]
-        keys0, keys1 = (self._scratch.array(name, 64 * words, 2) for name in ("keys0", "keys1"))
-        self.send_keys(hash_, index, stream, masks, corrections, difference, keys0, keys1)
+        keys0 = self._scratch.array("keys0", 64 * words, 2)
+        keys1 = None if planes1 is None else self._scratch.array("keys1", 64 * words, 2)
+        self.keys(tweaked, choices, masks, corrections, keys0, difference, keys1)
         for keys, planes in ((keys0, planes0), (keys1, planes1)):
-            planes[:, at : at + words] = bit_planes(keys, len(planes))
+            if keys is not None and planes is not None:
+                planes[:, at : at + words] = bit_planes(keys, len(planes))
 
 
 class PortableLeaves(Leaves):
@@ -123,35 +99,26 @@ class PortableLeaves(Leaves):
             [Stream(leaf, nonce=nonce) if leaf else None for leaf in tree] for tree in trees
         ]
 
-    def receive(self, rows: Words, choices: Words, corrections: Words) -> None:
+    def rows(
+        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
+    ) -> None:
         words, k = rows.shape[1], len(rows) // len(self._trees)
         leaves = self._scratch.array("leaves", 1 << k, words)
         zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
         for block, tree in enumerate(self._trees):
-            for stream, view in zip(tree, views, strict=True):
-                # the receiver knows every leaf
-                assert stream is not None
-                stream.xor(zeros, view)
-            kernels.fold(leaves, rows[block * k : (block + 1) * k])
-            if block == 0:
+            for leaf, stream, view in zip(leaves, tree, views, strict=True):
+                if stream is None:
+                    leaf[:] = 0
+                else:
+                    stream.xor(zeros, view)
+            mine = slice(block * k, (block + 1) * k)
+            kernels.fold(leaves, rows[mine])
+            if masks is not None and block > 0:
+                kernels.correct(rows[mine], corrections[block - 1], masks[mine])
+            elif choices is not None and block == 0:
                 choices[:] = leaves[0]
-            else:
+            elif choices is not None:
                 np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
-
-    def send(self, rows: Words, masks: Words, corrections: Words) -> None:
-        words, k = rows.shape[1], len(rows) // len(self._trees)
-        leaves = self._scratch.array("leaves", 1 << k, words)
-        zeros, views = ZEROS[: 8 * words], [as_bytes(leaf) for leaf in leaves]
-        for block, tree in enumerate(self._trees):
-            leaves[0] = 0
-            for stream, view in zip(tree[1:], views[1:], strict=True):
-                # only the first is missing
-                assert stream is not None
-                stream.xor(zeros, view)
-            mine = rows[block * k : (block + 1) * k]
-            kernels.fold(leaves, mine)
-            if block > 0:
-                kernels.correct(mine, corrections[block - 1], masks[block * k : (block + 1) * k])
 
 
 class NativeLeaves(Leaves):
@@ -161,74 +128,42 @@ class NativeLeaves(Leaves):
         super().__init__()
         # a key of zeros stands for a missing leaf, and is not used
         keys = b"".join(leaf or bytes(SEED_BYTES) for tree in trees for leaf in tree)
-        self._round_keys = native.round_keys(keys).reshape(
-            len(trees), -1, native.ROUNDS + 1, BLOCK_WORDS
-        )
+        self._round_keys = round_keys(keys).reshape(len(trees), -1, ROUNDS + 1, BLOCK_WORDS)
         self._nonce = np.uint64(nonce)
         # AES blocks of each stream that were used
         self._used = 0
 
-    def receive(self, rows: Words, choices: Words, corrections: Words) -> None:
-        native.receive(*self._next(choices.size), rows, choices, corrections)
-
-    def send(self, rows: Words, masks: Words, corrections: Words) -> None:
-        native.send(*self._next(rows.shape[1]), rows, masks, corrections)
-
-    def receive_keys(
-        self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        choices: Words,
-        corrections: Words,
-        keys: Blocks,
+    def rows(
+        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
     ) -> None:
-        given = *self._next(choices.size), choices, corrections
-        native.receive_keys(*given, *self._hashing(hash_, index, stream), keys)
+        native.expand(*self._next(rows.shape[1]), choices, masks, corrections, rows)
 
-    def receive_planes(
+    def keys(
         self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        choices: Words,
+        tweaked: Tweaked,
+        choices: Words | None,
+        masks: Words | None,
         corrections: Words,
-        at: int,
-        planes: Words,
-    ) -> None:
-        given = *self._next(choices.size), choices, corrections
-        native.receive_planes(*given, *self._hashing(hash_, index, stream), at, planes)
-
-    def send_keys(
-        self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        masks: Words,
-        corrections: Words,
-        difference: Difference,
         keys0: Blocks,
-        keys1: Blocks,
+        difference: Words | None = None,
+        keys1: Blocks | None = None,
     ) -> None:
-        given = *self._next(len(keys0) // 64), masks, corrections
-        native.send_keys(*given, *self._hashing(hash_, index, stream), keys0, *difference, keys1)
+        given = *self._next(corrections.shape[1]), choices, masks, corrections
+        native.expand_to_keys(*given, *self._hashing(tweaked), difference, keys0, keys1)
 
-    def send_planes(
+    def planes(
         self,
-        hash_: Hash,
-        index: int,
-        stream: np.uint64,
-        masks: Words,
+        tweaked: Tweaked,
+        choices: Words | None,
+        masks: Words | None,
         corrections: Words,
-        difference: Difference,
         at: int,
         planes0: Words,
-        planes1: Words,
+        difference: Words | None = None,
+        planes1: Words | None = None,
     ) -> None:
-        given = *self._next(corrections.shape[1]), masks, corrections
-        native.send_planes(
-            *given, *self._hashing(hash_, index, stream), at, planes0, *difference, planes1
-        )
+        given = *self._next(corrections.shape[1]), choices, masks, corrections
+        native.expand_to_planes(*given, *self._hashing(tweaked), at, difference, planes0, planes1)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
         """Return the round keys, the nonce and the first block of the next `words` words."""
@@ -236,15 +171,14 @@ class NativeLeaves(Leaves):
         self._used += words // BLOCK_WORDS
         return self._round_keys, self._nonce, first
 
-    def _hashing(
-        self, hash_: Hash, index: int, stream: np.uint64
-    ) -> tuple[np.uint64, np.uint64, Words, Words]:
+    def _hashing(self, tweaked: Tweaked) -> tuple[np.uint64, np.uint64, Words, Words]:
         """Return a tweak, the hash's round keys and memory for a strip of rows."""
-        assert hash_.round_keys is not None, "both take the processor's own AES, or neither"
+        keys = tweaked.hash.round_keys
+        assert keys is not None, "both take the processor's own AES, or neither"
         rows = self._scratch.array("strip", SECURITY_BITS, native.STRIP)
-        return np.uint64(index), stream, hash_.round_keys, rows
+        return np.uint64(tweaked.index), tweaked.stream, keys, rows
 
 
 def expander(trees: list[list[bytes]], nonce: int, native_aes: bool) -> Leaves:
     """Return the leaves of a lane, on the processor's own AES if that is wanted and there."""
-    return (NativeLeaves if native.taken(native_aes) else PortableLeaves)(trees, nonce)
+    return (NativeLeaves if taken(native_aes) else PortableLeaves)(trees, nonce)

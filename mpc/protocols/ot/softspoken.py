@@ -38,7 +38,7 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash, tweak_stream
-from securemedian.mpc.protocols.ot.leaves import expander
+from securemedian.mpc.protocols.ot.leaves import Tweaked, expander
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, expand, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
@@ -140,7 +140,7 @@ class _SoftSpoken(RandomOtEnd):
         leaves: list[list[bytes]],
         lane: int,
         direction: int,
-        native_aes: bool,
+        native_aes: bool = True,
     ) -> None:
         self._channel = channel
         self._leaves = expander(leaves, lane, native_aes)
@@ -152,25 +152,18 @@ class _SoftSpoken(RandomOtEnd):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
 
+    def _tweaked(self) -> Tweaked:
+        """Return the hash with the tweaks of the next OTs."""
+        return Tweaked(self._hash, self.index, self._tweaks)
+
 
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
-    ) -> None:
-        super().__init__(channel, session, leaves, lane, direction, native_aes)
-
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
         keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
-        self._leaves.receive_keys(self._hash, self.index, self._tweaks, choices, corrections, keys)
+        self._leaves.keys(self._tweaked(), choices, None, corrections, keys)
         self._sent(corrections, count)
         return choices, keys
 
@@ -180,9 +173,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         for words in blocks_of(count):
             mine = choices[words]
             corrections = self._corrections(64 * mine.size)
-            self._leaves.receive_planes(
-                *(self._hash, self.index, self._tweaks, mine, corrections, words.start, planes)
-            )
+            self._leaves.planes(self._tweaked(), mine, None, corrections, words.start, planes)
             self._sent(corrections, 64 * mine.size)
         return choices, planes
 
@@ -204,7 +195,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         rows = self._scratch.array("rows", SECURITY_BITS, words)
         choices = self._scratch.array("choices", words)
         corrections = self._corrections(count)
-        self._leaves.receive(rows, choices, corrections)
+        self._leaves.rows(choices, None, corrections, rows)
         self._channel.send("ot.corrections", corrections)
         return choices, rows
 
@@ -244,12 +235,13 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         )
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         low, high = np.packbits(delta, bitorder="little").view(np.uint64)
-        self.sigma_delta: tuple[np.uint64, np.uint64] = low ^ high, low
+        self.sigma_delta: Words = np.array([low ^ high, low])
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
-        given = self._hash, self.index, self._tweaks, self._masks, self._corrections(count)
+        corrections = self._corrections(count)
         keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
-        self._leaves.send_keys(*given, self.sigma_delta, keys0, keys1)
+        given = self._tweaked(), None, self._masks, corrections
+        self._leaves.keys(*given, keys0, self.sigma_delta, keys1)
         self.index += count
         return keys0, keys1
 
@@ -257,8 +249,8 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
         for words in blocks_of(count):
             ots = 64 * (words.stop - words.start)
-            given = self._hash, self.index, self._tweaks, self._masks, self._corrections(ots)
-            self._leaves.send_planes(*given, self.sigma_delta, words.start, planes0, planes1)
+            given = self._tweaked(), None, self._masks, self._corrections(ots)
+            self._leaves.planes(*given, words.start, planes0, self.sigma_delta, planes1)
             self.index += ots
         return planes0, planes1
 
@@ -269,7 +261,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         """
         corrections = self._corrections(count)
         rows = self._scratch.array("rows", SECURITY_BITS, count // 64)
-        self._leaves.send(rows, self._masks, corrections)
+        self._leaves.rows(None, self._masks, corrections, rows)
         return rows
 
     def _corrections(self, count: int) -> Words:

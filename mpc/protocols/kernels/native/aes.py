@@ -1,0 +1,87 @@
+"""AES-128's key schedule, and streams in counter mode as `mpc.protocols.prg.Stream` makes them."""
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.native.emit import (
+    KEY_WORDS,
+    ROUND_CONSTANTS,
+    ROUNDS,
+    Vectors,
+    inline,
+    offset,
+)
+from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
+
+# Words that are made at once.
+_TILE = ABREAST * VECTOR
+
+
+def _emit_schedule(builder: ir.IRBuilder, key: ir.Value, out: ir.Value) -> None:
+    """Write the round keys of one key."""
+    v = Vectors(builder, 1)
+    block = v.load(key)
+    v.store(block, out)
+    for i, constant in enumerate(ROUND_CONSTANTS, 1):
+        block = v.next_round_key(block, constant)
+        v.store(block, offset(builder, out, 2 * i))
+
+
+_schedule = inline(_emit_schedule, 2)
+
+
+@kernel
+def schedule(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+    """Write the round keys (n, 11, 2) of AES keys (n, 2)."""
+    for i in range(keys.shape[0]):
+        _schedule(keys[i], out[i])
+
+
+def round_keys(keys: bytes) -> NDArray[np.uint64]:
+    """Return the round keys (n, 11, 2) of n AES keys that follow each other."""
+    blocks = np.frombuffer(keys, np.uint64).reshape(-1, 2)
+    out = np.empty((len(blocks), ROUNDS + 1, 2), np.uint64)
+    schedule(blocks, out)
+    return out
+
+
+def _emit_stream(
+    builder: ir.IRBuilder,
+    keys: ir.Value,
+    nonce: ir.Value,
+    counter: ir.Value,
+    out: ir.Value,
+    *,
+    lanes: int,
+    abreast: int,
+) -> None:
+    """Write `abreast` vectors of the stream under one key."""
+    v = Vectors(builder, lanes)
+    v.stores(v.encrypt(v.counters(nonce, counter, abreast), keys), out)
+
+
+_stream_tile, _stream_block = (
+    inline(_emit_stream, 4, lanes=lanes, abreast=abreast)
+    for lanes, abreast in ((LANES, ABREAST), (1, 1))
+)
+
+
+@kernel
+def stream(
+    key: NDArray[np.uint64], nonce: np.uint64, counter: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Write the stream of an AES key (2,) from block number `counter` on."""
+    keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)
+    _schedule(key, keys)
+    start, count = 0, out.shape[0]
+    while start + _TILE <= count:
+        _stream_tile(keys, nonce, counter + np.uint64(start // 2), out[start:])
+        start += _TILE
+    while start < count:
+        _stream_block(keys, nonce, counter + np.uint64(start // 2), block)
+        # the last block may be wanted in half
+        for i in range(min(2, count - start)):
+            out[start + i] = block[i]
+        start += 2

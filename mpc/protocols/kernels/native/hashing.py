@@ -1,0 +1,283 @@
+"""The hash of OT extension (`mpc.protocols.ot.hash`), of columns of bits and of blocks.
+
+A sender hashes each input twice, the second time with a difference (2,) of hash inputs, and has two
+outputs. A receiver has no difference and no second output: both are None.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.native.emit import (
+    I64,
+    Vectors,
+    bits_at,
+    inline,
+    loop,
+    offset,
+)
+from securemedian.mpc.protocols.kernels.native.optional import after
+from securemedian.mpc.protocols.kernels.native.processor import HASHED, LANES, VECTOR
+
+
+def in_a_row(lanes: int, vectors: int) -> list[list[int]]:
+    """Return the places of the lanes of vectors of blocks that follow each other."""
+    return [[lanes * i + lane for lane in range(lanes)] for i in range(vectors)]
+
+
+def _sixteen(lanes: int) -> list[list[int]]:
+    """Return the places of the columns of `_columns`, counted from the first one of lane 0."""
+    return [[128 * lane + i for lane in range(lanes)] for i in range(16)]
+
+
+def emit_hashes(
+    v: Vectors,
+    blocks: list[ir.Value],
+    order: list[list[int]],
+    first: ir.Value,
+    difference: ir.Value | None,
+    keys: ir.Value,
+) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
+    """Yield the places and hashes of a few vectors of blocks at a time.
+
+    The tweak of lane l of vector i is `first` + order[i][l]. With the address of a difference of
+    hash inputs, as many hashes with it follow.
+    """
+    b = v.builder
+    for begin in range(0, len(blocks), HASHED):
+        some = order[begin : begin + HASHED]
+        tweaked = [
+            b.xor(
+                v.sigma(block),
+                b.add(first, v.constant([word for place in places for word in (place, 0)])),
+            )
+            for block, places in zip(blocks[begin : begin + HASHED], some, strict=True)
+        ]
+        if difference is not None:
+            tweaked += v.xors(tweaked, [v.broadcast(difference)] * len(tweaked))
+        yield some, v.hash(tweaked, keys)
+
+
+def _write_hashes(
+    v: Vectors,
+    blocks: list[ir.Value],
+    order: list[list[int]],
+    at: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    difference: ir.Value | None,
+    outs: list[ir.Value],
+) -> None:
+    """Write the hashes of blocks under tweaks (index + place, stream), each to its place.
+
+    The place of lane l of vector i is at + order[i][l].
+    """
+    b = v.builder
+    first = v.fill(b.add(index, at), stream)
+    for some, hashed in emit_hashes(v, blocks, order, first, difference, keys):
+        for number, vector in enumerate(hashed):
+            places = some[number % len(some)]
+            start = offset(b, outs[number // len(some)], b.mul(at, ir.Constant(I64, 2)))
+            if places == list(range(places[0], places[0] + v.lanes)):
+                v.store(vector, offset(b, start, 2 * places[0]))
+            else:
+                for lane, place in enumerate(places):
+                    v.store(v.lane(vector, lane), offset(b, start, 2 * place))
+
+
+def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+    """Transpose the 128 x lanes columns of a vector of each row, and return how to get them.
+
+    Lane l has the columns from 128 l on, of which a call returns those from 16 t on, one per
+    vector. Their bits are transposed 8 rows at a time, which gives 16 bytes of each column: vectors
+    that wait in the first-level cache, and of which every 16 are then 16 columns of each lane.
+    """
+    b, tile = v.builder, v.memory(128)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
+        return offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
+
+    with loop(b, ir.Constant(I64, 16)) as group:
+        first = offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+
+    def sixteen(t: ir.Value) -> list[ir.Value]:
+        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
+        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        return [b.bitcast(column, v.words) for column in columns]
+
+    return sixteen
+
+
+def _emit_columns(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    difference: ir.Value | None,
+    out0: ir.Value,
+    out1: ir.Value | None,
+    *,
+    lanes: int,
+) -> None:
+    """Hash the 128 x `lanes` columns of a vector of each row, as `_write_hashes` does."""
+    v = Vectors(builder, lanes)
+    columns = _columns(v, rows, stride)
+    outs = [out0] if out1 is None else [out0, out1]
+    with loop(builder, ir.Constant(I64, 8)) as t:
+        at = builder.mul(t, ir.Constant(I64, 16))
+        _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, difference, outs)
+
+
+def _emit_planes(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    count: ir.Value,
+    step: ir.Value,
+    difference: ir.Value | None,
+    out0: ir.Value,
+    out1: ir.Value | None,
+    *,
+    lanes: int,
+) -> None:
+    """Hash columns as `_emit_columns` does, and keep `count` bits, 8 at most, of each hash.
+
+    Bit k of the hashes becomes 2 x `lanes` words of plane k, which are `step` words apart. Only the
+    lowest bytes of the hashes are put side by side, and none goes to memory whole.
+    """
+    b, v = builder, Vectors(builder, lanes)
+    columns = _columns(v, rows, stride)
+    outs = [out0] if out1 is None else [out0, out1]
+    lowest = [v.memory(8) for _ in outs]
+    with loop(b, ir.Constant(I64, 8)) as t:
+        at = b.mul(t, ir.Constant(I64, 16))
+        hashes: list[list[ir.Value]] = [[] for _ in outs]
+        first = v.fill(b.add(index, at), stream)
+        for some, hashed in emit_hashes(v, columns(t), _sixteen(lanes), first, difference, keys):
+            for number, vector in enumerate(hashed):
+                hashes[number // len(some)].append(b.bitcast(vector, v.bytes))
+        for found, memory in zip(hashes, lowest, strict=True):
+            place = b.mul(t, ir.Constant(I64, 2 * lanes))
+            v.store(b.bitcast(v.lowest(found), v.words), offset(b, memory, place))
+    for memory, planes in zip(lowest, outs, strict=True):
+        bytes_ = [b.bitcast(vector, v.bytes) for vector in v.loads(memory, 8)]
+        # the 64 columns of half a lane
+        octets = [
+            v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
+            for lane in range(lanes)
+            for half in range(2)
+        ]
+        with loop(b, count) as k:
+            plane = offset(b, planes, b.mul(k, step))
+            for word, octet in enumerate(octets):
+                b.store(bits_at(b, octet, k), offset(b, plane, word))
+
+
+def _emit_blocks(
+    builder: ir.IRBuilder,
+    blocks: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    difference: ir.Value | None,
+    out0: ir.Value,
+    out1: ir.Value | None,
+    *,
+    lanes: int,
+    abreast: int,
+) -> None:
+    """Hash `abreast` vectors of blocks, as `_write_hashes` does."""
+    v = Vectors(builder, lanes)
+    loaded, order = v.loads(blocks, abreast), in_a_row(lanes, abreast)
+    outs = [out0] if out1 is None else [out0, out1]
+    _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, difference, outs)
+
+
+_columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
+# (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
+hash_to_planes, hash_block_to_planes = (
+    inline(_emit_planes, 10, lanes=lanes) for lanes in (LANES, 1)
+)
+_blocks_tile, _blocks_one = (
+    inline(_emit_blocks, 7, lanes=lanes, abreast=abreast)
+    for lanes, abreast in ((LANES, HASHED), (1, 1))
+)
+
+
+@kernel
+def hash_part(
+    rows: NDArray[np.uint64],
+    stride: int,
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    difference: NDArray[np.uint64] | None,
+    out0: NDArray[np.uint64],
+    out1: NDArray[np.uint64] | None,
+) -> None:
+    """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
+    start = 0
+    while start < words:
+        here, at = rows[start:], index + np.uint64(64 * start)
+        to0, to1 = out0[64 * start :], after(out1, 64 * start)
+        if start + VECTOR <= words:
+            _columns_tile(here, stride, at, stream, round_keys, difference, to0, to1)
+            start += VECTOR
+        else:
+            _columns_block(here, stride, at, stream, round_keys, difference, to0, to1)
+            start += 2
+
+
+@kernel
+def hash_columns(
+    rows: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    difference: NDArray[np.uint64] | None,
+    out0: NDArray[np.uint64],
+    out1: NDArray[np.uint64] | None,
+) -> None:
+    """Set out0[i] = H((index + i, stream), column i of the rows), with rows (128, w), out0 (n, 2).
+
+    out1[i] is the same with sigma(column) ^ difference.
+    """
+    words = rows.shape[1]
+    hash_part(rows.reshape(-1), words, words, index, stream, round_keys, difference, out0, out1)
+
+
+@kernel
+def hash_blocks(
+    blocks: NDArray[np.uint64],
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: NDArray[np.uint64],
+    difference: NDArray[np.uint64] | None,
+    out0: NDArray[np.uint64],
+    out1: NDArray[np.uint64] | None,
+) -> None:
+    """Do as `hash_columns` does to blocks (n, 2)."""
+    count, start = blocks.shape[0], 0
+    while start < count:
+        here, at = blocks[start:], index + np.uint64(start)
+        to0, to1 = out0[start:], after(out1, start)
+        if start + HASHED * LANES <= count:
+            _blocks_tile(here, at, stream, round_keys, difference, to0, to1)
+            start += HASHED * LANES
+        else:
+            _blocks_one(here, at, stream, round_keys, difference, to0, to1)
+            start += 1

@@ -1,0 +1,49 @@
+"""The processor's features, by which kernels choose their instructions.
+
+They are those that numba compiles for. It keeps compiled code by the same features (and the
+processor's name) in its cache on disk, so that a processor never loads what was compiled for
+another.
+"""
+
+from numba import config
+from numba.core.registry import cpu_target
+
+
+def _features() -> frozenset[str]:
+    """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    compiles = not config.DISABLE_JIT  # type: ignore[attr-defined]
+    if not compiles or not triple.startswith("x86_64"):
+        return frozenset()
+    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
+
+
+FEATURES = _features()
+# Blocks of 128 bits in a vector.
+if {"avx512f", "avx512bw", "avx512vl", "vaes"} <= FEATURES:
+    LANES = 4
+elif {"avx2", "vaes"} <= FEATURES:
+    LANES = 2
+else:
+    LANES = 1
+GFNI = "gfni" in FEATURES
+# Whether vectors cut words into bit planes.
+SLICES = bool(FEATURES)
+# Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
+FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
+# Bytes of a line of the cache.
+LINE = 64
+# Whether one instruction puts eight words in any order.
+PERMUTES = "avx512f" in FEATURES
+# Words of a row in a vector.
+VECTOR = 2 * LANES
+# Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
+# instruction waits for the last. A row of `mpc.protocols.ot.extension.BLOCK` OTs is a multiple of 5
+# and of 3 vectors, however many lanes they have.
+ABREAST = 5
+HASHED = 4
+
+
+def taken(wanted: bool) -> bool:
+    """Return whether these kernels are to be used: wanted, on a processor with AES instructions."""
+    return wanted and {"aes", "sse2"} <= FEATURES
