@@ -30,6 +30,7 @@ import numpy as np
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import Processes, unwind_on_sigterm
@@ -175,8 +176,8 @@ class _Service:
         return {
             "uploads_seconds": submitted - start,
             "published_seconds": time.monotonic() - submitted,
-            "attempt": status["attempt"],
-            "cost": status["cost"],
+            "attempt": status.attempt,
+            "cost": status.cost,
         }
 
     def count_of_events(self, name: str) -> int:
@@ -255,11 +256,11 @@ class _Nodes:
         """Return what kills a node once half of a round's coordinates are done."""
         killed = False
 
-        def show(status: dict[str, Any]) -> None:
+        def show(status: RoundStatus) -> None:
             nonlocal killed
-            done, total = status["progress"]
+            done, total = status.progress
             # before the protocol the progress is that of filling the pools
-            if not killed and status["phase"] == "protocol" and total and 2 * done >= total:
+            if not killed and status.phase == "protocol" and total and 2 * done >= total:
                 killed = True
                 self._cluster.remove_node(self._left.pop(), allow_graceful=False)
 

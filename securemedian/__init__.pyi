@@ -8,6 +8,7 @@ from securemedian.clients.update import unflatten as unflatten
 from securemedian.clients.upload import RangeWarning as RangeWarning
 from securemedian.clients.upload import Round as Round
 from securemedian.common.receipts import Receipt as Receipt
+from securemedian.common.status import RoundStatus as RoundStatus
 from securemedian.coordinator.coordinator import Coordinator as Coordinator
 from securemedian.mpc.errors import BadUpload as BadUpload
 from securemedian.mpc.errors import ChannelTimeout as ChannelTimeout
@@ -52,5 +53,4 @@ from securemedian.mpc.rounds.ranges.uniform import L1Range as L1Range
 from securemedian.mpc.rounds.ranges.uniform import LinfRange as LinfRange
 from securemedian.mpc.rounds.ranges.uniform import MeanRange as MeanRange
 
-__all__: list[str]
 __version__: str

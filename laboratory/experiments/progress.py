@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory.experiments.aggregation import CONSTANT
 from securemedian.laboratory.experiments.runs import Run, RunRecord
 
@@ -65,11 +66,11 @@ class ExperimentBoard:
         self._progress.update(self._task, completed=self._done + len(record.rounds))
         self._say(self._line)
 
-    def servers(self, status: Mapping[str, Any]) -> None:
+    def servers(self, status: RoundStatus) -> None:
         """Show S0's status while it computes."""
-        done, total = status["progress"]
+        done, total = status.progress
         share = f" {done / total:.0%}" if total else ""
-        self._say(f"{self._line}; servers: {status['phase'] or status['state']}{share}")
+        self._say(f"{self._line}; servers: {status.phase or status.state}{share}")
 
     def finished(self, record: RunRecord) -> None:
         """Print the line of a finished run."""
