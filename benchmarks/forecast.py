@@ -47,10 +47,12 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
+from securemedian.mpc.rounds.chunks import round_demand
+from securemedian.mpc.rounds.cost import Cost, joined
+from securemedian.mpc.rounds.cutting import cut, cut_check, shards
 from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, cut, cut_check, joined, round_demand, shards
 from securemedian.mpc.rounds.plan import (
     lone_party,
     predict,

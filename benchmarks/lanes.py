@@ -34,7 +34,7 @@ from securemedian.mpc.protocols.kernels import (
 from securemedian.mpc.protocols.kernels.native import hashing, leaves, slicing, trees
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import pipeline, plan
+from securemedian.mpc.rounds import cutting, lanes, plan
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import allocator
@@ -161,7 +161,7 @@ def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[
 def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
     """Return what does all chunks of a round on a lane."""
     weights = [1] * params.max_clients
-    chunks = pipeline.cut(params, params.max_clients, 1, protocol.chunk, protocol.batch)
+    chunks = cutting.cut(params, params.max_clients, 1, protocol.chunk, protocol.batch)
 
     def work(party: Party) -> None:
         for begin, end in chunks:
@@ -178,7 +178,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
             work(parties[number])
 
     start, processor = time.perf_counter(), time.process_time()
-    pipeline.run_lanes(parties, lane)
+    lanes.run_lanes(parties, lane)
     return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 

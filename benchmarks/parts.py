@@ -42,7 +42,7 @@ from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpo
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import pipeline, plan
+from securemedian.mpc.rounds import chunks, pipeline, plan
 from securemedian.mpc.rounds.methods import (
     bucketed,
     clustered,
@@ -380,7 +380,7 @@ def _round_parts(
     def work(party: Party) -> None:
         plan.rehearse_round(party, params, weights, dim, protocol.batch)
 
-    demand = pipeline.round_demand(params, weights, dim)
+    demand = chunks.round_demand(params, weights, dim)
     return _phases(protocol, demand, work, STEPS, options, dim)
 
 

@@ -3,7 +3,6 @@
 import json
 import logging
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from securemedian.clients.config import ClientConfig
@@ -59,12 +58,7 @@ class Member:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def name(self, timeout_s: float | None = None) -> str:

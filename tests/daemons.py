@@ -37,6 +37,7 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.network.transport import ClientPort
+from tests import forks
 
 # the first start compiles
 START_S = 240.0
@@ -165,7 +166,7 @@ class Pair:
         keygen.make_all(folder, self.names, keygen.network("127.0.0.1", "127.0.0.1", None))
         for server in ("s0", "s1"):
             self.configure(server, **settings)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | forks.Forked] = {}
         self._callers: dict[tuple[str, str], Caller] = {}
 
     def configure(self, server: str, text: str = "", **settings: Any) -> None:
@@ -183,25 +184,21 @@ class Pair:
     def start(
         self,
         *servers: str,
-        program: Sequence[str] = ("-m", "securemedian"),
+        program: Sequence[str] = (),
         until: str = "peer-awaited",
     ) -> None:
         """Start servers and wait until they are ready, or until they log another event.
 
-        `program` is what Python runs in their place.
+        `program` is what Python runs in their place, in a process that is not forked.
         """
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
+            command = ["serve", str(self.folder / f"{server}.toml")]
             with self._log(server).open("ab") as log:
-                self._processes[server] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        *program,
-                        "serve",
-                        str(self.folder / f"{server}.toml"),
-                    ],
-                    stderr=log,
-                    cwd=ROOT,
+                self._processes[server] = (
+                    subprocess.Popen([sys.executable, *program, *command], stderr=log, cwd=ROOT)
+                    if program
+                    else forks.source().start(command, log)
                 )
             limits = self._descriptors, self._descriptors
             resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)

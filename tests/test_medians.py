@@ -11,11 +11,12 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.chunks import demand
 from securemedian.mpc.rounds.methods import bucketed, pairwise
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, demand, run_round
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from tests import reference
 from tests.parties import (
     additive,

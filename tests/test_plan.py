@@ -17,12 +17,14 @@ from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.cost import Cost, Meter
+from securemedian.mpc.rounds.cutting import Shard, shards
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, Meter, Shard, check_values, run_round, shards
+from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.plan import predict, predict_shards
 from tests.parties import make_parties, run_both
 

@@ -11,7 +11,6 @@ import pytest
 
 import securemedian
 from securemedian import cli
-from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE
 from tests.daemons import ROOT

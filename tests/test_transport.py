@@ -28,8 +28,8 @@ from securemedian.mpc.protocols.channel import Channel, frame_size
 from securemedian.mpc.protocols.dealing import MAX_BUCKETS, PART, Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import plan
+from securemedian.mpc.rounds.cutting import cut
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import cut
 from securemedian.servers.daemon import Daemon
 from securemedian.servers.logs import BURST, EVERY_S
 from securemedian.servers.network import transport

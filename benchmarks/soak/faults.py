@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from types import TracebackType
 from typing import Any, Self
 
 from securemedian.benchmarks.soak.audit import Audit, cohort_of
@@ -122,12 +121,7 @@ class Saboteurs:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Strike no more, and wait until everything that was struck is as before."""
         self._stop.set()
         for thread in self._threads:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from securemedian.clients import receipts, results
@@ -286,12 +285,7 @@ class Watch:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         for server in self._servers:
             server.cancel()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -27,8 +26,6 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
-from securemedian.servers import config
-from securemedian.servers.storage.store import Store
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -45,8 +42,7 @@ class ExperimentServers:
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
         # the servers and the connections to them
         self._open = ExitStack()
-        # what S0 has published last; None: the servers are not running
-        self._kept: RunState | None = None
+        self._clients: Sequence[Client] = ()
         try:
             keygen.make_all(
                 self._directory, self._names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
@@ -55,20 +51,16 @@ class ExperimentServers:
             shutil.rmtree(self._directory)
             raise
 
-    def ready(self, state: RunState) -> None:
-        """Make sure that the servers run and can go on with `state`."""
-        if self._kept is None or (state.published and state is not self._kept):
-            self._restart(state)
-
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
     ) -> tuple[RunState, ServerCost]:
         """Run one more round; return the run's state after it and what it cost the servers.
 
-        The servers must be `ready` for `before`. The published result is compared with the one
-        computed in the clear: raises SecureMedianError if they differ. An error of `play` aborts
-        the round and is raised again.
+        The first round of a run is opened with its model. The published result is compared with the
+        one computed in the clear: raises SecureMedianError if they differ. An error of `play`
+        aborts the round and is raised again.
         """
+        self._start()
         fresh = before.published == 0
         round_id = self._coordinator.open_round(
             params,
@@ -77,8 +69,7 @@ class ExperimentServers:
             optimiser=before.optimiser if fresh else None,
         )
         results, cost = self._results(params, round_id, play)
-        self._kept = before.after(results[0], params.method.range_buckets)
-        return self._kept, cost
+        return before.after(results[0], params.method.range_buckets), cost
 
     def combine(
         self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
@@ -87,12 +78,11 @@ class ExperimentServers:
 
         Returns the labels (d,), and what the round cost the servers.
         """
+        self._start()
         for client in self._clients:
             client.public = public
         round_id = self._coordinator.open_round(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
-        # S0 has counted a round, which no other run knows of
-        self._kept = RunState()
         return results[0], cost
 
     def _results(
@@ -129,24 +119,18 @@ class ExperimentServers:
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
-    def _restart(self, state: RunState) -> None:
-        """Start the servers with `state` as S0's saved state, so that a run goes on from it."""
-        self._open.close()
-        self._kept = None
+    def _start(self) -> None:
+        """Start the servers unless they run."""
+        if self._clients:
+            return
         self._show(RoundStatus(phase="being started (the first start compiles)"))
-        directory = self._directory
-        store = Store(Path(config.load(directory / "s0.toml").state_dir))
-        store.save_run(state)
-        store.close()
-        with ExitStack() as opened:
-            self._processes = opened.enter_context(Processes(directory))
-            daemons.start(self._processes, directory)
-            self._coordinator = opened.enter_context(Coordinator(self._config("coordinator")))
-            self._clients: Sequence[Client] = [
-                opened.enter_context(Client(self._config(name))) for name in self._names
-            ]
-            self._open = opened.pop_all()
-        self._kept = state
+        processes = self._open.enter_context(Processes(self._directory))
+        daemons.start(processes, self._directory)
+        self._processes = processes
+        self._coordinator = self._open.enter_context(Coordinator(self._config("coordinator")))
+        self._clients = [
+            self._open.enter_context(Client(self._config(name))) for name in self._names
+        ]
 
     def _config(self, name: str) -> ClientConfig:
         # what these clients have made ends with this process
@@ -156,12 +140,7 @@ class ExperimentServers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._open.close()
         if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
             shutil.rmtree(self._directory)

@@ -46,24 +46,12 @@ from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import SESSION_BYTES, Party, extensions
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
+from securemedian.mpc.rounds.chunks import check_piece, compute, demand, evenly, judge, survey
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, shards
+from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import (
-    Cost,
-    Piece,
-    Shard,
-    check_piece,
-    compute,
-    cut,
-    cut_check,
-    demand,
-    evenly,
-    exchange_verdicts,
-    exchange_wishes,
-    judge,
-    shards,
-    survey,
-)
 
 # The most OTs of a chunk that is rehearsed, which takes about as many bytes of memory.
 MAX_CHUNK_OTS = 1 << 30

@@ -209,7 +209,7 @@ class Method(ABC):
     def visible(self) -> bool:
         """Return whether there are several groups, and each client's is public.
 
-        A round is then one of the method per group, on its own clients (`pipeline.compute`).
+        A round is then one of the method per group, on its own clients (`chunks.compute`).
         """
         return False
 

@@ -9,8 +9,10 @@ from typing import Protocol
 
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress
+from securemedian.mpc.rounds.pipeline import Checked, Outcome
 
 
 class Computation(Protocol):

@@ -1,0 +1,70 @@
+"""The pages: every command that they print is one, and all that their Python imports exists."""
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from securemedian import cli
+from tests.daemons import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
+IDS = [str(path.relative_to(ROOT)) for path in PAGES]
+START = re.compile(r"(?:^|\$\()(?:scripts/run|securemedian) (.*)")
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Give the arguments of each command of a page that stands in a block of its own."""
+    text = page.read_text("utf-8")
+    fenced = re.findall(r"```(?:bash)?\n(.*?)```", text, re.DOTALL)
+    indented = re.findall(r"(?:^    .*\n)+", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    for block in [*fenced, *indented]:
+        for line in block.replace("\\\n", " ").splitlines():
+            found = START.search(line.strip())
+            # dots stand for what the page leaves out
+            if found and not re.search(r" \.\.(?!/)", line):
+                words = shlex.split(found[1].rstrip(")"), comments=True)
+                yield words[: words.index("&")] if "&" in words else words
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(list(commands(page))) for page in PAGES) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_command_is_one(page: Path) -> None:
+    parser = cli._parser()
+    for words in commands(page):
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                _, unknown = parser.parse_known_args(words)
+        except SystemExit as ended:
+            assert ended.code == 0, f"{' '.join(words)}\n{said.getvalue()}"
+        else:
+            assert not unknown, f"{' '.join(words)}: no such option as {unknown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_import_of_ours_is_there(page: Path) -> None:
+    for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        try:
+            tree = ast.parse(code)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("securemedian"):
+                try:
+                    module = importlib.import_module(str(node.module))
+                except ImportError as error:
+                    # the module of a plug-in, without its framework
+                    assert "pip install" in str(error), error
+                    continue
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
