@@ -25,6 +25,7 @@ from tests.parties import (
     run_rounds,
     shared,
     shared_buckets,
+    widths,
 )
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,7 @@ def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection
         ).all()
 
 
-@pytest.mark.parametrize("bits", range(3, 65))
+@pytest.mark.parametrize(("lanes", "bits"), widths(3, 64), indirect=["lanes"])
 def test_pairwise_in_every_ring(lanes: Lanes, bits: int) -> None:
     values = columns(np.random.default_rng(bits), 5, -(2 ** (bits - 2)), 2 ** (bits - 2) - 1)
     one, _ = pairwise_round(lanes, values, bits)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicBits, PublicValues, Result, RingShare
 from securemedian.mpc.options import option
-from securemedian.mpc.protocols import equal, ring
+from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
@@ -134,7 +134,7 @@ def median(
     if _equal_weights(chosen_weights):
         if party.number == 0:
             positions = RingShare(ring.reduce(positions - positions.dtype.type(rank - 1), small))
-        selected = equal.is_zero(party, RingShare(positions.reshape(-1)), small)
+        selected = compare.is_zero(party, RingShare(positions.reshape(-1)), small)
     else:
         low = np.array([rank - weight for weight in chosen_weights], np.int64)[:, None]
         selected = order.within(party, positions, low, np.full_like(low, rank), small)
@@ -157,7 +157,7 @@ def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Deman
         return Demand()
     small, count = _position_bits(weights), clients * dim
     choice = (
-        equal.equal_demand(count, small)
+        compare.is_zero_demand(count, small)
         if _equal_weights(weights)
         else order.within_demand(count, small)
     )
