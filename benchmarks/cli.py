@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from securemedian.benchmarks import figures, lanes, memory, parts, points, scale
+from securemedian.benchmarks import figures, lanes, parts, peak, points, scale
 from securemedian.mpc.errors import ConfigError
 
 # each module has add_kinds(kinds)
-KINDS = (figures, memory, parts, lanes, points, scale)
+KINDS = (figures, peak, parts, lanes, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:

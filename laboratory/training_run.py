@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
-from securemedian.laboratory.attacks import NO_ATTACK, Attack
-from securemedian.laboratory.attacks.faults import Malformed
+from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.rotate import rotate

@@ -23,6 +23,7 @@ from securemedian.common.states import State
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     BadUpload,
+    ChannelTimeout,
     ConfigError,
     FrameError,
     LocalProtocolError,
@@ -226,7 +227,7 @@ class Answer:
 class Desk:
     """Answers requests. Used by one thread.
 
-    `reply` sends a frame to a caller's address.
+    `reply` sends a frame to a caller's address, and raises ChannelTimeout if the caller reads none.
     """
 
     def __init__(
@@ -319,9 +320,15 @@ class Desk:
 
     def _answer(self, call: Call, answer: Answer) -> None:
         self.answers[call.op, "ok"] += 1
-        self._reply(
-            call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
-        )
+        parts = wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
+        self._send(call.address, call.key, parts)
+
+    def _send(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
+        try:
+            self._reply(address, parts)
+        except ChannelTimeout as error:
+            caller = self._callers[key][0] if key in self._callers else key
+            self._log.event("answers-unread", key, caller=caller, reason=str(error))
 
     def _refuse(
         self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
@@ -334,7 +341,7 @@ class Desk:
         self.answers[op if op in OPS else "unknown", error.code] += 1
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
-            self._reply(address, wire.pack("error", fields))
+            self._send(address, key, wire.pack("error", fields))
         except Exception as failed:
             self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
 
