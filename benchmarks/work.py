@@ -23,18 +23,12 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
+from securemedian.mpc.rounds.chunks import evenly
+from securemedian.mpc.rounds.cost import Cost, Meter
+from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import (
-    Cost,
-    Meter,
-    check_dealings,
-    check_values,
-    evenly,
-    fill,
-    run_lanes,
-    run_round,
-)
+from securemedian.mpc.rounds.pipeline import check_dealings, check_values, fill, run_round
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange

@@ -153,7 +153,7 @@ def _train(options: argparse.Namespace) -> None:
     public = public_set(options)
     trainer = worker.trainer(options, public=public)
     with (
-        Client.from_config(options.config, options.training, public=public, report=say) as client,
+        Client.from_config(options.config, options.cohort, public=public, report=say) as client,
         shown_on_terminal() as progress,
     ):
         worker.take_part(client, trainer, options, progress=progress)

@@ -13,6 +13,7 @@ import msgpack
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 
 T = TypeVar("T")
+_hints: dict[type, dict[str, Any]] = {}
 
 
 def digest(*values: Any) -> bytes:
@@ -20,12 +21,19 @@ def digest(*values: Any) -> bytes:
     return hashlib.sha256(msgpack.packb(values)).digest()
 
 
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the types of a class's fields, which take a millisecond to find out."""
+    if cls not in _hints:
+        _hints[cls] = get_type_hints(cls)
+    return _hints[cls]
+
+
 def flat(instance: Any) -> dict[str, Any]:
     """Return a dataclass as the map that `build` takes, in one canonical form.
 
     A whole number given for a float becomes a float, so that both have the same digest.
     """
-    hints = get_type_hints(type(instance))
+    hints = hints_of(type(instance))
     values = {f.name: getattr(instance, f.name) for f in fields(instance)}
     return {name: float(value) if hints[name] is float else value for name, value in values.items()}
 
@@ -53,7 +61,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     )
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     for name, value in values.items():
         hint = hints[name]
         allowed = [

@@ -7,9 +7,9 @@ and knows no method by name.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from securemedian.mpc.canonical import build
+from securemedian.mpc.canonical import build, hints_of
 from securemedian.mpc.errors import ConfigError, quoted
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def option(
 
 def options_of(cls: type) -> dict[str, Option]:
     """Return the options of a method or policy by name."""
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     return {
         f.name: Option(
             f.name,
@@ -65,9 +65,9 @@ def refuse_foreign(
 ) -> None:
     """Raise ConfigError if an option is given that only others than `name` in the registry have."""
     own = options_of(registry[name])
-    for key in given:
+    for key in (key for key in given if key not in own):
         others = [other for other, cls in registry.items() if key in options_of(cls)]
-        if key not in own and others:
+        if others:
             raise ConfigError(
                 f"{where}{key} is an option of {' and '.join(others)}: leave it out for {name}"
             )

@@ -11,7 +11,8 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
 
 # What a policy can limit besides the parameters of a round: the most values that are opened per
-# coordinate, and the rounds that have begun within the last hour, this one included.
+# coordinate, and the rounds of its cohort that have begun within the last hour, this one
+# included.
 RESULTS, ROUNDS_PER_HOUR = "results", "rounds_per_hour"
 
 
@@ -88,7 +89,7 @@ class Policy:
     def check(self, params: RoundParams, begun: int, server: str) -> None:
         """Raise PolicyRefused, with every reason, if `server` takes no part in such a round.
 
-        `begun` counts the rounds that have begun here within the last hour.
+        `begun` counts the rounds of its cohort that have begun here within the last hour.
         """
         # a round of parameters does not say so
         values = {"exchange": params.exchange.name} | params.to_dict()

@@ -16,7 +16,7 @@ from securemedian.mpc.protocols.dealing import DealtUpload, deal
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
-from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
@@ -29,6 +29,16 @@ SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 
 _sessions = itertools.count(1)
 _lanes = itertools.count()
+
+
+def widths(first: int, last: int) -> list[tuple[str, int]]:
+    """Return OT extensions with ring widths: all, and six of them with the other extension.
+
+    What is computed on OTs does not depend on where they come from.
+    """
+    every, other = OT_EXTENSIONS
+    few = (first, 8, 31, 32, 33, last)
+    return [(every, bits) for bits in range(first, last + 1)] + [(other, bits) for bits in few]
 
 
 def use_small_codes(monkeypatch: pytest.MonkeyPatch) -> None:

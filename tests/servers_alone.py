@@ -21,10 +21,11 @@ from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost
+from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
 from securemedian.servers.computing.engine import Coin, Engine, Examine, Result, nothing
 from securemedian.servers.computing.engines import Engines

@@ -9,7 +9,8 @@ import pytest
 from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds import cost, lanes, pipeline
+from securemedian.mpc.rounds.cutting import cut_check
 from securemedian.mpc.rounds.methods import bounds
 from securemedian.mpc.rounds.methods.base import FixedPoint, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -19,7 +20,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, check_values, cut_check, fill, run_round
+from securemedian.mpc.rounds.pipeline import Checked, check_values, fill, run_round
 from tests import reference
 from tests.parties import additive, make_parties, run_both
 
@@ -163,7 +164,7 @@ def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> No
     params = RoundParams(method, dim=10, max_clients=3)
     uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
-    assert checked == Checked([True] * 3, pipeline.Cost())
+    assert checked == Checked([True] * 3, cost.Cost())
     if not isinstance(method, FixedPoint):
         with pytest.raises(LocalProtocolError, match="no values to check"):
             method.out_of_range(make_parties()[0][0], params.chunk([], [], 0, 10, 1024))
@@ -180,7 +181,7 @@ def test_too_many_uploads_are_refused() -> None:
 
 def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     params = RoundParams(Pairwise(ring_bits=16, fraction_bits=0), dim=200, max_clients=3)
-    exchange = pipeline.exchange_verdicts
+    exchange = lanes.exchange_verdicts
 
     def lie(party: Any, passed: Sequence[bool]) -> Any:
         return exchange(party, [False, *passed[1:]] if party.number else passed)

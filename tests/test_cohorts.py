@@ -20,11 +20,12 @@ from securemedian.common.states import State
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, NotStored
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import config
 from securemedian.servers.config import Caller, CohortTable
 from securemedian.servers.machine.events import Use

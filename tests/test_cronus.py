@@ -18,10 +18,8 @@ from securemedian.laboratory.experiments import (
     catalogue,
     execution,
     membership,
-    saved,
 )
-from securemedian.laboratory.experiments.collaborators import Collaborators
-from securemedian.laboratory.experiments.runs import Figures, RunRecord
+from securemedian.laboratory.experiments.players import Collaborators
 from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
@@ -117,34 +115,19 @@ def test_the_servers_and_the_clear_are_equal_bit_by_bit(tmp_path: Path) -> None:
         for method in ("cronus", "cronus-bucketed"):
             clear = made.run(1, method, "gaussian")
             assert clear.collaboration is not None
-            plain = execution.carry_out(clear, 2, DIGITS, None, tmp_path, nothing)
+            plain = execution.carry_out(clear, 2, DIGITS, None, nothing)
             secure = replace(clear, secure=True)
-            record = execution.carry_out(secure, 2, DIGITS, service, tmp_path, nothing)
+            record = execution.carry_out(secure, 2, DIGITS, service, nothing)
             assert [one.model for one in record.rounds] == [one.model for one in plain.rounds]
             assert [one.accuracy for one in record.rounds] == [one.accuracy for one in plain.rounds]
             assert all(one.cost and one.cost.ots > 0 for one in record.rounds)
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_inference_is_measured_on_updates_and_on_the_aggregate() -> None:
     run = replace(design().run(1, "cronus"), inference=True)
-    for folder in ("whole", "cut"):
-        saved.prepare(tmp_path / folder)
-    whole = execution.carry_out(run, 2, DIGITS, None, tmp_path / "whole", nothing)
-
-    def interrupt(record: RunRecord) -> None:
-        if len(record.rounds) == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execution.carry_out(run, 2, DIGITS, None, tmp_path / "cut", interrupt)
-    resumed = execution.carry_out(run, 2, DIGITS, None, tmp_path / "cut", nothing)
-
-    def figures(record: RunRecord) -> list[Figures]:
-        return [replace(one, seconds=0.0) for one in record.rounds]
-
-    assert figures(resumed) == figures(whole)
-    assert set(whole.rounds[0].inference) == {"update", "aggregate"}
+    (figures,) = execution.carry_out(run, 1, DIGITS, None, nothing).rounds
+    assert set(figures.inference) == {"update", "aggregate"}
 
 
 @pytest.mark.slow
@@ -169,7 +152,7 @@ def test_networks_take_turns_and_each_has_its_accuracy(tmp_path: Path) -> None:
     run = design(attackers=0, attacks=["none"]).run(
         1, "cronus", networks=("digits", "digits-linear")
     )
-    record = execution.carry_out(run, 1, DIGITS, None, tmp_path, nothing)
+    record = execution.carry_out(run, 1, DIGITS, None, nothing)
     (figures,) = record.rounds
     one, other = figures.networks["digits"], figures.networks["digits-linear"]
     # clients 1, 3 and 5 have the first
@@ -178,5 +161,5 @@ def test_networks_take_turns_and_each_has_its_accuracy(tmp_path: Path) -> None:
     players = Collaborators(run, DIGITS)
     assert players.start().size == 3 * 2410 + 2 * 650
     alone = replace(run, method=aggregation.ALONE, options={})
-    lone = execution.carry_out(alone, 1, DIGITS, None, tmp_path, nothing)
+    lone = execution.carry_out(alone, 1, DIGITS, None, nothing)
     assert lone.rounds[0].model != figures.model

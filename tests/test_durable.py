@@ -20,8 +20,9 @@ from securemedian.common.states import State
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, NotStored
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Again, Bye, Hello, RoundMessage

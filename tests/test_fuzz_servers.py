@@ -24,10 +24,11 @@ from securemedian.mpc import errors
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.optimiser import OPTIMISERS, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.servers.network import control
 from securemedian.servers.network.control import (

@@ -13,6 +13,8 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicBits, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.chunks import demand
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -21,7 +23,7 @@ from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.optimiser import Momentum
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, check_values, demand, run_round
+from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.follow import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange

@@ -115,3 +115,12 @@ def test_a_real_client_can_neither_misbehave_nor_record(
     monkeypatch.setattr("sys.argv", ["worker", "none.toml", *option, *others, "--part", "2/1"])
     with pytest.raises(SystemExit, match="worker: there is no part 2 of 1"):
         worker.main()
+
+
+@pytest.mark.parametrize("option", [[], ["--cohort", "stroke"]])
+def test_train_reads_its_configuration(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It read an option that had another name, and ended with an AttributeError."""
+    assert cli.main(["train", "none.toml", *option]) == 2
+    assert "cannot read none.toml" in capsys.readouterr().err

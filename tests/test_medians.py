@@ -11,11 +11,12 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.chunks import demand
 from securemedian.mpc.rounds.methods import bucketed, pairwise
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, demand, run_round
+from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from tests import reference
 from tests.parties import (
     additive,
@@ -24,6 +25,7 @@ from tests.parties import (
     run_rounds,
     shared,
     shared_buckets,
+    widths,
 )
 
 pytestmark = pytest.mark.slow
@@ -104,7 +106,7 @@ def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection
         ).all()
 
 
-@pytest.mark.parametrize("bits", range(3, 65))
+@pytest.mark.parametrize(("lanes", "bits"), widths(3, 64), indirect=["lanes"])
 def test_pairwise_in_every_ring(lanes: Lanes, bits: int) -> None:
     values = columns(np.random.default_rng(bits), 5, -(2 ** (bits - 2)), 2 ** (bits - 2) - 1)
     one, _ = pairwise_round(lanes, values, bits)

@@ -19,6 +19,7 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.base import WARM_UP_CLIENTS, Method, Published, Weighted
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -28,7 +29,7 @@ from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, check_values, fill, run_round
+from securemedian.mpc.rounds.pipeline import check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.follow import FollowRange

@@ -19,7 +19,7 @@ import zmq
 
 import securemedian
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.pipeline import Cost
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.servers import logs, metrics
 from securemedian.servers.config import Caller, MetricsConfig
 from securemedian.servers.metrics import HELP, MOST_CONNECTIONS, HttpServer, Monitor, Tally

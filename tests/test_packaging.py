@@ -1,13 +1,20 @@
 """What an installation puts on a machine: one import name, next to whatever folders a user has."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from configparser import ConfigParser
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import securemedian
 
@@ -132,6 +139,62 @@ def test_an_sdist_builds_the_same_wheel(
     (unpacked,) = tmp_path.iterdir()
     again = build("wheel", unpacked, tmp_path_factory.mktemp("again"))
     assert contents(again) == contents(wheel)
+
+
+def test_a_commit_is_built_to_the_same_bytes(tmp_path: Path) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no commit")
+    made = []
+    for mask, zone in ((0o022, "UTC"), (0o077, "Asia/Tokyo")):
+        into = tmp_path / zone.replace("/", "-")
+        subprocess.run(
+            [ROOT / "scripts" / "build", into],
+            check=True,
+            timeout=LIMIT_S,
+            umask=mask,
+            env=os.environ | {"PYTHON": sys.executable, "TZ": zone},
+        )
+        made.append({path.name: path.read_bytes() for path in into.iterdir()})
+    first, second = made
+    assert sorted(Path(name).suffix for name in first) == [".json", ".whl"]
+    assert first == second
+    bill = json.loads(first["sbom.json"])
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {one["name"]: one["version"] for one in bill["components"]} == locked()
+
+
+def locked() -> dict[str, str]:
+    """Return the releases that a server runs with."""
+    text = (ROOT / "deploy" / "requirements.txt").read_text("utf-8")
+    entry = r"^([a-z0-9-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    assert not re.sub(rf"^#.*\n|{entry}", "", text, flags=re.MULTILINE), "something without a hash"
+    return {name: version for name, version, _ in re.findall(entry, text, re.MULTILINE)}
+
+
+def test_all_that_a_server_runs_with_is_locked_as_it_was_tested() -> None:
+    pins = (line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines())
+    tested: dict[str, str] = {
+        canonicalize_name(name): version
+        for name, _, version in (pin.partition("==") for pin in pins if not pin.startswith("#"))
+    }
+    assert locked().items() <= tested.items(), "renew deploy/requirements.txt as it says"
+    settings = ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    asked = [
+        *settings["options"]["install_requires"].splitlines(),
+        *settings["options.extras_require"]["metrics"].splitlines(),
+    ]
+    wanted = [Requirement(line) for line in asked if line and not line.startswith("#")]
+    needed = {"setuptools"}
+    while wanted:
+        one = wanted.pop()
+        name = canonicalize_name(one.name)
+        if name not in needed and (not one.marker or one.marker.evaluate({"extra": ""})):
+            needed.add(name)
+            wanted += map(Requirement, metadata.requires(name) or [])
+    assert set(locked()) == needed
+    build_system = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]
+    assert build_system["requires"] == [f"setuptools=={tested['setuptools']}"]
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.config import CohortTable
 from securemedian.servers.network.control import Failed, Open, Opened
 from securemedian.servers.policy import Policy
 from securemedian.servers.rounds.register import HOUR_S
@@ -223,9 +225,10 @@ def test_mistakes_are_named(table: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-def asked(number: int) -> Open:
+def asked(number: int, cohort: str = DEFAULT_COHORT) -> Open:
     """Return S0's message about a round of `PARAMS`."""
-    return Open(f"{number}-00000000", number, PARAMS.to_dict(), bytes(16), True, False, "0" * 64)
+    name = f"{number}-00000000"
+    return Open(name, number, PARAMS.to_dict(), bytes(16), True, False, "0" * 64, cohort=cohort)
 
 
 def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
@@ -247,6 +250,21 @@ def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
     assert isinstance(s1.sent[-1], Opened)
     s1.hear(Failed("4-00000000", "round-failed", "the test goes on"), asked(5))
     assert isinstance(s1.sent[-1], Failed)
+
+
+def test_a_cohort_does_not_use_up_the_rounds_of_another(tmp_path: Path) -> None:
+    names = [client.name for client in Server(1, tmp_path / "any").config.clients]
+    s1 = Server(
+        1,
+        tmp_path / "s1",
+        policy=policy(at_most={"rounds_per_hour": 1}),
+        cohorts=(CohortTable("stroke", names), CohortTable("hiv", names)),
+    )
+    s1.hear(asked(1, "stroke"), Failed("1-00000000", "round-failed", "the test goes on"))
+    s1.hear(asked(2, "stroke"))
+    assert isinstance(s1.sent[-1], Failed)
+    s1.hear(asked(3, "hiv"))
+    assert isinstance(s1.sent[-1], Opened)
 
 
 def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ from securemedian.mpc.protocols.correlations.triples import Triples
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, fill, run_round
+from securemedian.mpc.rounds.pipeline import Checked, Outcome, fill, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.servers.computing.backends.threads import ThreadBackend
 from securemedian.servers.computing.engine import Coin, Engine

@@ -16,7 +16,8 @@ import zmq
 from securemedian.common.keys import load_keys
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, NotAllowed, UnknownRound
-from securemedian.mpc.rounds.pipeline import Cost, Outcome
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.config import (

@@ -28,7 +28,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds import cost, pipeline
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
@@ -112,7 +112,7 @@ def test_open_that_s1_refuses_or_leaves_unanswered_fails(s0: Server) -> None:
 def test_a_result_is_published_when_both_have_it(s0: Server) -> None:
     round_id = run_until_started(s0)
     s0.engine.result = pipeline.Outcome(
-        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost(ots=5)
+        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), cost.Cost(ots=5)
     )
     s0.rounds.engine_ended()
     assert s0.state == ("running", "")
@@ -277,9 +277,7 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
     run_until_started(s0)
     s0.rounds.stop()
     assert s0.state == ("running", "")
-    s0.engine.result = pipeline.Outcome(
-        PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
-    )
+    s0.engine.result = pipeline.Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), cost.Cost())
     s0.rounds.engine_ended()
     s0.hear(s0.done())
     assert s0.state == ("published", "") and not s0.rounds.live
@@ -692,9 +690,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
     # nobody else can come
     assert s0.state[0] == "closing"
     s0.hear(Held(round_id, held(s0.keys)), Ready(round_id, 1))
-    s0.engine.result = pipeline.Outcome(
-        PublicValues(np.zeros((1, DIM), np.uint64)), pipeline.Cost()
-    )
+    s0.engine.result = pipeline.Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), cost.Cost())
     s0.rounds.engine_ended()
     s0.hear(s0.done())
     assert s0.state[0] == "published"
@@ -811,6 +807,23 @@ def test_an_upload_with_a_long_form_is_refused_shortly(s0: Server) -> None:
     fields = {"round": round_id, "params": PARAMS.digest, "form": LONG}
     refused = s0.ask(s0.keys[0], "upload", {"share": np.zeros(16, np.uint8)}, **fields)
     assert refused.fields["code"] == "bad-upload" and len(refused.fields["message"]) < MAX_TEXT
+
+
+def test_who_reads_no_answers_is_named(
+    s0: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unread(address: bytes, parts: Sequence[wire.Part]) -> None:
+        raise ChannelTimeout("4 answers wait")
+
+    monkeypatch.setattr(s0.desk, "_reply", unread)
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.ask(s0.keys[0], "info")
+        # and likewise where the answer is an error
+        s0.ask(s0.keys[0], "status", round=LONG)
+    told = [vars(r)["fields"] for r in caplog.records if r.getMessage() == "answers-unread"]
+    names = {client.public_key: client.name for client in s0.config.clients}
+    caller = names[s0.keys[0]]
+    assert told == [{"caller": caller, "reason": "4 answers wait"}] * 2
 
 
 def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(
@@ -940,7 +953,7 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
 def compute(server: Server) -> Receipt:
     """Let the engine of a server that runs the protocol end, and return what it has signed."""
     server.engine.result = pipeline.Outcome(
-        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), pipeline.Cost()
+        PublicValues(np.full((1, DIM), 9 << 24, np.uint64)), cost.Cost()
     )
     server.rounds.engine_ended()
     receipt = server.latest.server_round.receipt

@@ -25,13 +25,15 @@ from securemedian.mpc.protocols import ring, share, wire
 from securemedian.mpc.protocols.dealing import Dealing, deal
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds import cutting, pipeline
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Cost, Outcome, Shard
+from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends import ray, shards
 from securemedian.servers.computing.backends.shards import (
@@ -131,7 +133,7 @@ def opened(params: RoundParams, outcomes: tuple[Outcome, Outcome]) -> Any:
 def test_shards_are_whole_slices_and_make_up_the_round() -> None:
     for dim in (1, 127, 128, 129, 1000, 4096):
         for count in (1, 2, 3, 7, 64):
-            cut = pipeline.shards(dim, count)
+            cut = cutting.shards(dim, count)
             assert [shard.number for shard in cut] == list(range(len(cut)))
             assert all(shard.count == len(cut) <= count for shard in cut)
             assert cut[0].begin == 0 and cut[-1].end == dim
@@ -143,7 +145,7 @@ def test_the_parts_of_a_dealing_are_each_checked_by_one_shard() -> None:
     shape = Dealing(5_000_000, 6, 8)
     assert len(shape.parts) == 6
     for count in (1, 2, 4, 6, 9):
-        cut = pipeline.shards(shape.dim, count)
+        cut = cutting.shards(shape.dim, count)
         assert [part for shard in cut for part in shard.parts(shape)] == list(range(6))
 
 
@@ -234,7 +236,7 @@ def test_a_slice_has_no_words_of_others() -> None:
     layout = share.Layout(2, 1000, 16)
     rng = np.random.default_rng(1)
     upload = WordsUpload(layout, rng.integers(0, 1 << 63, (2, layout.row_words), np.uint64))
-    cut = pipeline.shards(1000, 3)
+    cut = cutting.shards(1000, 3)
     sliced = for_shard(upload, layout, cut[1], HeldWords)
     begin, end = cut[1].begin, cut[1].end
     assert np.array_equal(
@@ -270,7 +272,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
     params = RoundParams(Bucketed(buckets=4), dim=1024, max_clients=CLIENTS)
     uploads = inputs(params)
     whole = alone(params, uploads)[0].values
-    cut = pipeline.shards(1024, 3)
+    cut = cutting.shards(1024, 3)
     lanes = make_parties(1)
     for shard in cut:
         halves = [
@@ -541,7 +543,7 @@ def test_messages_that_cannot_come_are_refused(servers: ShardedServers) -> None:
 
 def test_shards_of_a_check_hold_whole_parts() -> None:
     shape = Dealing(2_000_000, 4, 8)
-    cut = pipeline.shards(shape.dim, 2)
+    cut = cutting.shards(shape.dim, 2)
     half = SeedUpload(shape.layout, bytes(16))
     assert for_check(half, shape, cut[0], HeldWords) is half
     assert isinstance(cut[0], Shard)

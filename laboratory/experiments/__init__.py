@@ -1,6 +1,5 @@
 """The verb `experiment`: the paper's experiments, and comparisons with other methods under attack.
 
-Read the modules in dependency order: `aggregators`, `spectral`, `aggregation`, `runs`, `saved`,
-`membership`, `players`, `collaborators`, `service`, `execution`, `catalogue`, `summaries`,
-`progress`, `cli`.
+`catalogue` lists the experiments, `aggregation` the ways to combine updates. `execution` carries
+out one of the `runs`, with its clients (`players`) and servers (`service`).
 """

@@ -1,7 +1,7 @@
 """The experiments by name, each with its runs and the way they are drawn."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,25 +43,28 @@ MIXED = {
 
 @dataclass(frozen=True)
 class Design:
-    """Everything that an experiment is carried out with: its defaults and the user's choices."""
+    """What an experiment is carried out with: these defaults, its own, and the user's choices."""
 
     data: Dataset = field(repr=False)
     data_digest: str
+    extensions: Mapping[str, str]
     model: str
-    split: str
-    clients: int
-    images: int | None
-    rounds: int
-    seeds: Sequence[int]
-    methods: Sequence[str]
-    attacks: Sequence[str]
-    attackers: int
-    first: int
-    secure: bool
-    extensions: dict[str, str]
+    split: str = "iid"
+    clients: int = 3
+    # per client; None: all there are
+    images: int | None = None
+    rounds: int = 20
+    seeds: Sequence[int] = (1,)
+    methods: Sequence[str] = ("mean", "radix", "bucketed", "bucketed-paper")
+    attacks: Sequence[str] = ("none",)
+    attackers: int = 1
+    # the first round of an attack
+    first: int = 3
+    # through S0 and S1, or in the clear
+    secure: bool = True
     # of rounds that exchange predictions: the public images, and the training before the first one
-    samples: int
-    warm_up: int
+    samples: int = 500
+    warm_up: int = 5
     # of every network, in place of its own
     rate: float | None = None
     epochs: int | None = None
@@ -92,7 +95,6 @@ class Design:
             data=self.data.name,
             data_digest=self.data_digest,
             model=self.model,
-            # the first saved runs had one network: their ids stay
             recipe=recipes if networks else recipes[self.model],
             split=self.split,
             clients=self.clients,
@@ -120,9 +122,9 @@ class Design:
             **{option: value for option, value in chosen.items() if value is not None},
         )
 
-    def stem(self, experiment: "Experiment") -> str:
+    def stem(self, experiment: str) -> str:
         """Return the stem of the names of the files with the results."""
-        parts = [experiment.name, self.model]
+        parts = [experiment, self.model]
         if self.split != "iid":
             parts.append(self.split.replace(":", "-"))
         if self.optimiser != NoOptimiser():
@@ -195,138 +197,6 @@ class Analysis:
     # a row per measurement, for the table and the JSON
     find: Callable[[Design], list[dict[str, Any]]]
     draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], Path]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment with its defaults, which hold wherever the user chooses nothing else."""
-
-    name: str
-    figure: str
-    # the data set
-    needs: str
-    # rough, with the defaults
-    duration: str
-    curves: Callable[[Design], list[Curve]]
-    draw: Draw
-    # None: the data set's own
-    model: str | None = None
-    clients: int = 3
-    # per client, at most; None: all there are
-    images: int | None = None
-    rounds: int = 20
-    seeds: tuple[int, ...] = (1,)
-    # None: all the usual ones
-    methods: tuple[str, ...] | None = ("mean", "radix", "bucketed", "bucketed-paper")
-    # None: all
-    attacks: tuple[str, ...] | None = ("none",)
-    attackers: int = 1
-    # the first round of an attack
-    first: int = 3
-    # through S0 and S1, or in the clear
-    secure: bool = True
-    samples: int = 500
-    warm_up: int = 5
-    # what its curves show, in percent
-    measured: str = ACCURACY
-    # None: the runs of its curves are carried out
-    analysis: Analysis | None = None
-    groups: tuple[int, ...] = ()
-    dims: tuple[int, ...] = ()
-
-    def default_methods(self) -> list[str]:
-        """Return the methods to compare unless the user chooses others."""
-        return list(self.methods) if self.methods else aggregation.usual()
-
-    def default_attacks(self) -> list[str]:
-        """Return the attacks to carry out unless the user chooses others."""
-        return list(self.attacks) if self.attacks else list(ATTACKS)
-
-
-def design(
-    experiment: Experiment, data: Dataset, extensions: dict[str, str], chosen: dict[str, Any]
-) -> Design:
-    """Return the design of an experiment: its defaults, with what was `chosen` instead.
-
-    Raises ConfigError for choices that do not fit together.
-    """
-    values: dict[str, Any] = {
-        "model": experiment.model or SOURCES[data.name].model,
-        "split": "iid",
-        "clients": experiment.clients,
-        "rounds": experiment.rounds,
-        "seeds": experiment.seeds,
-        "methods": experiment.default_methods(),
-        "attacks": experiment.default_attacks(),
-        "attackers": experiment.attackers,
-        "first": experiment.first,
-        "secure": experiment.secure,
-        "samples": experiment.samples,
-        "warm_up": experiment.warm_up,
-        "groups": experiment.groups,
-        "dims": experiment.dims,
-    } | {name: value for name, value in chosen.items() if value is not None}
-    for name in ("seeds", "methods", "attacks"):
-        # a value that is named twice counts once
-        values[name] = list(dict.fromkeys(values[name]))
-    methods, tested = values["methods"], values.get("test_images")
-    if tested is not None:
-        data = with_fewer_tests(data, tested)
-    if "images" not in values:
-        public = values["samples"] if any(map(aggregation.is_of_predictions, methods)) else 0
-        most = max(1, (len(data.labels) - public) // max(1, values["clients"]))
-        values["images"] = min(experiment.images, most) if experiment.images else None
-    made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
-    _check(experiment, made)
-    return made
-
-
-def _check(experiment: Experiment, design: Design) -> None:
-    for what, asked, known in (
-        ("model", [design.model], models.MODELS),
-        ("attack", design.attacks, ATTACKS),
-    ):
-        for name in asked:
-            if name not in known:
-                raise ConfigError(f"there is no {what} {name!r}: choose from {', '.join(known)}")
-    try:
-        models.check_fits(models.MODELS[design.model], design.data)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{experiment.name} needs {experiment.needs}, whose folder --data names: {error}"
-        ) from error
-    if design.rounds < 1:
-        raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
-    if design.rate is not None and not 0 < design.rate < math.inf:
-        raise ConfigError(f"--rate must be above 0, not {design.rate}")
-    if design.epochs is not None and design.epochs < 1:
-        raise ConfigError(f"--epochs must be 1 or more, not {design.epochs}")
-    if design.first < 1:
-        raise ConfigError(
-            f"--from must be 1 or more, not {design.first}: rounds are counted from 1"
-        )
-    if design.clients < 2:
-        raise ConfigError(f"--clients must be 2 or more, not {design.clients}")
-    if not design.attackers and set(design.attacks) != {"none"}:
-        raise ConfigError("an attack needs attackers: give their number with --attackers")
-    for seed in design.seeds:
-        if seed < 0:
-            raise ConfigError(f"--seeds must be 0 or more, not {seed}")
-        own = design.data
-        if any(map(aggregation.is_of_predictions, design.methods)):
-            own = without(own, draw_public(own, design.samples, seed))
-        split(own.labels, design.clients, seed, design.split, design.images)
-    if not 0 <= design.attackers < design.clients:
-        raise ConfigError(
-            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
-            "at least one client must be honest"
-        )
-    for method in design.methods:
-        aggregation.check(method, design.clients, design.attackers)
-        if method in aggregation.SECURE:
-            design.run(design.seeds[0], method).params(dim=1)
-    if design.warm_up < 0:
-        raise ConfigError(f"--warm-up must be 0 or more, not {design.warm_up}")
 
 
 # The curves of an experiment
@@ -435,11 +305,6 @@ def _panel(design: Design, attack: str) -> str:
     return f"{attack}: {who} from round {design.first}"
 
 
-def _no_curves(_: Design) -> list[Curve]:
-    """Return no curves, for an analysis."""
-    return []
-
-
 # How they are drawn
 
 
@@ -513,166 +378,232 @@ def _accuracy_grid(stem: Path, figure: str, design: Design, results: Sequence[Cu
 
 
 _FAULTS = ("bitflip", "labelflip", "gaussian")
-_FIG4 = Experiment(
-    "fig4",
-    "Figure 4",
-    "MNIST",
-    "40 min",
-    _by_attack,
-    _accuracy_by_round,
-    seeds=(1, 2, 3),
-    attacks=(*_FAULTS, "negate"),
-)
+_SIGN_FLIPS = ("sign-flip-10", "sign-flip-100")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment, with its defaults where they are not those of every design."""
+
+    name: str
+    figure: str
+    # the data set
+    needs: str
+    # rough, with the defaults
+    duration: str
+    # fields of Design; methods and attacks that are None are all the usual ones, and all
+    defaults: Mapping[str, Any]
+    curves: Callable[[Design], list[Curve]] = _by_attack
+    draw: Draw = _accuracy_by_round
+    # what its curves show, in percent
+    measured: str = ACCURACY
+    # in place of runs
+    analysis: Analysis | None = None
+
+    def default(self, name: str) -> Any:
+        """Return the default of a field of Design, which may be None for the model."""
+        value = self.defaults.get(name, getattr(Design, name, None))
+        if value is None and name == "methods":
+            return aggregation.usual()
+        return list(ATTACKS) if value is None and name == "attacks" else value
+
+
+def design(
+    experiment: Experiment, data: Dataset, extensions: Mapping[str, str], chosen: Mapping[str, Any]
+) -> Design:
+    """Return the design of an experiment: its defaults, with what was `chosen` instead.
+
+    Raises ConfigError for choices that do not fit together.
+    """
+    values: dict[str, Any] = {name: experiment.default(name) for name in experiment.defaults}
+    values |= {name: value for name, value in chosen.items() if value is not None}
+    if values.get("model") is None:
+        values["model"] = SOURCES[data.name].model
+    for name in ("seeds", "methods", "attacks"):
+        # a value that is named twice counts once
+        values[name] = list(dict.fromkeys(values.get(name) or experiment.default(name)))
+    if (tested := values.get("test_images")) is not None:
+        data = with_fewer_tests(data, tested)
+    made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
+    if made.images is not None and chosen.get("images") is None:
+        public = made.samples if any(map(aggregation.is_of_predictions, made.methods)) else 0
+        most = max(1, (len(data.labels) - public) // max(1, made.clients))
+        made = replace(made, images=min(made.images, most))
+    _check(experiment, made)
+    return made
+
+
+def _check(experiment: Experiment, design: Design) -> None:
+    for what, asked, known in (
+        ("model", [design.model], models.MODELS),
+        ("attack", design.attacks, ATTACKS),
+    ):
+        for name in asked:
+            if name not in known:
+                raise ConfigError(f"there is no {what} {name!r}: choose from {', '.join(known)}")
+    try:
+        models.check_fits(models.MODELS[design.model], design.data)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{experiment.name} needs {experiment.needs}, whose folder --data names: {error}"
+        ) from error
+    if design.rounds < 1:
+        raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
+    if design.rate is not None and not 0 < design.rate < math.inf:
+        raise ConfigError(f"--rate must be above 0, not {design.rate}")
+    if design.epochs is not None and design.epochs < 1:
+        raise ConfigError(f"--epochs must be 1 or more, not {design.epochs}")
+    if design.first < 1:
+        raise ConfigError(
+            f"--from must be 1 or more, not {design.first}: rounds are counted from 1"
+        )
+    if design.clients < 2:
+        raise ConfigError(f"--clients must be 2 or more, not {design.clients}")
+    if not design.attackers and set(design.attacks) != {"none"}:
+        raise ConfigError("an attack needs attackers: give their number with --attackers")
+    for seed in design.seeds:
+        if seed < 0:
+            raise ConfigError(f"--seeds must be 0 or more, not {seed}")
+        own = design.data
+        if any(map(aggregation.is_of_predictions, design.methods)):
+            own = without(own, draw_public(own, design.samples, seed))
+        split(own.labels, design.clients, seed, design.split, design.images)
+    if not 0 <= design.attackers < design.clients:
+        raise ConfigError(
+            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
+            "at least one client must be honest"
+        )
+    for method in design.methods:
+        aggregation.check(method, design.clients, design.attackers)
+        if method in aggregation.SECURE:
+            design.run(design.seeds[0], method).params(dim=1)
+    if design.warm_up < 0:
+        raise ConfigError(f"--warm-up must be 0 or more, not {design.warm_up}")
+
+
+_FIG4: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": (*_FAULTS, "negate")}
+_SHARE: dict[str, Any] = {
+    "clients": 60,
+    "images": 100,
+    "attackers": 3,
+    "first": 1,
+    "secure": False,
+}
+_CRONUS: dict[str, Any] = {"images": 300, "samples": 1000, "attackers": 0}
+_SHARE_SIZES = [name for name in aggregation.SHARE_BY_SIZE if "krum" not in name]
+_PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
 
 EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
+    one.name: one
+    for one in (
+        Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", {"attackers": 0}),
+        Experiment("fig4", "Figure 4", "MNIST", "40 min", _FIG4),
         Experiment(
-            "fig2",
-            "Figure 2",
-            "MNIST or CIFAR-10",
-            "8 min",
-            _by_attack,
-            _accuracy_by_round,
-            attackers=0,
+            "fig5",
+            "Figure 5",
+            "MNIST",
+            "a day",
+            _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS},
         ),
-        _FIG4,
-        replace(
-            _FIG4,
-            name="fig5",
-            figure="Figure 5",
-            duration="a day",
-            model="cnn-mnist",
-            attacks=_FAULTS,
-        ),
-        replace(
-            _FIG4,
-            name="fig6",
-            figure="Figure 6",
-            needs="CIFAR-10",
-            duration="a day",
-            model="cnn-cifar10",
-            attacks=_FAULTS,
+        Experiment(
+            "fig6",
+            "Figure 6",
+            "CIFAR-10",
+            "a day",
+            _FIG4 | {"model": "cnn-cifar10", "attacks": _FAULTS},
         ),
         Experiment(
             "fig13",
             "Figure 13",
             "MNIST",
             "5 min",
+            {"images": 6000, "rounds": 8, "methods": ("bucketed-paper",), "attackers": 0},
             _by_range,
             _accuracy_by_range,
-            images=6000,
-            rounds=8,
-            methods=("bucketed-paper",),
-            attackers=0,
         ),
         Experiment(
             "ranges",
             "Ranges",
             "MNIST, CIFAR-10 or --dataset clinic",
             "10 min",
-            _by_attack,
-            _accuracy_by_round,
-            images=600,
-            rounds=8,
-            methods=("radix", *filter(aggregation.has_range, aggregation.SECURE)),
-            attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
-            first=1,
-            secure=False,
+            {
+                "images": 600,
+                "rounds": 8,
+                "methods": ("radix", *filter(aggregation.has_range, aggregation.SECURE)),
+                "attacks": ("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
+                "first": 1,
+                "secure": False,
+            },
         ),
         Experiment(
             "ifca",
             "IFCA, Figure 1",
             "none",
             "10 min",
-            _no_curves,
-            _accuracy_by_round,
-            clients=2,
-            images=1,
-            rounds=100,
-            seeds=(1, 2, 3),
-            methods=("mean",),
-            attackers=0,
+            {
+                "clients": 2,
+                "images": 1,
+                "rounds": 100,
+                "seeds": (1, 2, 3),
+                "methods": ("mean",),
+                "attackers": 0,
+                "groups": (2, 5, 10, 15),
+                "dims": (20, 50, 100, 200, 500),
+            },
             analysis=Analysis(mixture.by_dimension, mixture.draw),
-            groups=(2, 5, 10, 15),
-            dims=(20, 50, 100, 200, 500),
         ),
         Experiment(
             "ifca-rotated",
             "IFCA on rotated images",
             "MNIST",
             "10 min",
-            _no_curves,
-            _accuracy_by_round,
-            clients=20,
-            images=100,
-            methods=("mean",),
-            attackers=2,
+            {"clients": 20, "images": 100, "methods": ("mean",), "attackers": 2, "groups": (4,)},
             analysis=Analysis(rotated.by_round, rotated.draw),
-            groups=(4,),
         ),
         Experiment(
             "share",
             "SHARE, Figures 2 to 5 and 8",
             "MNIST, CIFAR-10 or Shakespeare with --split blocks",
             "2 h",
-            _by_attack,
-            _accuracy_by_round,
-            clients=60,
-            images=100,
-            methods=("mean", *(name for name in aggregation.SHARE_BY_SIZE if "krum" not in name)),
-            attacks=("none", "sign-flip-10", "sign-flip-100", "fall-of-empires", "labelflip"),
-            attackers=3,
-            first=1,
-            secure=False,
+            _SHARE
+            | {
+                "methods": ("mean", *_SHARE_SIZES),
+                "attacks": ("none", *_SIGN_FLIPS, "fall-of-empires", "labelflip"),
+            },
         ),
         Experiment(
             "share-reclusterings",
             "SHARE, Figures 6 and 7",
             "MNIST with --split labels:2 or labels:5",
             "1 h",
-            _by_attack,
-            _accuracy_by_round,
-            clients=60,
-            images=100,
-            methods=("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
-            attacks=("none", "fall-of-empires"),
-            attackers=3,
-            first=1,
-            secure=False,
+            _SHARE
+            | {
+                "methods": ("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
+                "attacks": ("none", "fall-of-empires"),
+            },
         ),
         Experiment(
             "share-fixed",
             "SHARE, Figure 9",
             "MNIST with --split labels:5",
             "1 h",
-            _by_attack,
-            _accuracy_by_round,
-            clients=60,
-            images=100,
-            methods=(
-                "mean",
-                *aggregation.FIXED,
-                "share-trimmed-mean-m5-r4",
-                "share-trimmed-mean-m3-r4",
-            ),
-            attacks=("none", "sign-flip-10"),
-            attackers=3,
-            first=1,
-            secure=False,
+            _SHARE
+            | {
+                "methods": (
+                    "mean",
+                    *aggregation.FIXED,
+                    "share-trimmed-mean-m5-r4",
+                    "share-trimmed-mean-m3-r4",
+                ),
+                "attacks": ("none", "sign-flip-10"),
+            },
         ),
         Experiment(
             "share-leak",
             "SHARE, Appendix C.3",
             "any",
             "1 min",
-            _no_curves,
-            _accuracy_by_round,
-            clients=60,
-            images=20,
-            rounds=1,
-            methods=("mean",),
-            attackers=0,
+            {"clients": 60, "images": 20, "rounds": 1, "methods": ("mean",), "attackers": 0},
             analysis=Analysis(leak.by_reclusterings, leak.draw),
         ),
         Experiment(
@@ -680,67 +611,57 @@ EXPERIMENTS = {
             "Attacks",
             "MNIST",
             "30 min",
-            _by_attack,
-            _accuracy_grid,
-            clients=11,
-            images=1500,
-            rounds=10,
-            methods=None,
-            attacks=None,
-            attackers=2,
-            first=1,
+            {
+                "clients": 11,
+                "images": 1500,
+                "rounds": 10,
+                "methods": None,
+                "attacks": None,
+                "attackers": 2,
+                "first": 1,
+            },
+            draw=_accuracy_grid,
         ),
         Experiment(
             "cronus",
             "Cronus",
             "MNIST or CIFAR-10",
             "20 min",
-            _by_attack,
-            _accuracy_grid,
-            clients=11,
-            images=300,
-            rounds=5,
-            methods=(
-                "mean",
-                "predictions-mean",
-                "predictions-spectral",
-                "cronus",
-                "cronus-bucketed",
-            ),
-            attacks=None,
-            attackers=2,
-            first=1,
-            samples=1000,
+            _CRONUS
+            | {
+                "clients": 11,
+                "rounds": 5,
+                "methods": ("mean", *_PREDICTED),
+                "attacks": None,
+                "attackers": 2,
+                "first": 1,
+            },
+            draw=_accuracy_grid,
         ),
         Experiment(
             "cronus-heterogeneous",
             "Cronus, different networks",
             "MNIST or CIFAR-10",
             "20 min",
+            _CRONUS | {"clients": 6, "rounds": 6, "methods": ("cronus", "alone")},
             _by_network,
-            _accuracy_by_round,
-            clients=6,
-            images=300,
-            rounds=6,
-            methods=("cronus", "alone"),
-            attackers=0,
-            samples=1000,
         ),
         Experiment(
             "cronus-membership",
             "Cronus, membership inference",
             "MNIST or CIFAR-10",
             "5 min",
+            _CRONUS
+            | {
+                "clients": 4,
+                "images": 200,
+                "rounds": 8,
+                "methods": ("mean", "radix", "predictions-mean", "cronus"),
+                "secure": False,
+            },
             _by_inference,
             _inference_by_round,
-            clients=4,
-            images=200,
-            rounds=8,
-            methods=("mean", "radix", "predictions-mean", "cronus"),
-            attackers=0,
-            samples=1000,
-            secure=False,
-            measured=INFERENCE,
+            INFERENCE,
         ),
     )
 }

@@ -18,162 +18,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
-    from securemedian.laboratory.experiments.progress import ExperimentBoard
     from securemedian.laboratory.experiments.runs import Run, RunRecord
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# the options that replace an experiment's defaults
-CHOSEN = (
-    "model",
-    "split",
-    "clients",
-    "images",
-    "rounds",
-    "seeds",
-    "methods",
-    "attacks",
-    "attackers",
-    "first",
-    "rate",
-    "epochs",
-    "test_images",
-    "samples",
-    "warm_up",
-    "groups",
-    "dims",
-)
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
-
-
-def add_verbs(verbs: "Verbs") -> None:
-    """Add `experiment` to the `securemedian` command."""
-    verb = verbs.add_parser(
-        "experiment",
-        help="reproduce the paper's figures, and compare methods under attack",
-        description=(
-            "Train with several ways to combine updates, through the real S0 and S1 or in the "
-            "clear, and plot the test accuracy. Every finished run and round is saved: after an "
-            "interruption, the same command goes on where it was."
-        ),
-    )
-    verb.add_argument("name", nargs="?", metavar="NAME", help="the experiment: see --list")
-    verb.add_argument(
-        "--list",
-        action="store_true",
-        help="list the experiments, methods, attacks and models to choose from",
-    )
-    verb.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
-    )
-    verb.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="the data set, by its name in --list; digits and clinic need no files (default: "
-        "recognised by the files in DIR)",
-    )
-    how = verb.add_mutually_exclusive_group()
-    how.add_argument(
-        "--secure",
-        action="store_true",
-        default=None,
-        help="compute the medians with S0 and S1 (default, but not of ranges)",
-    )
-    how.add_argument(
-        "--plain",
-        dest="secure",
-        action="store_false",
-        help="compute the same medians in the clear, equal bit by bit: for sweeps",
-    )
-    verb.add_argument("--rounds", type=int, metavar="T", help="how many rounds to train")
-    verb.add_argument("--images", type=int, metavar="N", help="training images per client")
-    verb.add_argument(
-        "--seeds",
-        type=_list_of(int),
-        metavar="S,..",
-        help="seeds of start model, split and training, with one run per seed",
-    )
-    verb.add_argument("--clients", type=int, metavar="N", help="how many clients take part")
-    verb.add_argument(
-        "--methods", type=_list_of(str), metavar="M,..", help="ways to combine updates"
-    )
-    verb.add_argument(
-        "--attacks", "--faults", type=_list_of(str), metavar="A,..", help="what attackers do"
-    )
-    verb.add_argument("--attackers", type=int, metavar="F", help="how many clients attack")
-    verb.add_argument(
-        "--from", dest="first", type=int, metavar="T", help="the first round of the attack"
-    )
-    verb.add_argument(
-        "--model", metavar="NAME", help="the network (default: the figure's, or the data set's)"
-    )
-    verb.add_argument(
-        "--rate", type=float, metavar="R", help="clients' learning rate (default: the network's)"
-    )
-    verb.add_argument(
-        "--epochs",
-        type=int,
-        metavar="N",
-        help="clients' epochs per round (default: the network's)",
-    )
-    verb.add_argument(
-        "--test-images",
-        type=int,
-        metavar="N",
-        help="test on so many of the test images, drawn at random (default: all)",
-    )
-    verb.add_argument(
-        "--split",
-        metavar="HOW",
-        help="iid (default), blocks, dirichlet:ALPHA, or labels:C for C labels per client",
-    )
-    verb.add_argument(
-        "--samples",
-        type=int,
-        metavar="N",
-        help="where predictions are exchanged: the public images (default: the experiment's)",
-    )
-    verb.add_argument(
-        "--warm-up",
-        type=int,
-        metavar="N",
-        help="and for how many rounds clients train alone before their first ones (default: 5)",
-    )
-    verb.add_argument(
-        "--groups",
-        type=_list_of(int),
-        metavar="K,..",
-        help="where clients are in groups: how many (default: the experiment's)",
-    )
-    verb.add_argument(
-        "--dims",
-        type=_list_of(int),
-        metavar="D,..",
-        help="and of which dimensions their models are (default: the experiment's)",
-    )
-    verb.add_argument(
-        "--with",
-        dest="extensions",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="run this file first, which registers methods, attacks, models or data sets of your "
-        "own (docs/extending.md)",
-    )
-    verb.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where results are saved (default: results/experiments/NAME-MODEL)",
-    )
-    verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    add_optimiser(verb)
-    verb.set_defaults(run=_experiment)
 
 
 def _list_of(kind: type[int] | type[str]) -> Callable[[str], list[Any]]:
@@ -183,6 +33,87 @@ def _list_of(kind: type[int] | type[str]) -> Callable[[str], list[Any]]:
     # argparse shows this name in its error message
     parse.__name__ = f"list of {kind.__name__}"
     return parse
+
+
+_INTS, _NAMES = _list_of(int), _list_of(str)
+# the options that replace an experiment's defaults: the field of Design, its type and its help
+CHOSEN: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "rounds": (int, "T", "rounds to train"),
+    "images": (int, "N", "training images per client"),
+    "seeds": (_INTS, "S,..", "of start model, split and training: one run per seed"),
+    "clients": (int, "N", "clients that take part"),
+    "methods": (_NAMES, "M,..", "ways to combine updates"),
+    "attacks": (_NAMES, "A,..", "what attackers do"),
+    "attackers": (int, "F", "clients that attack"),
+    "first": (int, "T", "the first round of the attack"),
+    "model": (str, "NAME", "the network"),
+    "rate": (float, "R", "clients' learning rate"),
+    "epochs": (int, "N", "clients' epochs per round"),
+    "test_images": (int, "N", "test on so many images, drawn at random"),
+    "split": (str, "HOW", "iid, blocks, dirichlet:ALPHA, or labels:C per client"),
+    "samples": (int, "N", "public images, where predictions are exchanged"),
+    "warm_up": (int, "N", "and rounds in which clients train alone before"),
+    "groups": (_INTS, "K,..", "groups of clients"),
+    "dims": (_INTS, "D,..", "and dimensions of their models"),
+}
+# options that are not called as the field is
+CALLED = {"first": ["--from"], "attacks": ["--attacks", "--faults"]}
+
+
+def add_verbs(verbs: "Verbs") -> None:
+    """Add `experiment` to the `securemedian` command."""
+    verb = verbs.add_parser(
+        "experiment",
+        help="reproduce the paper's figures, and compare methods under attack",
+        description=(
+            "Train with several ways to combine updates, through the real S0 and S1 or in the "
+            "clear, and plot the test accuracy. Every finished run is saved: after an "
+            "interruption, the same command goes on with the next one."
+        ),
+        usage="securemedian experiment [NAME] [OPTION ..]",
+    )
+    verb.add_argument("name", nargs="?", metavar="NAME", help="the experiment: see --list")
+    verb.add_argument(
+        "--list", action="store_true", help="list experiments, methods, attacks and models"
+    )
+    verb.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the data set (default: scikit-learn's 8x8 digits)",
+    )
+    verb.add_argument(
+        "--dataset", metavar="NAME", help="the data set (default: recognised by its files)"
+    )
+    how = verb.add_mutually_exclusive_group()
+    how.add_argument(
+        "--secure", action="store_true", default=None, help="compute the medians with S0 and S1"
+    )
+    how.add_argument(
+        "--plain",
+        dest="secure",
+        action="store_false",
+        help="compute the same medians in the clear, equal bit by bit",
+    )
+    group = verb.add_argument_group("in place of the experiment's defaults")
+    for name, (kind, metavar, text) in CHOSEN.items():
+        flags = CALLED.get(name, [f"--{name.replace('_', '-')}"])
+        group.add_argument(*flags, dest=name, type=kind, metavar=metavar, help=text)
+    add_optimiser(group)
+    verb.add_argument(
+        "--with",
+        dest="extensions",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="run this file first, which registers methods, attacks, .. of your own",
+    )
+    verb.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: results/experiments/NAME-MODEL"
+    )
+    verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
+    verb.set_defaults(run=_experiment)
 
 
 def _experiment(options: argparse.Namespace) -> None:
@@ -195,8 +126,8 @@ def _experiment(options: argparse.Namespace) -> None:
         _list(console)
         return
 
-    from securemedian.laboratory import data, models, plots
-    from securemedian.laboratory.experiments import catalogue, saved
+    from securemedian.laboratory import data, models, plots, report
+    from securemedian.laboratory.experiments import catalogue
 
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
@@ -208,16 +139,13 @@ def _experiment(options: argparse.Namespace) -> None:
     models.use_one_thread()
     chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
     chosen["optimiser"] = optimiser(options)
-    design = catalogue.design(
-        experiment, data.load(options.data, options.dataset), extensions, chosen
-    )
-    folder = options.out or Path("results", "experiments", design.stem(experiment))
-    saved.prepare(folder / "runs")
+    images = data.load(options.data, options.dataset)
+    design = catalogue.design(experiment, images, extensions, chosen)
+    folder = options.out or Path("results", "experiments", design.stem(experiment.name))
+    report.check_writable(folder / "runs" / "writable").unlink()
     unwind_on_sigterm()
-    if experiment.analysis:
-        _analyse(experiment, design, folder, console)
-    else:
-        _run(experiment, design, folder, options.fresh, console)
+    carry_out = _analyse if experiment.analysis else _run
+    carry_out(experiment, design, folder, options.fresh, console)
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
@@ -253,30 +181,21 @@ def _list(console: "Console") -> None:
     from securemedian.laboratory.models import MODELS
 
     table = Table(title="experiments")
-    for heading in (
-        "name",
-        "of the paper",
-        "--data",
-        "network",
-        "clients",
-        "rounds",
-        "methods",
-        "attacks",
-        "takes",
-    ):
-        table.add_column(heading, no_wrap=heading == "name")
+    table.add_column("name", no_wrap=True)
+    for heading in ("of the paper", "--data", "takes"):
+        table.add_column(heading)
+    fields = ("model", "clients", "rounds", "methods", "attacks")
+    for name in fields:
+        table.add_column(name)
     for one in catalogue.EXPERIMENTS.values():
-        table.add_row(
-            one.name,
-            one.figure if one.figure.startswith("Figure") else "-",
-            one.needs,
-            one.model or "the data's",
-            str(one.clients),
-            str(one.rounds),
-            ", ".join(one.methods or ["all"]),
-            ", ".join(one.attacks or ["all"]),
-            one.duration,
-        )
+        paper = one.figure if one.figure.startswith("Figure") else "-"
+        defaults = [one.defaults.get(name, one.default(name)) for name in fields]
+        # as a text: None is the data set's own model, or all methods or attacks there are
+        shown = [
+            ", ".join(value) if isinstance(value, tuple | list) else str(value or "any")
+            for value in defaults
+        ]
+        table.add_row(one.name, paper, one.needs, one.duration, *shown)
     console.print(table)
     for what, names in (
         ("methods", aggregation.names()),
@@ -287,87 +206,75 @@ def _list(console: "Console") -> None:
         console.print(f"{what}: {', '.join(names)}")
 
 
-def _analyse(experiment: "Experiment", design: "Design", folder: Path, console: "Console") -> None:
+def _command() -> str:
+    return shlex.join(["securemedian", *sys.argv[1:]])
+
+
+def _analyse(
+    experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
+) -> None:
     """Carry out an analysis, then save, draw and print what it finds."""
-    from securemedian.laboratory.experiments import saved, summaries
+    from securemedian.laboratory.experiments import runs, summaries
 
     assert experiment.analysis is not None
     with console.status(experiment.name):
         found = experiment.analysis.find(design)
     summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
-    stem = folder / design.stem(experiment)
-    saved.write_json(folder / f"{stem.name}.json", summary)
-    path = experiment.analysis.draw(stem, experiment.figure, design, found)
+    stem = folder / design.stem(experiment.name)
+    runs.write_json(folder / f"{stem.name}.json", summary)
+    picture = experiment.analysis.draw(stem, experiment.figure, design, found)
     console.print(summaries.rows(experiment.figure, found))
-    console.print(f"in {folder}: {stem.name}.json, {path.name}")
-
-
-def _command() -> str:
-    return shlex.join(["securemedian", *sys.argv[1:]])
+    console.print(f"in {folder}: {stem.name}.json, {picture.name}")
 
 
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
     """Carry out all runs, then save, draw and print the results."""
-    from securemedian.laboratory.experiments import saved, summaries
+    from securemedian.laboratory.experiments import runs, summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
-    from securemedian.laboratory.experiments.progress import ExperimentBoard
 
     curves = experiment.curves(design)
-    runs = {run.run_id: run for curve in curves for run in curve.runs}
-    if fresh:
-        for run in runs.values():
-            saved.forget(folder / "runs", run)
-    records = _records(
-        runs, design, folder / "runs", ExperimentBoard(console, len(runs), design.rounds)
-    )
+    wanted = {run.run_id: run for curve in curves for run in curve.runs}
+    records = _records(wanted, design, folder / "runs", fresh, console)
+
+    def percent(run: "Run", shown: str) -> list[float]:
+        accuracies = records[run.run_id].accuracies(design.rounds, design.data.classes, shown)
+        return [100 * one for one in accuracies]
+
     results = [
-        CurveResult(
-            curve,
-            [
-                [
-                    100 * one
-                    for one in records[run.run_id].accuracies(
-                        design.rounds, design.data.classes, curve.shown
-                    )
-                ]
-                for run in curve.runs
-            ],
-        )
-        for curve in curves
+        CurveResult(curve, [percent(run, curve.shown) for run in curve.runs]) for curve in curves
     ]
     summary = summaries.summary(experiment, design, results, records, _command())
-    stem = folder / design.stem(experiment)
+    stem = folder / design.stem(experiment.name)
     # a split like dirichlet:0.3 has a dot, which is no suffix
-    saved.write_json(folder / f"{stem.name}.json", summary)
-    path = experiment.draw(stem, experiment.figure, design, results)
+    runs.write_json(folder / f"{stem.name}.json", summary)
+    picture = experiment.draw(stem, experiment.figure, design, results)
     console.print(summaries.table(summary))
-    console.print(f"in {folder}: {stem.name}.json, {path.name}, and runs/")
+    console.print(f"in {folder}: {stem.name}.json, {picture.name}, and runs/")
 
 
 def _records(
-    runs: "dict[str, Run]", design: "Design", folder: Path, board: "ExperimentBoard"
+    wanted: "dict[str, Run]", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> "dict[str, RunRecord]":
-    """Carry out the runs that are missing, and return the records of all."""
-    from securemedian.laboratory.experiments import execution, saved
+    """Carry out the runs that are missing, or all if `fresh`, and return the records of all."""
+    from securemedian.laboratory.experiments import execution
+    from securemedian.laboratory.experiments.progress import ExperimentBoard
+    from securemedian.laboratory.experiments.runs import RunRecord
     from securemedian.laboratory.experiments.service import ExperimentServers
 
-    done = {
-        run_id: record
-        for run_id, run in runs.items()
-        if (record := saved.load(folder, run)) and record.covers(design.rounds)
-    }
-    missing = {run_id: run for run_id, run in runs.items() if run_id not in done}
+    found = {} if fresh else {one: RunRecord.load(folder, run) for one, run in wanted.items()}
+    done = {one: record for one, record in found.items() if record and record.covers(design.rounds)}
+    missing = {one: run for one, run in wanted.items() if one not in done}
+    board = ExperimentBoard(console, len(done), len(missing), design.rounds)
     with board, ExitStack() as stack:
-        board.found(done)
         service = None
         if any(run.secure for run in missing.values()):
             service = stack.enter_context(ExperimentServers(design.clients, board.servers))
-        for run_id, run in missing.items():
+        for one, run in missing.items():
             board.begin(run)
-            done[run_id] = execution.carry_out(
-                run, design.rounds, design.data, service, folder, board.advance
-            )
-            board.finished(done[run_id])
+            record = execution.carry_out(run, design.rounds, design.data, service, board.advance_to)
+            record.save(folder, run)
+            board.ended(record)
+            done[one] = record
     return done

@@ -1,18 +1,16 @@
-"""One run, carried out from its start, or from where it was interrupted, to its end."""
+"""One run, carried out from its start to its end."""
 
 import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.experiments import aggregation, saved
-from securemedian.laboratory.experiments.collaborators import Collaborators
-from securemedian.laboratory.experiments.players import Players
+from securemedian.laboratory.experiments import aggregation
+from securemedian.laboratory.experiments.players import Collaborators, Players
 from securemedian.laboratory.experiments.runs import Figures, Run, RunRecord, ServerCost
 from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.mpc import canonical
@@ -34,57 +32,42 @@ class Diverged(SecureMedianError):
 
 
 def carry_out(
-    run: Run,
-    rounds: int,
-    data: Dataset,
-    service: ExperimentServers | None,
-    folder: Path,
-    show: ShowRecord,
+    run: Run, rounds: int, data: Dataset, service: ExperimentServers | None, show: ShowRecord
 ) -> RunRecord:
-    """Train for `rounds` rounds, save each, and return the record.
+    """Train for `rounds` rounds, and return the record.
 
     Only runs that are `secure` need `service`.
     """
     players = Collaborators(run, data) if run.collaboration else Players(run, data)
-    record, state = saved.load_checkpoint(folder, run) or (
-        RunRecord(),
-        RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser),
-    )
+    state = RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser)
+    record = RunRecord()
     show(record)
     while not record.covers(rounds):
-        if run.secure and service:
-            # where predictions are exchanged, S0 keeps no model
-            service.ready(RunState() if run.collaboration else state)
         began = time.monotonic()
         try:
-            before = state
-            inference: dict[str, float] = {}
             if isinstance(players, Collaborators):
-                state, cost, inference = _collaborate(run, before, players, service)
+                state, cost, inference = _collaborate(run, state, players, service)
             else:
-                state, cost = _round(run, before, players, service)
-                if run.inference:
-                    inference = players.inference(_model(before), _model(state), before.number)
+                state, cost, inference = _round(run, state, players, service)
             model = _model(state)
-            accuracy, networks = _accuracy(players, model)
+            accuracy, networks = players.accuracy(model)
             digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
             figures = Figures(accuracy, digest, seconds, cost, networks, inference)
             record = replace(record, rounds=[*record.rounds, figures])
         except Diverged:
             record = replace(record, diverged=True)
-        saved.save_checkpoint(folder, run, record, state)
         show(record)
-    saved.finish(folder, run, record)
     return record
+
+
+# the state after a round, what the round cost the servers, and what membership inference reaches
+After = tuple[RunState, ServerCost | None, dict[str, float]]
 
 
 def _round(
     run: Run, before: RunState, players: Players, service: ExperimentServers | None
-) -> tuple[RunState, ServerCost | None]:
-    """Run one more round, and return the run's state after it and what the round cost the servers.
-
-    Raises Diverged if a value is no longer a number.
-    """
+) -> After:
+    """Run one more round of parameters; raise Diverged if a value is no longer a number."""
 
     def play(model: Float32s) -> Float32s:
         updates = players.updates(model, before.number)
@@ -111,16 +94,14 @@ def _round(
             after = before.after(results[0], params.method.range_buckets)
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
-    return after, cost
+    inference = players.inference(model, _model(after), before.number) if run.inference else {}
+    return after, cost, inference
 
 
 def _collaborate(
     run: Run, before: RunState, players: Collaborators, service: ExperimentServers | None
-) -> tuple[RunState, ServerCost | None, dict[str, float]]:
-    """Run one more round of predictions, and return what `_round` does, and what inference reaches.
-
-    The run's model stands for those of all clients.
-    """
+) -> After:
+    """Run one more round of predictions, where the run's model stands for those of all clients."""
     state, cost = _model(before), None
     if run.method == aggregation.ALONE:
         after = players.alone(state, before.number)
@@ -141,19 +122,8 @@ def _collaborate(
         else:
             labels = plaintext.published(flat, params, before.published_for(params))[0]
     after = players.after(state, labels, before.number)
-    inference = players.inference(sent, labels) if run.inference else {}
+    inference = players.inferred(sent, labels) if run.inference else {}
     return replace(before, model=after, published=before.number), cost, inference
-
-
-def _accuracy(players: Players | Collaborators, model: Float32s) -> tuple[float, dict[str, float]]:
-    """Return the accuracy of a model; or the mean of all clients' own, and that of each network."""
-    if isinstance(players, Players):
-        return players.accuracy(model), {}
-    found: dict[str, list[float]] = {}
-    for network, accuracy in (own := players.accuracies(model)):
-        found.setdefault(network, []).append(accuracy)
-    mean = float(np.mean([accuracy for _, accuracy in own]))
-    return mean, {network: float(np.mean(ones)) for network, ones in found.items()}
 
 
 def _model(state: RunState) -> Float32s:

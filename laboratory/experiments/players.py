@@ -1,14 +1,20 @@
-"""All clients of a run, played by this process: honest ones train, attackers see what they may."""
+"""All clients of a run, played by this process: honest ones train, attackers see what they may.
 
-from collections.abc import Callable, Iterator
+A run's state is one vector: the parameters of the common model (`Players`), or those of all
+clients' networks, one after another (`Collaborators`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
+from securemedian.clients.public import PublicSet
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
-from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.data import split as split_images
+from securemedian.laboratory.data import Dataset, draw_public, split, without
+from securemedian.laboratory.distillation import Student, sendable, undecided
 from securemedian.laboratory.experiments import membership
 from securemedian.laboratory.experiments.runs import Run
 from securemedian.laboratory.worker import Trainer
@@ -24,56 +30,77 @@ class Players:
     """The clients of a run, whose updates are the same with threads or without."""
 
     def __init__(self, run: Run, data: Dataset) -> None:
+        self._set_up(run, data, data, (run.model,))
+
+    def _set_up(self, run: Run, data: Dataset, own: Dataset, networks: tuple[str, ...]) -> None:
+        """Give client i network i modulo their number, and its part of the clients' own images."""
         self._run, self._data = run, data
-        self._model = run.network(run.model)
+        self._honest = run.clients - run.attackers
         self._attack = ATTACKS[run.attack](first=run.first)
-        parts = split_images(data.labels, run.clients, run.seed, run.split, run.images)
-        attacks = [NO_ATTACK] * (run.clients - run.attackers) + [self._attack] * run.attackers
+        parts = split(own.labels, run.clients, run.seed, run.split, run.images)
         self._trainers = [
-            Trainer(self._model, data.images[part], data.labels[part], (run.seed, index), attack)
-            for index, (part, attack) in enumerate(zip(parts, attacks, strict=True))
+            Trainer(
+                run.network(networks[index % len(networks)]),
+                own.images[part],
+                own.labels[part],
+                (run.seed, index),
+                NO_ATTACK if index < self._honest else self._attack,
+            )
+            for index, part in enumerate(parts)
         ]
 
-    def start(self) -> Float32s:
-        """Return the model that the run starts from."""
-        return models.start(self._model, self._run.seed)
+    def _sent(self, made: Float32s, start: Float32s, number: int) -> Float32s:
+        """Return what the clients send in round `number`, the attackers' last.
 
-    def updates(self, model: Float32s, number: int) -> Float32s:
-        """Return the updates (n, d) that the clients send in round `number`, the attackers' last.
-
-        All clients train from `model` (d,).
+        It is what they `made` (n, d) from `start` (d,), unless attackers corrupt theirs. Those that
+        collude see what the honest ones send.
         """
         run, attack = self._run, self._attack
-        trained = np.stack(
-            list(self._each(lambda trainer: trainer.trained(model, number), model.size))
-        )
         if not (run.attackers and attack.active(number)):
-            return trained
-        honest = trained[: run.clients - run.attackers]
+            return made
+        honest = made[: self._honest]
         # no client has the index `run.clients`
         rng = np.random.default_rng((run.seed, run.clients, number))
+        seen = honest if attack.sees_honest else honest[:0]
         # an attack may overflow: the aggregate has to survive it
         with np.errstate(over="ignore", invalid="ignore"):
-            sent = attack.corrupt(
-                trained[len(honest) :], model, honest if attack.sees_honest else honest[:0], rng
-            )
-        return np.concatenate([honest, sent])
+            sent = attack.corrupt(made[self._honest :], start, seen, rng)
+        return np.concatenate([honest, self._carried(sent)])
 
-    def accuracy(self, model: Float32s) -> float:
-        """Return a model's accuracy on the test images."""
-        return models.accuracy(self._model, model, self._data.test_images, self._data.test_labels)
+    def _carried(self, sent: Float32s) -> Float32s:
+        """Return what a round can carry of what attackers send."""
+        return sent
+
+    def start(self) -> Float32s:
+        """Return the state that the run starts from."""
+        return models.start(self._trainers[0].model, self._run.seed)
+
+    def updates(self, model: Float32s, number: int) -> Float32s:
+        """Return the updates (n, d) of round `number`, for which all clients train from `model`."""
+        each = self._each(lambda trainer: trainer.trained(model, number), model.size)
+        return self._sent(np.stack(list(each)), model, number)
+
+    def accuracy(self, state: Float32s) -> tuple[float, Mapping[str, float]]:
+        """Return the accuracy on the test images, and that of each network if there are several."""
+        return self._accuracy(self._trainers[0], state), {}
+
+    def _accuracy(self, trainer: Trainer, vector: Float32s) -> float:
+        data = self._data
+        return models.accuracy(trainer.model, vector, data.test_images, data.test_labels)
 
     def inference(self, before: Float32s, after: Float32s, number: int) -> dict[str, float]:
         """Return what membership inference reaches in a round from `before` to `after`."""
         victim = self._trainers[0]
-        update, everybody = victim.trained(before, number), self._trainers
-        images = np.concatenate([trainer.images for trainer in everybody])
-        labels = np.concatenate([trainer.labels for trainer in everybody])
-        own, all_of = (victim.images, victim.labels), (images, labels)
         return {
-            membership.UPDATE: membership.by_loss(self._model, update, self._data, own),
-            membership.AGGREGATE: membership.by_loss(self._model, after, self._data, all_of),
+            membership.UPDATE: self._reached(victim.trained(before, number), victim),
+            membership.AGGREGATE: self._reached(after, *self._trainers),
         }
+
+    def _reached(self, vector: Float32s, *trainers: Trainer) -> float:
+        """Return what inference reaches on the trainers' images with these parameters."""
+        images = np.concatenate([trainer.images for trainer in trainers])
+        labels = np.concatenate([trainer.labels for trainer in trainers])
+        return membership.by_loss(self._trainers[0].model, vector, self._data, (images, labels))
 
     def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:
         if dim < THREADS_PAY_FROM:
@@ -81,3 +108,72 @@ class Players:
             return
         with ThreadPoolExecutor(THREADS, initializer=models.use_one_thread) as pool:
             yield from pool.map(train, self._trainers)
+
+
+class Collaborators(Players):
+    """The clients of a run that exchanges predictions, each with a network of its own.
+
+    What they train on is without the public set.
+    """
+
+    def __init__(self, run: Run, data: Dataset) -> None:
+        assert run.collaboration is not None
+        self._plan = run.collaboration
+        self.public = PublicSet(draw_public(data, self._plan.samples, run.seed))
+        self._set_up(run, data, without(data, self.public.inputs), self._plan.networks)
+        sizes = [models.start(trainer.model, 0).size for trainer in self._trainers]
+        self._cuts = np.cumsum(sizes)[:-1]
+
+    def _carried(self, sent: Float32s) -> Float32s:
+        return sendable(sent)
+
+    def start(self) -> Float32s:
+        """Return all clients' parameters after their warm-up."""
+        inputs, warm_up = self.public.inputs, self._plan.warm_up
+        students = [Student.start(trainer, inputs, warm_up) for trainer in self._trainers]
+        return np.concatenate([student.vector for student in students])
+
+    def predictions(self, state: Float32s, number: int) -> NDArray[np.float32]:
+        """Return what the clients send in round `number`: (n, samples, classes)."""
+        made = np.stack([student.predictions() for student in self._students(state)])
+        start = undecided(*made.shape[1:]).reshape(-1)
+        return self._sent(made.reshape(len(made), -1), start, number).reshape(made.shape)
+
+    def after(self, state: Float32s, labels: Float32s, number: int) -> Float32s:
+        """Return all clients' parameters after round `number`, which gave these labels (d,)."""
+        soft = labels.reshape(self.public.samples, -1)
+        students = self._students(state)
+        return np.concatenate([student.after(soft, number).vector for student in students])
+
+    def alone(self, state: Float32s, number: int) -> Float32s:
+        """Return all clients' parameters after a round in which each trains on its own images."""
+        students = self._students(state)
+        return np.concatenate([one.trainer.trained(one.vector, number) for one in students])
+
+    def accuracy(self, state: Float32s) -> tuple[float, Mapping[str, float]]:
+        """Return the mean accuracy of the honest clients' networks, and that of each network."""
+        every, found = [], dict[str, list[float]]()
+        for student in self._students(state)[: self._honest]:
+            every.append(self._accuracy(student.trainer, student.vector))
+            found.setdefault(student.network, []).append(every[-1])
+        return float(np.mean(every)), {name: float(np.mean(ones)) for name, ones in found.items()}
+
+    def inferred(self, sent: NDArray[np.float32], labels: NDArray[np.float32]) -> dict[str, float]:
+        """Return what membership inference reaches in a round of these predictions and labels."""
+        victim, seed = self._trainers[0], self._run.seed
+
+        def reached(predictions: NDArray[np.float32], *trainers: Trainer) -> float:
+            learnt = membership.learnt_from(victim.model, self.public.inputs, predictions, seed)
+            return self._reached(learnt, *trainers)
+
+        return {
+            membership.UPDATE: reached(sent[0], victim),
+            membership.AGGREGATE: reached(labels.reshape(sent[0].shape), *self._trainers),
+        }
+
+    def _students(self, state: Float32s) -> list[Student]:
+        vectors = np.split(state, self._cuts)
+        return [
+            Student(trainer, self.public.inputs, vector)
+            for trainer, vector in zip(self._trainers, vectors, strict=True)
+        ]

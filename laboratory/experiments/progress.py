@@ -1,8 +1,5 @@
 """The display of an experiment in a terminal while it runs."""
 
-from collections.abc import Mapping
-from typing import Any, Self
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -13,6 +10,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory.experiments.aggregation import CONSTANT
 from securemedian.laboratory.experiments.runs import Run, RunRecord
 
@@ -20,13 +18,11 @@ from securemedian.laboratory.experiments.runs import Run, RunRecord
 ESTIMATE_S = 7200.0
 
 
-class ExperimentBoard:
-    """A progress bar over all rounds of all runs, and a line for every finished run."""
+class ExperimentBoard(Progress):
+    """A progress bar over all rounds of the missing runs, and a line for every finished one."""
 
-    def __init__(self, console: Console, runs: int, rounds: int) -> None:
-        self._console, self._runs, self._rounds = console, runs, rounds
-        self._number, self._done, self._title, self._line = 0, 0, "", ""
-        self._progress = Progress(
+    def __init__(self, console: Console, found: int, missing: int, rounds: int) -> None:
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -38,16 +34,11 @@ class ExperimentBoard:
             transient=True,
             speed_estimate_period=ESTIMATE_S,
         )
-        self._task = self._progress.add_task("starting", total=None)
-
-    def found(self, done: Mapping[str, RunRecord]) -> None:
-        """Count runs that need not be carried out."""
-        self._number = len(done)
-        if done:
-            self._console.print(f"{len(done)} of {self._runs} runs are there already")
-        self._progress.reset(
-            self._task, total=(self._runs - len(done)) * self._rounds, description="starting"
-        )
+        self._number, self._runs, self._rounds = found, found + missing, rounds
+        self._done, self._title, self._line = 0, "", ""
+        self._task = self.add_task("starting", total=missing * rounds)
+        if found:
+            console.print(f"{found} of {self._runs} runs are there already")
 
     def begin(self, run: Run) -> None:
         """Show that a run begins."""
@@ -55,40 +46,27 @@ class ExperimentBoard:
         self._title = f"run {self._number} of {self._runs}: {run.name}"
         if run.policy != CONSTANT:
             self._title += f", range {run.policy.label}"
-        self._say(f"{self._title}: starting")
 
-    def advance(self, record: RunRecord) -> None:
+    def advance_to(self, record: RunRecord) -> None:
         """Show that the rounds of `record` are done and the next one is running."""
-        accuracy = f", accuracy {record.rounds[-1].accuracy:.2%}" if record.rounds else ""
-        self._line = f"{self._title}: round {len(record.rounds) + 1} of {self._rounds}{accuracy}"
-        self._progress.update(self._task, completed=self._done + len(record.rounds))
-        self._say(self._line)
+        rounds = record.rounds
+        accuracy = f", accuracy {rounds[-1].accuracy:.2%}" if rounds else ""
+        self._line = f"{self._title}: round {len(rounds) + 1} of {self._rounds}{accuracy}"
+        self.update(self._task, completed=self._done + len(rounds), description=self._line)
 
-    def servers(self, status: Mapping[str, Any]) -> None:
+    def servers(self, status: RoundStatus) -> None:
         """Show S0's status while it computes."""
-        done, total = status["progress"]
+        done, total = status.progress
         share = f" {done / total:.0%}" if total else ""
-        self._say(f"{self._line}; servers: {status['phase'] or status['state']}{share}")
+        doing = f"{self._line}; servers: {status.phase or status.state}{share}"
+        self.update(self._task, description=doing)
 
-    def finished(self, record: RunRecord) -> None:
+    def ended(self, record: RunRecord) -> None:
         """Print the line of a finished run."""
         self._done += self._rounds
-        self._progress.update(self._task, completed=self._done)
-        accuracy = f"{record.rounds[-1].accuracy:.2%}" if record.rounds else "none"
-        end = (
-            f"diverged after round {len(record.rounds)}"
-            if record.diverged
-            else f"accuracy {accuracy}"
-        )
-        seconds = sum(figures.seconds for figures in record.rounds)
-        self._console.print(f"{self._title}: {end}, {seconds:.0f} s", highlight=False)
-
-    def _say(self, text: str) -> None:
-        self._progress.update(self._task, description=text)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self.update(self._task, completed=self._done)
+        rounds = record.rounds
+        accuracy = f"accuracy {rounds[-1].accuracy:.2%}" if rounds else "accuracy none"
+        end = f"diverged after round {len(rounds)}" if record.diverged else accuracy
+        seconds = sum(figures.seconds for figures in rounds)
+        self.console.print(f"{self._title}: {end}, {seconds:.0f} s", highlight=False)

@@ -1,14 +1,17 @@
-"""The parameters of a run, and the record that is kept of it."""
+"""The parameters of a run, and the record that is kept of it in ID.json once it is finished."""
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from securemedian.laboratory import models
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models import Model
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
@@ -69,10 +72,7 @@ class Run:
     @property
     def run_id(self) -> str:
         """The run's id, also a file name; runs that differ in any field have different ids."""
-        # every policy had a decay when the first runs were saved: their ids stay
-        policy = {"decay": 0.1} | self.policy.to_dict()
-        values = json.dumps(self.to_dict() | {"range": policy}, sort_keys=True)
-        digest = hashlib.sha256(values.encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
         return f"{self.method}-{self.attack}-seed{self.seed}-{digest[:12]}"
 
     @property
@@ -85,18 +85,9 @@ class Run:
         return replace(models.MODELS[name], **self.recipe.get(name, self.recipe))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they are saved, with the policy under "range"."""
-        values = {
-            "range" if name == "policy" else name: value for name, value in asdict(self).items()
-        }
-        # the first saved runs had none of these: their ids stay
-        del values["optimiser"]
-        if self.collaboration is None:
-            del values["collaboration"]
-        if not self.inference:
-            del values["inference"]
-        optimiser = self.optimiser.to_dict()
-        return values if self.optimiser == NoOptimiser() else values | {"optimiser": optimiser}
+        """Return the fields as they are saved."""
+        named = {"policy": self.policy.to_dict(), "optimiser": self.optimiser.to_dict()}
+        return asdict(self) | named
 
     def params(self, dim: int, exchange: Mapping[str, Any] | None = None) -> RoundParams:
         """Return the parameters of a round of the servers, which takes all clients or fails.
@@ -169,18 +160,42 @@ class RunRecord:
         """Return whether nothing is left to do of so many rounds."""
         return self.diverged or len(self.rounds) >= rounds
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as it is saved."""
-        return asdict(self)
+    def save(self, folder: Path, run: Run) -> None:
+        """Save the record of a finished run as ID.json."""
+        write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | asdict(self))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RunRecord":
-        """Return the record that was saved as these values."""
-        rounds = [
-            Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))
-            for one in values["rounds"]
-        ]
-        return cls(rounds, bool(values["diverged"]))
+    def load(cls, folder: Path, run: Run) -> "RunRecord | None":
+        """Return the record of a finished run, or None if there is none.
+
+        Raises ConfigError if the file is damaged or of another run.
+        """
+        path = folder / f"{run.run_id}.json"
+        if not path.exists():
+            return None
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            # as it is after it has been written and read
+            if values["run"] != json.loads(json.dumps(run.to_dict())):
+                raise ConfigError(
+                    f"{path} is of another run: move it away, or choose another folder with --out"
+                )
+            rounds = [
+                Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))
+                for one in values["rounds"]
+            ]
+            return cls(rounds, bool(values["diverged"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is damaged: remove it, or redo everything with --fresh"
+            ) from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values as JSON to a file, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(values, indent=1) + "\n")
+    os.replace(new, path)
 
 
 def fingerprint(data: Dataset) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.public import PublicSet
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
@@ -25,8 +26,6 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
-from securemedian.servers import config
-from securemedian.servers.storage.store import Store
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -43,8 +42,7 @@ class ExperimentServers:
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
         # the servers and the connections to them
         self._open = ExitStack()
-        # what S0 has published last; None: the servers are not running
-        self._kept: RunState | None = None
+        self._clients: Sequence[Client] = ()
         try:
             keygen.make_all(
                 self._directory, self._names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
@@ -53,20 +51,16 @@ class ExperimentServers:
             shutil.rmtree(self._directory)
             raise
 
-    def ready(self, state: RunState) -> None:
-        """Make sure that the servers run and can go on with `state`."""
-        if self._kept is None or (state.published and state is not self._kept):
-            self._restart(state)
-
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
     ) -> tuple[RunState, ServerCost]:
         """Run one more round; return the run's state after it and what it cost the servers.
 
-        The servers must be `ready` for `before`. The published result is compared with the one
-        computed in the clear: raises SecureMedianError if they differ. An error of `play` aborts
-        the round and is raised again.
+        The first round of a run is opened with its model. The published result is compared with the
+        one computed in the clear: raises SecureMedianError if they differ. An error of `play`
+        aborts the round and is raised again.
         """
+        self._start()
         fresh = before.published == 0
         round_id = self._coordinator.open_round(
             params,
@@ -75,8 +69,7 @@ class ExperimentServers:
             optimiser=before.optimiser if fresh else None,
         )
         results, cost = self._results(params, round_id, play)
-        self._kept = before.after(results[0], params.method.range_buckets)
-        return self._kept, cost
+        return before.after(results[0], params.method.range_buckets), cost
 
     def combine(
         self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
@@ -85,12 +78,11 @@ class ExperimentServers:
 
         Returns the labels (d,), and what the round cost the servers.
         """
+        self._start()
         for client in self._clients:
             client.public = public
         round_id = self._coordinator.open_round(params)
         results, cost = self._results(params, round_id, lambda _: predictions)
-        # S0 has counted a round, which no other run knows of
-        self._kept = RunState()
         return results[0], cost
 
     def _results(
@@ -112,39 +104,33 @@ class ExperimentServers:
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
         # the order in which the servers drew clients for clusters
-        included = status["included"]
+        included = status.included
         flat = updates.reshape(len(updates), -1)
         placed = flat[[self._names.index(name) for name in included]]
-        weights, coin = params.weights_of(included), bytes.fromhex(status["coin"])
+        weights, coin = params.weights_of(included), bytes.fromhex(status.coin)
         clear = plaintext.published(placed, params, published, weights, coin=coin)
         if not np.array_equal(results, clear):
             raise SecureMedianError(
-                f"round {status['number']} published another result than the same round computed "
+                f"round {status.number} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"
             )
-        cost = status["cost"]
+        cost = status.cost
         return results, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
-    def _restart(self, state: RunState) -> None:
-        """Start the servers with `state` as S0's saved state, so that a run goes on from it."""
-        self._open.close()
-        self._kept = None
-        self._show({"phase": "being started (the first start compiles)", "progress": (0, 0)})
-        directory = self._directory
-        store = Store(Path(config.load(directory / "s0.toml").state_dir))
-        store.save_run(state)
-        store.close()
-        with ExitStack() as opened:
-            self._processes = opened.enter_context(Processes(directory))
-            daemons.start(self._processes, directory)
-            self._coordinator = opened.enter_context(Coordinator(self._config("coordinator")))
-            self._clients: Sequence[Client] = [
-                opened.enter_context(Client(self._config(name))) for name in self._names
-            ]
-            self._open = opened.pop_all()
-        self._kept = state
+    def _start(self) -> None:
+        """Start the servers unless they run."""
+        if self._clients:
+            return
+        self._show(RoundStatus(phase="being started (the first start compiles)"))
+        processes = self._open.enter_context(Processes(self._directory))
+        daemons.start(processes, self._directory)
+        self._processes = processes
+        self._coordinator = self._open.enter_context(Coordinator(self._config("coordinator")))
+        self._clients = [
+            self._open.enter_context(Client(self._config(name))) for name in self._names
+        ]
 
     def _config(self, name: str) -> ClientConfig:
         # what these clients have made ends with this process

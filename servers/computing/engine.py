@@ -15,8 +15,9 @@ from functools import partial
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome
+from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import Backend, Computation
 

@@ -85,14 +85,16 @@ class PeerWatch:
         self.differing = differences(self._agreement, message.agreement)
         return change
 
-    def received(self, sent: int) -> bool:
+    def received(self, sent: int, now: float) -> bool:
         """Return whether to take a message about a round, before which the peer sent `sent` others.
 
         That is while the servers are linked and no message is missing. Nothing after a lost message
-        is taken, and the next hello shows the gap.
+        is taken, and the next hello shows the gap. A message that is taken is a sign of life.
         """
         taken = self.linked and sent == self._received
-        self._received += taken
+        if taken:
+            self._received += 1
+            self._until = now + self._timeout_s
         return taken
 
     def bye(self) -> Change | None:

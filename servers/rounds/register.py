@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -81,7 +81,7 @@ class Register:
         self._entries: dict[str, Entry] = {}
         self._closed = False
         # when the rounds of the last hour began
-        self._begun: deque[float] = deque()
+        self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
         self._load()
 
     def check(self, config: ServerConfig) -> None:
@@ -181,7 +181,7 @@ class Register:
         config = self._config
         if self._closed:
             raise RoundBusy(f"{config.name} is being stopped")
-        config.policy.check(params, self._rounds_of_the_hour(), config.name)
+        config.policy.check(params, self._rounds_of_the_hour(asked.cohort), config.name)
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
@@ -211,15 +211,16 @@ class Register:
         spool = self._store.spool(asked.round, params.layout, params.dealing)
         return Entry(server_round, spool, before, request)
 
-    def begin(self) -> None:
+    def begin(self, cohort: str) -> None:
         """Count a round that both servers take part in, for the policy's rounds per hour."""
-        self._begun.append(self._clock())
+        self._begun[cohort].append(self._clock())
 
-    def _rounds_of_the_hour(self) -> int:
-        """Return how many rounds have begun within the last hour, and forget earlier ones."""
-        while self._begun and self._begun[0] <= self._clock() - HOUR_S:
-            self._begun.popleft()
-        return len(self._begun)
+    def _rounds_of_the_hour(self, cohort: str) -> int:
+        """Return how many rounds of a cohort have begun within the last hour."""
+        begun = self._begun[cohort]
+        while begun and begun[0] <= self._clock() - HOUR_S:
+            begun.popleft()
+        return len(begun)
 
     def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
         """Store the public metrics of a client for a round.

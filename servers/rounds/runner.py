@@ -172,7 +172,7 @@ class RoundRunner:
         return self._engines.of(entry.server_round.cohort)
 
     def _begin(self, entry: Entry) -> None:
-        self._register.begin()
+        self._register.begin(entry.server_round.cohort)
         self._keeper.keep(entry.server_round.cohort, entry.before)
 
     def _prepare(self, entry: Entry) -> None:

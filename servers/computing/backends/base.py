@@ -9,8 +9,10 @@ from typing import Protocol
 
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress
+from securemedian.mpc.rounds.pipeline import Checked, Outcome
 
 
 class Computation(Protocol):
@@ -18,7 +20,7 @@ class Computation(Protocol):
 
     All but `close` block until they are done, with waits that have limits, and are called by
     threads of the engine: one at a time, but for the checks of dealings, which come beside the
-    others. They raise what `mpc.pipeline` raises, and ChannelClosed once it is closed.
+    others. They raise what `mpc.rounds.pipeline` raises, and ChannelClosed once it is closed.
     """
 
     session_id: bytes

@@ -46,9 +46,12 @@ from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds import cutting, pipeline
+from securemedian.mpc.rounds.cost import Cost, joined
+from securemedian.mpc.rounds.cutting import Shard
+from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
+from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.slices import Keep, Parcels, for_check, for_shard
 from securemedian.servers.computing.backends.worker import Broken, Meeting
@@ -583,7 +586,7 @@ class ShardedComputation:
             preprocessing_bytes_sent=own.bytes_sent,
             preprocessing_bytes_received=own.bytes_received,
         )
-        cost = _together(pipeline.joined(costs), ahead)
+        cost = _together(joined(costs), ahead)
         return replace(cost, ahead_seconds=time.perf_counter() - start)
 
     def toss(self) -> tuple[bytes, Cost]:
@@ -641,7 +644,7 @@ class ShardedComputation:
 
         outcomes: list[Outcome] = crew.run("run_round", shards, arguments, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)
-        costs += [pipeline.joined([outcome.cost for outcome in outcomes]), crew.own_cost]
+        costs += [joined([outcome.cost for outcome in outcomes]), crew.own_cost]
         total = _together(*costs)
         seconds = time.perf_counter() - start
         total = replace(
@@ -661,7 +664,7 @@ class ShardedComputation:
             crew.release()
 
     def _cut(self, dim: int) -> list[Shard]:
-        return pipeline.shards(dim, self._shards)
+        return cutting.shards(dim, self._shards)
 
     def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> _Slices:
         """Return what the workers of a round are given of the uploads."""
@@ -683,7 +686,7 @@ class ShardedComputation:
         start = time.perf_counter()
         checked: list[Checked] = crew.run(step, shards, arguments, progress)
         passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
-        cost = pipeline.joined([one.cost for one in checked])
+        cost = joined([one.cost for one in checked])
         cost = _together(cost, crew.own_cost.as_checking())
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
@@ -702,7 +705,7 @@ class ShardedComputation:
             shards,
             lambda shard: (params, slices.of(shard), weights, replace(shard, coin=coin)),
         )
-        cost = _together(pipeline.joined([each for _, each in surveys]), crew.own_cost)
+        cost = _together(joined([each for _, each in surveys]), crew.own_cost)
         total = RingShare(np.stack([one for one, _ in surveys]).sum(axis=0, dtype=np.uint64))
         ((verdicts, judged),) = crew.run(
             "judge",

@@ -12,7 +12,7 @@ from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload, words_of
-from securemedian.mpc.rounds.pipeline import Shard
+from securemedian.mpc.rounds.cutting import Shard
 
 
 class Kept(Protocol):

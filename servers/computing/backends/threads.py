@@ -10,8 +10,11 @@ from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cutting import Shard
+from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Cost, Outcome, Progress, Shard
+from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.network.transport import ZmqLink
 

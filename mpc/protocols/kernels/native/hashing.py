@@ -43,8 +43,8 @@ def emit_hashes(
 ) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
     """Yield the places and hashes of a few vectors of blocks at a time.
 
-    The tweak of lane l of vector i is `first` + order[i][l]. With the address of a difference of
-    hash inputs, as many hashes with it follow.
+    The tweak of lane l of vector i is `first` + order[i][l]. With a difference of hash inputs, as
+    many hashes with it follow.
     """
     b = v.builder
     for begin in range(0, len(blocks), HASHED):
@@ -57,7 +57,7 @@ def emit_hashes(
             for block, places in zip(blocks[begin : begin + HASHED], some, strict=True)
         ]
         if difference is not None:
-            tweaked += v.xors(tweaked, [v.broadcast(difference)] * len(tweaked))
+            tweaked += [b.xor(y, difference) for y in tweaked]
         yield some, v.hash(tweaked, keys)
 
 
@@ -133,9 +133,10 @@ def _emit_columns(
     v = Vectors(builder, lanes)
     columns = _columns(v, rows, stride)
     outs = [out0] if out1 is None else [out0, out1]
+    apart = None if difference is None else v.broadcast(difference)
     with loop(builder, ir.Constant(I64, 8)) as t:
         at = builder.mul(t, ir.Constant(I64, 16))
-        _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, difference, outs)
+        _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, apart, outs)
 
 
 def _emit_planes(
@@ -161,12 +162,13 @@ def _emit_planes(
     b, v = builder, Vectors(builder, lanes)
     columns = _columns(v, rows, stride)
     outs = [out0] if out1 is None else [out0, out1]
+    apart = None if difference is None else v.broadcast(difference)
     lowest = [v.memory(8) for _ in outs]
     with loop(b, ir.Constant(I64, 8)) as t:
         at = b.mul(t, ir.Constant(I64, 16))
         hashes: list[list[ir.Value]] = [[] for _ in outs]
         first = v.fill(b.add(index, at), stream)
-        for some, hashed in emit_hashes(v, columns(t), _sixteen(lanes), first, difference, keys):
+        for some, hashed in emit_hashes(v, columns(t), _sixteen(lanes), first, apart, keys):
             for number, vector in enumerate(hashed):
                 hashes[number // len(some)].append(b.bitcast(vector, v.bytes))
         for found, memory in zip(hashes, lowest, strict=True):
@@ -203,7 +205,8 @@ def _emit_blocks(
     v = Vectors(builder, lanes)
     loaded, order = v.loads(blocks, abreast), in_a_row(lanes, abreast)
     outs = [out0] if out1 is None else [out0, out1]
-    _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, difference, outs)
+    apart = None if difference is None else v.broadcast(difference)
+    _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, apart, outs)
 
 
 _columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))

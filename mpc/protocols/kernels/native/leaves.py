@@ -178,31 +178,53 @@ def _expand_part(
 
     They become the first words of `rows`. `counter` is that of word 0.
     """
-    bits, stride, row = 128 // leaves.shape[0], rows.shape[1], rows.reshape(-1)
+    bits, step, row = 128 // leaves.shape[0], rows.shape[1], rows.reshape(-1)
     if choices is not None:
         choices[first : first + words] = 0
     for tree in range(leaves.shape[0]):
-        keys, mine = leaves[tree], row[tree * bits * stride :]
+        keys, to = leaves[tree], row[tree * bits * step :]
         # the first tree has no correction: its sum is the receiver's choices, and no mask counts
         correction = corrections[max(tree - 1, 0), first:]
         if choices is not None:
-            added, its = choices[first:], None
-            total = added if tree == 0 else correction
+            plus, its = choices[first:], None
+            total = plus if tree == 0 else correction
         elif masks is not None:
-            added, total = correction, None
+            plus, total = correction, None
             its = np.zeros(bits, np.uint64) if tree == 0 else masks[tree * bits :]
         start = 0
         while start < words:
-            block, to = counter + np.uint64((first + start) // 2), mine[start:]
-            plus, here = added[start:], after(total, start)
+            # slices that are nowhere kept cost no counting of references
+            block = counter + np.uint64((first + start) // 2)
             if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
-                _expand_small(keys, nonce, block, to, stride, plus, its, here)
+                _expand_small(
+                    keys, nonce, block, to[start:], step, plus[start:], its, after(total, start)
+                )
                 start += _SMALL_TILE
             elif start + _TILE <= words:
-                _expand_tile(keys, bits, nonce, block, to, stride, plus, its, here)
+                _expand_tile(
+                    keys,
+                    bits,
+                    nonce,
+                    block,
+                    to[start:],
+                    step,
+                    plus[start:],
+                    its,
+                    after(total, start),
+                )
                 start += _TILE
             else:
-                _expand_block(keys, bits, nonce, block, to, stride, plus, its, here)
+                _expand_block(
+                    keys,
+                    bits,
+                    nonce,
+                    block,
+                    to[start:],
+                    step,
+                    plus[start:],
+                    its,
+                    after(total, start),
+                )
                 start += 2
 
 

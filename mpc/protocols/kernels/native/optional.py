@@ -25,24 +25,24 @@ def beside(given: Array | None, array: Array) -> Array | None:
     return None if given is None else array
 
 
-# not strict: numba would compare annotations
-@overload(after, strict=False)
+# inlined, so that slices in loops count no references; not strict: numba would compare annotations
+@overload(after, inline="always", strict=False)
 def _after(array: Any, first: Any) -> Any:
     if array is types.none:
         return lambda array, first: None
     return lambda array, first: array[first:]
 
 
-# not strict: numba would compare annotations
-@overload(flat, strict=False)
+# inlined, so that slices in loops count no references; not strict: numba would compare annotations
+@overload(flat, inline="always", strict=False)
 def _flat(array: Any) -> Any:
     if array is types.none:
         return lambda array: None
     return lambda array: array.reshape(-1)
 
 
-# not strict: numba would compare annotations
-@overload(beside, strict=False)
+# inlined, so that slices in loops count no references; not strict: numba would compare annotations
+@overload(beside, inline="always", strict=False)
 def _beside(given: Any, array: Any) -> Any:
     if given is types.none:
         return lambda given, array: None

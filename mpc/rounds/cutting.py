@@ -1,0 +1,119 @@
+"""How a round is cut: shards for workers, chunks of coordinates for lanes, pieces for checks."""
+
+from dataclasses import dataclass, field
+
+from securemedian.mpc.arrays import XorBits
+from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.rounds.params import RoundParams
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Coordinates [begin, end) of a round, which one worker of either server computes.
+
+    `number` is that of the shard, out of `count`. A round is the same whether its shards are
+    computed by one pair of parties, one after the other, or each by a pair with a session of its
+    own.
+    """
+
+    number: int
+    count: int
+    begin: int
+    end: int
+    # what all shards have in common: the coin that was tossed for the round, for methods that toss,
+    # and shares of what `judge_surveys` found, for methods that survey
+    coin: bytes = field(default=b"", repr=False)
+    verdicts: XorBits | None = field(default=None, repr=False)
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return self.end - self.begin
+
+    def parts(self, shape: Dealing) -> range:
+        """Return which parts of a dealing this shard checks.
+
+        Parts and shards have different boundaries. `Dealing.partners` grows as parts shrink, so
+        parts are as large as without shards, and some shards may have none.
+        """
+        each = len(shape.parts)
+        return range(self.number * each // self.count, (self.number + 1) * each // self.count)
+
+
+def shards(dim: int, count: int) -> list[Shard]:
+    """Cut `dim` coordinates into `count` shards or, if they are few, into fewer.
+
+    All but the last have the same number of coordinates, in whole slices (`share.SLICE_ALIGN`).
+    """
+    size = -(-dim // (count * share.SLICE_ALIGN)) * share.SLICE_ALIGN
+    begins = range(0, dim, size)
+    return [
+        Shard(number, len(begins), begin, min(begin + size, dim))
+        for number, begin in enumerate(begins)
+    ]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Coordinates [begin, end) of some of the clients, whose values a lane checks at once."""
+
+    clients: slice
+    begin: int
+    end: int
+
+    @property
+    def dim(self) -> int:
+        """Return the number of coordinates."""
+        return self.end - self.begin
+
+
+def cut(
+    params: RoundParams,
+    clients: int,
+    lanes: int,
+    chunk: int,
+    batch: int,
+    shard: Shard | None = None,
+) -> list[tuple[int, int]]:
+    """Return the chunks of a round, or of a shard of it, [begin, end) each.
+
+    Lane i of L computes chunks i, i + L, ..
+    """
+    return _cut(params.dim, params.method.at_once(clients), lanes, chunk, batch, shard)
+
+
+def cut_check(
+    params: RoundParams,
+    clients: int,
+    lanes: int,
+    chunk: int,
+    batch: int,
+    shard: Shard | None = None,
+) -> list[Piece]:
+    """Return the pieces of a check of values, of a shard if there is one.
+
+    Lane i of L checks pieces i, i + L, ..
+
+    There are none where the method has nothing to check.
+    """
+    per_value = params.method.comparisons_per_value(params.max_clients)
+    if not params.method.checks_values:
+        return []
+    # as many as leave room for the smallest chunk
+    together = min(clients, max(1, batch // (per_value * share.SLICE_ALIGN)))
+    return [
+        Piece(slice(first, min(first + together, clients)), begin, end)
+        for first in range(0, clients, together)
+        for begin, end in _cut(params.dim, together * per_value, lanes, chunk, batch, shard)
+    ]
+
+
+def _cut(
+    dim: int, at_once: int, lanes: int, chunk: int, batch: int, shard: Shard | None
+) -> list[tuple[int, int]]:
+    first, last = (shard.begin, shard.end) if shard else (0, dim)
+    # no larger than an even part per lane, in whole slices, and never less than one slice
+    size = min(chunk, batch // max(1, at_once), -(-(last - first) // lanes))
+    size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
+    return [(begin, min(begin + size, last)) for begin in range(first, last, size)]
