@@ -1,6 +1,6 @@
 """The verb `plan`: what a round will cost, before anyone starts it.
 
-OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core
+OTs, bytes and rounds are exact (`plan`). Seconds are an estimate for two servers with one core
 each, like this machine's, from a calibration that takes about a second per method:
 
     seconds  = max(compute, transfer) + waiting

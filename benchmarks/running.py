@@ -84,8 +84,8 @@ class RunningServers:
         return {
             "uploads_seconds": submitted - start,
             "published_seconds": time.monotonic() - submitted,
-            "attempt": status["attempt"],
-            "cost": status["cost"],
+            "attempt": status.attempt,
+            "cost": status.cost,
         }
 
 

@@ -33,6 +33,7 @@ from securemedian.benchmarks.running import (
     RunningServers,
     started,
 )
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
@@ -202,11 +203,11 @@ class _Nodes:
         """Return what kills a node once half of a round's coordinates are done."""
         killed = False
 
-        def show(status: dict[str, Any]) -> None:
+        def show(status: RoundStatus) -> None:
             nonlocal killed
-            done, total = status["progress"]
+            done, total = status.progress
             # before the protocol the progress is that of filling the pools
-            if not killed and status["phase"] == "protocol" and total and 2 * done >= total:
+            if not killed and status.phase == "protocol" and total and 2 * done >= total:
                 killed = True
                 self._cluster.remove_node(self._left.pop(), allow_graceful=False)
 

@@ -5,15 +5,15 @@ compute nothing, and counts. Who sends what, how long it is and what waits for w
 the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
 round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
 `Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
-message from `channel`, `softspoken` and `ferret`, and the chunks from `pipeline`.
+message from `channel`, `softspoken` and `ferret`, and the chunks from `cutting`.
 
 A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
-repeats, so that few chunks of a long vector are run. The prediction is of the first round of a
-session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
-group of trees: those that a round hands out are counted as OTs, but the bytes are of whole groups.
-A daemon that fills its pools while clients train adds an exchange of sizes to these bytes, and a
-short message per chunk. One that checks dealings as they come tosses more than once, which adds two
-short messages each time.
+repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
+later rounds find leftovers in stock, and make less. Silent OT extension makes OTs by the group of
+trees: those that a round hands out are counted as OTs, but the bytes are of whole groups. A daemon
+that fills its pools while clients train adds an exchange of sizes to these bytes, and a short
+message per chunk. One that checks dealings as they come tosses more than once, which adds two short
+messages each time.
 """
 
 import copy

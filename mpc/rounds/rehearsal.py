@@ -93,10 +93,9 @@ def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) 
 
 
 class LoneChannel(Channel):
-    """A channel to nobody. All that is received is zeros, for which it takes no time.
+    """A channel without a peer, from which zeros are received at once.
 
-    They are views of the same memory, as what a real channel receives is memory that another thread
-    has written.
+    All arrays are views of one memory, which another thread wrote, as it does for a real channel.
     """
 
     def __init__(self) -> None:

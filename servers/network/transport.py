@@ -351,7 +351,7 @@ class Bell(Protocol):
 
 
 class ZmqLink:
-    """A stream as the blocking `mpc.channel.Link`.
+    """A stream as the blocking `mpc.protocols.channel.Link`.
 
     `close`, which any thread may call, ends every wait.
     """

@@ -13,10 +13,10 @@ kept only to compare costs.
 The result is shares of the element itself. They are opened at the servers (`reveal.open_ring`) or
 sent to the clients, as `result_to` says.
 
-Inputs must lie in [-2^(l-2), 2^(l-2)). The clients' encoding sees to that (+-inf saturates), and
-`bounds` to shares of anything else: who has a value outside is left out before anything is
-compared. With such a value comparisons could wrap: there would be no order, several clients might
-be chosen, and the result would be the sum of their values.
+Inputs must lie in [-2^(l-2), 2^(l-2)). The clients' encoding saturates values to this range, +-inf
+too. `bounds` finds clients that shared anything else, who are left out before anything is compared.
+With such a value comparisons could wrap: there would be no order, several clients might be chosen,
+and the result would be the sum of their values.
 """
 
 from collections.abc import Sequence
