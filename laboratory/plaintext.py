@@ -36,11 +36,9 @@ def published(
                 for group in range(params.method.groups)
             ]
         )
-    results = params.method.in_the_clear(
-        Clear(
-            updates, weights or [1] * len(updates), replace(before, coin=coin), params.max_clients
-        )
-    )
+    weights, published = weights or [1] * len(updates), replace(before, coin=coin)
+    clear = Clear(updates, weights, published, params.max_clients)
+    results = params.method.in_the_clear(clear)
     return np.asarray(params.exchange.result(results), np.float32)
 
 
