@@ -29,9 +29,9 @@ TELL_S = 0.2
 class Dealer:
     """Deals for one round, on a thread and with connections of its own, and closes these.
 
-    `deal` makes the dealing. What it makes is for this round alone, and for one update. A server
-    that is away is waited for as long as `patience_s`. With `resumed` the same dealing may have
-    been sent before, and a server that has it is left out.
+    `deal` makes the dealing, which is for this round and one update. A server that is away is
+    waited for up to `patience_s`. With `resumed` the same dealing may have been sent before, and a
+    server that has it is left out.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Dealer:
     def join(self, progress: Progress = unseen) -> OwnDealing:
         """Wait until both servers have the dealing, and return it.
 
-        Every answer that it waits for has a time limit. Raises what went wrong.
+        Every answer has a time limit. Raises the error that ended the dealing.
         """
         while self._thread.is_alive():
             self._thread.join(TELL_S)
@@ -84,7 +84,7 @@ class Dealer:
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
-            # the seed last: a dealing that is cut short before it can be sent anew
+            # the seed last: before it is sent, an interrupted dealing can still be made anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
                 if not (self._resumed and self._is_dealt(server)):
                     self._send(server, half, limit)

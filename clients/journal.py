@@ -1,9 +1,9 @@
-"""What a client has made for rounds, and what it keeps of its own between them.
+"""The journal of a client: what it needs to go on with its rounds after a restart.
 
-An upload is kept until both servers have acknowledged it, so that what is sent again is the same:
-two sharings of one update, or two rotations by one dealing, must never be mixed. With a folder all
-of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of three
-states:
+An upload is kept until both servers have acknowledged it, so that a repeated request has the same
+bytes: two sharings of one update, or two rotations by one dealing, must never be mixed. With a
+folder all of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of
+three states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
     upload   both halves of the update. They take the place of the dealing's secret before the first
@@ -64,7 +64,7 @@ class Draw:
     def entropy(self) -> Entropy:
         """Return a source of randomness that gives the same bytes each time.
 
-        Each draw is a SHA-256 under the secret, and tells nothing about the others.
+        Each draw is a SHA-256 under the secret, and reveals nothing of the others.
         """
         draws = 0
 
@@ -112,7 +112,7 @@ class Sent:
 
 
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
-    """Return what tells one flat update, for a group, from another."""
+    """Return a digest of a flat update for a group."""
     data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
     if group:
         data.update(group.to_bytes(8, "little"))
@@ -158,7 +158,7 @@ class Journal:
 
     @property
     def rounds(self) -> list[str]:
-        """Return the ids of the rounds for which something is kept that servers lack."""
+        """Return the ids of the rounds with a dealing or upload that servers may lack."""
         return [*self._draws, *self._submissions]
 
     @property
@@ -220,7 +220,7 @@ class Journal:
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
 
     def confirm(self, submission: Submission) -> None:
-        """Keep of an upload, which both servers have, what its result has to fit, and no more."""
+        """Replace an upload that both servers have by what its result has to fit."""
         round_id = submission.round_id
         self._submissions.pop(round_id, None)
         order = 1 + max((sent.order for sent in self._sent.values()), default=0)
@@ -252,7 +252,7 @@ class Journal:
         self._own = own
 
     def forget(self, round_id: str) -> None:
-        """Delete what is kept for a round that servers lack: it has ended, or they refuse it."""
+        """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
         self._draws.pop(round_id, None)
         self._submissions.pop(round_id, None)
         self._delete(round_id)

@@ -23,7 +23,7 @@ class Lookup:
         The round `seen` last is returned again only if an upload for it is still to be sent.
         """
         try:
-            # whoever waits asks again where there is no answer
+            # the caller asks again if there is no answer
             found = self._service.latest(0.0)
             known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
@@ -59,7 +59,7 @@ class Lookup:
         kept = found["round"] in self._journal.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
-        # otherwise everybody knows what the values lie around, and there is no model
+        # otherwise the values lie around constants, and there is no model
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
             state = self._outcomes.run_before(found["round"], start, timeout_s)

@@ -1,4 +1,4 @@
-"""What rounds come to: their receipts and results, waited for, checked and decoded.
+"""The receipts and results of rounds: waited for, checked and decoded.
 
 `results` has the checks.
 """
@@ -17,9 +17,8 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
 
-# Says of a round what its receipt must fit: the digest of the run that this side trained
-# from, and its own public key. Each is empty where it has not trained, or where not both servers
-# have confirmed its upload.
+# Returns what the receipt of a round must fit: the digest of the run that this side trained from,
+# and its public key if both servers have confirmed its upload. Each is empty otherwise.
 Trained = Callable[[str], tuple[bytes | None, str]]
 
 
@@ -29,7 +28,7 @@ def untrained(round_id: str) -> tuple[bytes | None, str]:
 
 
 class Outcomes:
-    """Fetches what rounds come to, and keeps the runs between them."""
+    """Fetches receipts and results, and keeps the latest runs."""
 
     def __init__(self, service: Service, trained: Trained) -> None:
         self._service, self._trained = service, trained
@@ -116,10 +115,10 @@ class Outcomes:
     ) -> dict[int, wire.Message]:
         """Return the answers by party once a round is published, of both servers if they are there.
 
-        One of them has the values if `values`, and with `both` the other one as well: then both
-        servers must answer. Otherwise one is enough, because it has the signatures of both. S0
-        leads, so that it is waited for, and if it is away S1. Raises RoundFailed, with the reason,
-        if the round has failed.
+        With `values` one of them has the values, with `both` each: then both servers must answer.
+        Otherwise one is enough, because it has the signatures of both. This waits for S0, which
+        leads, or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has
+        failed.
         """
         what = f"round {round_id} was not published"
 

@@ -1,9 +1,8 @@
-"""Results: what a server says of a round, checked against what both servers vouch for.
+"""The checks of a server's answer about a round against the record that both servers signed.
 
-A server's word alone counts for nothing here. Its answer has the round's receipt, with the
-signatures of both servers, and everything that is taken over from an answer must fit the record in
-it: the parameters, the clients, the run that the round started from, and the opened
-values. Clients decode these themselves, and take the run's step to the next round.
+Nothing is taken from one server alone. Its answer has the round's receipt with the signatures of
+both, and the parameters, the clients, the run that the round started from and the opened values
+must fit the record in it. Clients decode the values themselves, and compute the next run state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +42,8 @@ class RecentRuns:
     def keep(self, state: RunState) -> None:
         """Keep a run, and forget the oldest if there are too many.
 
-        Nobody can write to its arrays any more: a caller that is handed its model must not change
-        what the next rounds start from.
+        Its arrays become read-only: a caller that gets its model must not change the start of the
+        next rounds.
         """
         for array in state.arrays.values():
             array.flags.writeable = False

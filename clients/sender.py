@@ -28,7 +28,7 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 
 
 class Sender:
-    """Makes uploads and sends them, with what `journal` keeps of them. It owns the journal.
+    """Makes uploads and sends them, and keeps them in `journal`, which it owns.
 
     `connect` makes new connections for a dealing, and `deal` makes the dealing. A server that is
     away is waited for as long as `patience_s`, unless a method is given another limit.
@@ -67,8 +67,8 @@ class Sender:
     ) -> Submission:
         """Return the upload of a flat update and its encoded `values`, ready to be sent.
 
-        Both servers have the dealing for it by then. Raises what they answer to the dealing, which
-        is then forgotten.
+        Both servers have the dealing for it by then. Raises the error with which they refuse the
+        dealing, which is then forgotten.
         """
         if not self._parties_known:
             ask_parties(self._servers, self._patience_s)
@@ -102,7 +102,7 @@ class Sender:
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         total, before = sum(half.share.nbytes for half in made.halves), 0
-        # where it could not be written before, it is now
+        # it may not have been written before
         self._journal.keep(made)
         try:
             for server, half in zip(self._servers, made.halves, strict=True):
@@ -148,7 +148,7 @@ class Sender:
     def _dealer_for(self, current: Round) -> Dealer | None:
         """Return what deals for a round, or None if nobody deals. It begins at the first call.
 
-        One that got no answers begins anew, with the same dealing.
+        One that ended without answers begins anew, with the same dealing.
         """
         dealer = self._dealer
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
@@ -161,7 +161,8 @@ class Sender:
             for connection, server in zip(connections, self._servers, strict=True):
                 connection.reached = server.reached
             self._dealer = Dealer(
-                # each server gets the half that it got the first time, whatever S0 says now
+                # each server gets the half that it got the first time, even if S0 says another
+                # index
                 replace(current, index=draw.index),
                 shape,
                 connections,

@@ -1,4 +1,4 @@
-"""The two servers, as one key sees them: asked, and waited for."""
+"""The connections of one key to both servers, and waits for their answers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,8 +99,8 @@ class Service:
     def wait(self, party: int, look: Callable[[], T | None], limit: Limit, what: str) -> T:
         """Call `look`, which asks the server `party`, until it returns something other than None.
 
-        A server that has been reached before may be away for as long. Raises ChannelTimeout with
-        `what`, which says what has not come, if the limit is reached.
+        A server that has been reached before may be away until the limit. Raises ChannelTimeout
+        with `what`, which names the missing thing, at the limit.
         """
         while True:
             try:

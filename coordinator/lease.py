@@ -1,7 +1,6 @@
-"""The lease of a coordinator: one run at a time opens rounds, and the next one ends what it left.
+"""The lease of a coordinator: one run at a time opens rounds.
 
-A run that is stopped may have no chance to end its open round. The next run knows from the lease
-which round that was.
+A run that is stopped may leave a round open. The next run finds its id in the lease, and ends it.
 """
 
 import fcntl

@@ -1,9 +1,8 @@
-"""The watch over a service: what both servers say, and the rounds that were seen, bounded.
+"""The watch over a service: the status of both servers, and a bounded history of rounds.
 
-One thread per server asks `status`, all together at most once a second, however many look at it.
-Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
-run that `coordinate` leads come from its folder too, with their receipts and what was measured
-of their models.
+One thread per server asks `status`, all together at most once a second for any number of viewers.
+Once a round is published, S0 is asked for its receipt in place of one `status`. The rounds of a run
+that `coordinate` leads come from its folder too, with their receipts and evaluations.
 """
 
 import calendar
