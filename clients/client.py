@@ -97,13 +97,7 @@ class Client(Member):
             super().close()
             raise
         self._lookup = Lookup(self.service, self.outcomes, self._journal)
-        self._sender = Sender(
-            self._journal,
-            self.servers,
-            self.service.connect,
-            lambda *given: self.deal(*given),
-            config.retry_limit_s,
-        )
+        self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it

@@ -1,6 +1,6 @@
 """A client's uploads: made once per round, and sent until both servers have them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
 from securemedian.clients.dealer import Dealer
 from securemedian.clients.journal import Journal, Submission, fingerprint
+from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -30,27 +31,25 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 class Sender:
     """Makes uploads and sends them, and keeps them in `journal`, which it owns.
 
-    `connect` makes new connections for a dealing, and `deal` makes the dealing. A server that is
-    away is waited for as long as `patience_s`, unless a method is given another limit.
+    `deal` makes the dealing of a round. A server that is away is waited for as long as
+    `retry_limit_s` of the configuration, unless a method is given another limit.
     """
 
     def __init__(
         self,
         journal: Journal,
-        servers: Sequence[Connection],
-        connect: Callable[[], Sequence[Connection]],
+        service: Service,
         deal: Callable[[Dealing, Round, Entropy], OwnDealing],
-        patience_s: float,
     ) -> None:
-        self._journal, self._servers, self._connect, self._deal = journal, servers, connect, deal
-        self._patience_s = patience_s
+        self._journal, self._service, self._deal = journal, service, deal
+        self._servers, self._patience_s = service.servers, service.config.retry_limit_s
         # what deals for a round, until its upload is made
         self._dealer: Dealer | None = None
         # whether both servers have said which party they are
         self._parties_known = False
         if journal.rounds or journal.sent:
             # an earlier process has reached them
-            for server in servers:
+            for server in self._servers:
                 server.reached = True
 
     def begin(self, current: Round) -> None:
@@ -157,7 +156,7 @@ class Sender:
         if shape := current.params.dealing:
             resumed = current.round_id in self._journal.rounds
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
-            connections = self._connect()
+            connections = self._service.connect()
             for connection, server in zip(connections, self._servers, strict=True):
                 connection.reached = server.reached
             self._dealer = Dealer(
