@@ -11,7 +11,6 @@ Each question has one module:
 `lanes`     how much faster are several lanes than one?
 `parts`     where does the time of an OT and of a comparison go?
 `forecast`  what will a round cost? The verb `plan`, which needs no servers
-`peers`     what do other systems take for the same work?
 `soak`      does the service survive? The verb `soak`, which verifies every round
 
 They share `cli` (the verb `bench`), `settings` (options and progress), `harness` (two processes),
