@@ -27,6 +27,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     ["import securemedian.clients.client", "from securemedian import cli; cli.main(['--help'])"],
