@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from securemedian.benchmarks import figures, lanes, memory, parts, points, scale
-from securemedian.mpc.errors import ConfigError
+from securemedian.benchmarks import figures, lanes, parts, peak, points, scale
 
 # each module has add_kinds(kinds)
-KINDS = (figures, memory, parts, lanes, points, scale)
+KINDS = (figures, peak, parts, lanes, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:
@@ -25,16 +24,3 @@ def add_verbs(verbs: Any) -> None:
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     for module in KINDS:
         module.add_kinds(kinds)
-    try:
-        from securemedian.benchmarks.peers import cli as peers
-    except ModuleNotFoundError:
-        missing = kinds.add_parser("peers", help="with SPU and MPyC; it takes a checkout")
-        missing.set_defaults(run=_no_peers)
-    else:
-        peers.add_kinds(kinds)
-
-
-def _no_peers(_: object) -> None:
-    raise ConfigError(
-        "bench peers is not part of an installation: run scripts/run bench peers in a checkout"
-    )

@@ -1,6 +1,6 @@
 """The verb `plan`: what a round will cost, before anyone starts it.
 
-OTs, bytes and rounds are exact (`mpc.plan`). Seconds are an estimate for two servers with one core
+OTs, bytes and rounds are exact (`plan`). Seconds are an estimate for two servers with one core
 each, like this machine's, from a calibration that takes about a second per method:
 
     seconds  = max(compute, transfer) + waiting
@@ -53,13 +53,8 @@ from securemedian.mpc.rounds.cutting import cut, cut_check, shards
 from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.plan import (
-    lone_party,
-    predict,
-    predict_shards,
-    rehearse_check,
-    rehearse_round,
-)
+from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.rehearsal import lone_party, rehearse_check, rehearse_round
 
 COLUMNS = (
     "M OTs",
@@ -89,8 +84,6 @@ HOP_S = 4e-4
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
-# numbers of clients for which radix on buckets is compared with dealt uploads
-COMPARED_CLIENTS = (2, 4, 8, 16, 32, 64, 128)
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
@@ -266,9 +259,7 @@ def run(options: argparse.Namespace) -> None:
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
-    with Console(stderr=True).status("other numbers of clients"):
-        lines = [*cheapest(found), *instead_of_dealing(found, protocol)]
-    for line in lines:
+    for line in cheapest(found):
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -524,42 +515,6 @@ def cheapest(rows: Sequence[Forecast]) -> list[str]:
             best = min(of_kind, key=lambda row: row.seconds)
             lines.append(f"cheapest {what} on this link: {best.name}, {best.seconds:.3g} s")
     return lines
-
-
-def instead_of_dealing(rows: Sequence[Forecast], protocol: ProtocolParams) -> list[str]:
-    """Return a sentence on the clients for which radix on buckets is cheaper than dealt uploads.
-
-    It is there if both are among the forecasts. Bytes and OTs are predicted for each number in
-    COMPARED_CLIENTS; bytes are those of all links, from the clients to the servers, too.
-    """
-    dealt = [row for row in rows if row.params.dealing is not None]
-    words = [row for row in rows if row.params.xor_shared and row.params.uses_range]
-    if not dealt or not words:
-        return []
-    # of two schedules, the one that takes less
-    one, other = (min(rows, key=lambda row: row.ots) for rows in (words, dealt))
-    fewer: dict[str, list[int]] = {"bytes over all links": [], "OTs": []}
-    for clients in COMPARED_CLIENTS:
-        ours, theirs = (_traffic(row.params, clients, protocol) for row in (one, other))
-        for what, here, there in zip(fewer, ours, theirs, strict=True):
-            if here < there:
-                fewer[what].append(clients)
-    told = " and ".join(
-        f"fewer {what} with n = {', '.join(map(str, found))}" if found else f"never fewer {what}"
-        for what, found in fewer.items()
-    )
-    among = ", ".join(map(str, COMPARED_CLIENTS))
-    return [f"instead of {other.name}, {one.name} takes {told} (of n = {among})"]
-
-
-def _traffic(params: RoundParams, clients: int, protocol: ProtocolParams) -> tuple[int, int]:
-    """Return the bytes over all links, and the OTs, of a round of so many clients."""
-    resized = replace(params, max_clients=clients, min_clients=2)
-    cost = predict(resized, [1] * clients, protocol).costs[0]
-    # the other server gets the rotations as well, or a seed
-    other = resized.bytes_after if resized.dealing else 0
-    each = resized.bytes_ahead + resized.bytes_after + other + SEED_BYTES
-    return cost.bytes_sent + cost.bytes_received + clients * each, cost.ots
 
 
 def _table(rows: Sequence[Forecast]) -> Any:

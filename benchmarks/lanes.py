@@ -1,6 +1,6 @@
 """`securemedian bench lanes`: how much faster several lanes of one server are than one.
 
-Parties without a peer (`mpc.plan.lone_party`) run on a thread each: real cryptography and kernels,
+Parties without a peer (`rehearsal.lone_party`) run on a thread each: real cryptography and kernels,
 and nobody to wait for. What keeps lanes from as many times the speed of one is the interpreter,
 which one thread has at a time, and the memory and caches that cores share. The first shows as time
 outside kernels, which the interpreter is needed for, and the second as processor time that grows
@@ -34,7 +34,7 @@ from securemedian.mpc.protocols.kernels import (
 from securemedian.mpc.protocols.kernels.native import hashing, leaves, slicing, trees
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import cutting, lanes, plan
+from securemedian.mpc.rounds import cutting, lanes, rehearsal
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import allocator
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
 def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[str, float]:
     """Return the figures of one method, by the names of COLUMNS, from `repeat` pairs of turns."""
     work = _work(params, protocol)
-    parties = [plan.lone_party(protocol) for _ in range(protocol.lanes)]
+    parties = [rehearsal.lone_party(protocol) for _ in range(protocol.lanes)]
     _turn(parties, work, 1)
     times = math.ceil(TURN_S / _turn(parties[:1], work, 1).seconds)
     turns = [(_turn(parties[:1], work, times), _turn(parties, work, times)) for _ in range(repeat)]
@@ -165,7 +165,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
 
     def work(party: Party) -> None:
         for begin, end in chunks:
-            plan.rehearse_round(party, params, weights, end - begin, protocol.batch)
+            rehearsal.rehearse_round(party, params, weights, end - begin, protocol.batch)
 
     return work
 
@@ -184,7 +184,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
 
 def _outside_kernels(protocol: ProtocolParams, work: Callable[[Party], None]) -> float:
     """Return the part of one lane's processor time that is not spent in kernels."""
-    party, clocks = plan.lone_party(protocol), Clocks()
+    party, clocks = rehearsal.lone_party(protocol), Clocks()
     work(party)
     with clocks.on(KERNELS):
         start = time.thread_time()

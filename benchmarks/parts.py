@@ -1,7 +1,7 @@
 """`securemedian bench parts`: where the time of an OT, a comparison and each method goes.
 
 The figures are printed next to what the hardware could do. One party runs alone on one core
-(`mpc.plan.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
+(`rehearsal.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
 timed as a whole, and once more with clocks around the kernels and streams that it calls, so that
 every part is timed on the shapes it is used with and with the caches in the state it finds them in.
 Clocks count the processor time of this thread, which does not include whatever else runs on the
@@ -29,7 +29,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.protocols import compare, dealing, equal, millionaire, ring, share
+from securemedian.mpc.protocols import compare, dealing, millionaire, ring, share
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
 from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
@@ -42,7 +42,7 @@ from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpo
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import chunks, pipeline, plan
+from securemedian.mpc.rounds import chunks, pipeline, rehearsal
 from securemedian.mpc.rounds.methods import (
     bucketed,
     clustered,
@@ -223,7 +223,7 @@ STEPS: tuple[Place, ...] = (
     ("uploads", dealing, "counts", None),
     ("uploads", clustered, "sums_over", None),
     ("comparisons", compare, "msb_of_planes", None),
-    ("equality", equal, "is_zero", None),
+    ("equality", compare, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
     ("multiplexers", pairwise, "multiplex", None),
     ("multiplexers", trimmed_mean, "multiplex", None),
@@ -378,7 +378,7 @@ def _round_parts(
     weights, dim = [1] * params.max_clients, params.dim
 
     def work(party: Party) -> None:
-        plan.rehearse_round(party, params, weights, dim, protocol.batch)
+        rehearsal.rehearse_round(party, params, weights, dim, protocol.batch)
 
     demand = chunks.round_demand(params, weights, dim)
     return _phases(protocol, demand, work, STEPS, options, dim)
@@ -422,9 +422,9 @@ def _measure(
     counted. `prepare` is not timed.
     """
     clocks, wholes, runs = Clocks(), [], []
-    plain = plan.lone_party(protocol)
+    plain = rehearsal.lone_party(protocol)
     with clocks.on(places):
-        clocked = plan.lone_party(protocol)
+        clocked = rehearsal.lone_party(protocol)
     # both take turns, so that they find the machine in the same state
     for _ in range(1 + repeat):
         prepare(plain)

@@ -30,7 +30,6 @@ from securemedian.servers.network.transport import (
     PeerPort,
     ZmqLink,
     authenticate,
-    peer_message_limit,
 )
 
 # for one message, and so long because the other process compiles its kernels first
@@ -50,8 +49,7 @@ def main() -> None:
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
-    limit = peer_message_limit(protocol)
-    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], limit)
+    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"])
     links = _lanes(port, LinkShape.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})

@@ -2,7 +2,7 @@
 
 Both servers are real processes, on a local Ray cluster each for each number of workers. Rounds on
 workers and rounds on threads take turns, so that both meet the same machine, and the middle round
-of each is kept. This process plays all clients, one after another, as in `bench memory`. Nothing
+of each is kept. This process plays all clients, one after another, as in `bench peak`. Nothing
 is made ahead, so that a round's seconds have all of its work.
 
 Three things limit a round however many workers there are, and each is told apart: what one core
@@ -19,29 +19,29 @@ import os
 import secrets
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.memory import CNN, SERVERS, submit_all
-from securemedian.coordinator.coordinator import Coordinator
+from securemedian.benchmarks.running import (
+    CNN,
+    DEADLINE_S,
+    SERVERS,
+    Round,
+    RunningServers,
+    started,
+)
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, report
-from securemedian.laboratory.processes import Processes, unwind_on_sigterm
+from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.operating import keygen
 from securemedian.servers.computing.backends.ray import LOCAL, QUIET
 from securemedian.servers.config import WORKER_LANES
 
-DEADLINE_S = 3600.0
 COLUMNS = (
     "workers",
     "lanes",
@@ -53,8 +53,6 @@ COLUMNS = (
     "of 1 worker",
     "MB/s sent",
 )
-# a round that was run, with what it cost
-Round = dict[str, Any]
 
 
 def add_kinds(kinds: Any) -> None:
@@ -85,19 +83,13 @@ def add_kinds(kinds: Any) -> None:
         default="radix",
         help="what the rounds compute (default: %(default)s)",
     )
-    for name, default, what in (
+    settings.add_counts(
+        scale,
         ("--lanes", 2, "lanes of the servers on threads"),
         ("--clients", 8, "how many clients submit"),
         ("--dim", CNN, "coordinates"),
         ("--repeat", 3, "rounds of each kind after a first one, of which the middle one is kept"),
-    ):
-        scale.add_argument(
-            name,
-            type=settings.count,
-            default=default,
-            metavar="N",
-            help=f"{what} (default: %(default)s)",
-        )
+    )
     scale.add_argument(
         "--kill-node",
         action="store_true",
@@ -133,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
         kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
         os.environ["RAY_TMPDIR"] = kept
         with console.status("starting on threads"):
-            threads = stack.enter_context(_service(params, _table("protocol", lanes=options.lanes)))
+            threads = stack.enter_context(_started(params, _table("protocol", lanes=options.lanes)))
         for workers in options.workers:
             shards = max(workers, options.shards or workers)
             with console.status(f"{workers} workers a server"):
@@ -149,60 +141,12 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"saved to {file}")
 
 
-@dataclass(frozen=True)
-class _Service:
-    """Two servers that run, and who asks them for rounds."""
-
-    params: RoundParams
-    processes: Processes
-    coordinator: Coordinator
-    folder: Path
-
-    def round(self, show: daemons.ShowStatus = lambda status: None) -> Round:
-        """Run one round, and return its cost and what the clients' part took.
-
-        `show` is called with S0's status again and again.
-        """
-        params = self.params
-        policy = CoordinateRange() if params.uses_range else None
-        model = np.zeros(params.dim, np.float32)
-        update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
-        round_id = self.coordinator.open_round(params, model, policy, reset=True)
-        start = time.monotonic()
-        submit_all(self.folder, params.max_clients, update, round_id)
-        submitted = time.monotonic()
-        status = daemons.until_published(self.processes, self.coordinator, round_id, show)
-        return {
-            "uploads_seconds": submitted - start,
-            "published_seconds": time.monotonic() - submitted,
-            "attempt": status["attempt"],
-            "cost": status["cost"],
-        }
-
-    def count_of_events(self, name: str) -> int:
-        """Return how many events of this name S0 has logged."""
-        return (self.folder / "s0.log").read_text().count(f'"event": "{name}"')
+# nothing is made ahead, so that a round's seconds have all of its work
+_started = partial(started, first="pool_limit_bytes = 0")
 
 
-@contextmanager
-def _service(params: RoundParams, *tables: str, **of_server: str) -> Iterator[_Service]:
-    """Start two servers with these tables in both files, and in those of one server besides."""
-    # the names of Ray's sockets below have room for a short one alone
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
-        folder = Path(made) / "service"
-        names = keygen.client_names(params.max_clients)
-        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
-        for server in SERVERS:
-            file = folder / f"{server}.toml"
-            own = [of_server[server]] if server in of_server else []
-            text = "\n".join(["pool_limit_bytes = 0", file.read_text(), *tables, *own])
-            file.write_text(text)
-        with (
-            Processes(folder) as processes,
-            Coordinator.from_config(folder / "coordinator.toml") as coordinator,
-        ):
-            daemons.start(processes, folder)
-            yield _Service(params, processes, coordinator, folder)
+def _shards_lost(service: RunningServers) -> int:
+    return (service.folder / "s0.log").read_text().count('"event": "shard-lost"')
 
 
 def _table(name: str, **values: Any) -> str:
@@ -211,7 +155,11 @@ def _table(name: str, **values: Any) -> str:
 
 
 def measure(
-    threads: _Service, params: RoundParams, workers: int, shards: int, options: argparse.Namespace
+    threads: RunningServers,
+    params: RoundParams,
+    workers: int,
+    shards: int,
+    options: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[Round]]:
     """Run rounds on workers, each beside one on threads; return the point, and the latter."""
     engine = {"kind": "ray", "workers": workers, "shards": shards}
@@ -219,7 +167,7 @@ def measure(
         tables = {server: _table("engine", **engine) for server in SERVERS}
         if cluster:
             tables["s0"] = _table("engine", address=cluster.address, insecure=True, **engine)
-        with _service(params, **tables) as service:
+        with _started(params, **tables) as service:
             pairs = [(threads.round(), service.round()) for _ in range(options.repeat + 1)]
             # the first of each has found nothing in the caches
             beside, own = zip(*pairs[1:], strict=True)
@@ -235,7 +183,7 @@ def measure(
             }
             if cluster:
                 killed = service.round(cluster.kill_one_halfway())
-                point["killed"] = killed | {"shards_lost": service.count_of_events("shard-lost")}
+                point["killed"] = killed | {"shards_lost": _shards_lost(service)}
     return point, list(beside)
 
 
@@ -255,11 +203,11 @@ class _Nodes:
         """Return what kills a node once half of a round's coordinates are done."""
         killed = False
 
-        def show(status: dict[str, Any]) -> None:
+        def show(status: RoundStatus) -> None:
             nonlocal killed
-            done, total = status["progress"]
+            done, total = status.progress
             # before the protocol the progress is that of filling the pools
-            if not killed and status["phase"] == "protocol" and total and 2 * done >= total:
+            if not killed and status.phase == "protocol" and total and 2 * done >= total:
                 killed = True
                 self._cluster.remove_node(self._left.pop(), allow_graceful=False)
 

@@ -271,9 +271,8 @@ class Client(Member):
 
         Raises ServerUnreachable if S0 does not answer.
         """
-        fields, patience_s = {"round": round_id, "metrics": metrics}, self.config.retry_limit_s
         try:
-            self.servers[0].ask("tell", fields, patience_s=patience_s)
+            self.service.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
             self.service.report(f"round {round_id} goes on without these public metrics: {error}")
 
@@ -429,7 +428,7 @@ class Client(Member):
         What a server lacks of it is sent first. Raises InputError if no round is known to hold one.
         """
         try:
-            found = self.service.latest(self.config.retry_limit_s)
+            found = self.service.latest()
         except UnknownRound:
             found = {}
         if made := self._journal.submission(found.get("round", "")):

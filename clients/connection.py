@@ -349,7 +349,7 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     """Return a socket that is not connected yet, for a server with this public key."""
     context: zmq.Context[Any] = zmq.Context.instance()
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    socket.linger = 0
+    socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()
     return socket

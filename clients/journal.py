@@ -12,7 +12,7 @@ states:
              There are at most as many of these as servers keep results.
 
 The file `own` holds the arrays that the caller keeps (`Client.keep`). A file is the SHA-256 of its
-content, and then the content: the parts of one frame (`mpc.wire`) as a msgpack list. Together the
+content, and then the content: the parts of one frame (`wire`) as a msgpack list. Together the
 halves are the update, so all files are for their owner alone (mode 0600).
 """
 

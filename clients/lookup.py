@@ -38,22 +38,23 @@ class Lookup:
 
         Raises RoundClosed if it is not open.
         """
-        patience_s = self._service.config.retry_limit_s
-        found = self._service.latest(patience_s)
+        found = self._service.latest()
         if found["round"] != round_id:
             raise RoundClosed(
                 f"round {round_id} takes no uploads: the latest round is {found['round']}"
             )
         if found["state"] != "open":
             raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
-        return self._round(found, patience_s, trained=True)
+        return self._round(found, trained=True)
 
-    def _round(self, found: dict[str, Any], patience_s: float, trained: bool = False) -> Round:
+    def _round(
+        self, found: dict[str, Any], timeout_s: float | None = None, trained: bool = False
+    ) -> Round:
         """Return the round that S0 describes, with its model and range.
 
         If the caller has `trained` already, it gets no model that the upload does not need.
         """
-        self._forget_ended(found["round"], patience_s)
+        self._forget_ended(found["round"], timeout_s)
         submitted = bool(found.get("submitted"))
         kept = found["round"] in self._journal.rounds
         params = RoundParams.from_dict(found["params"])
@@ -61,7 +62,7 @@ class Lookup:
         # otherwise everybody knows what the values lie around, and there is no model
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
-            state = self._outcomes.run_before(found["round"], start, patience_s)
+            state = self._outcomes.run_before(found["round"], start, timeout_s)
             published = state.published_for(params)
         return Round(
             found["round"],
@@ -77,13 +78,13 @@ class Lookup:
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
 
-    def _forget_ended(self, latest: str, patience_s: float) -> None:
+    def _forget_ended(self, latest: str, timeout_s: float | None) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""
         for round_id in self._journal.rounds:
             if round_id == latest:
                 continue
             try:
-                state = self._service.status(round_id, patience_s)["state"]
+                state = self._service.status(round_id, timeout_s).state
             except UnknownRound:
                 state = "forgotten"
             if state in ("published", "failed", "forgotten"):

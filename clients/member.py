@@ -11,6 +11,7 @@ from securemedian.clients.outcomes import Outcomes, Trained, untrained
 from securemedian.clients.service import Service
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.receipts import Receipt
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
@@ -23,6 +24,10 @@ class Member:
 
     `report` gets a line when a server is away and is waited for, and another one when it is back.
     `trained` says what a receipt must fit, where this side trains.
+
+    Every call has a limit, `timeout_s`: how long a server that is away is asked again (default:
+    `retry_limit_s` of the configuration), or, where a round must first get so far, how long that is
+    waited for (default: `wait_timeout_s`). A server that has never been reached is not asked again.
     """
 
     def __init__(
@@ -56,21 +61,22 @@ class Member:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def name(self) -> str:
+    def name(self, timeout_s: float | None = None) -> str:
         """Return the name that this side's key has at S0."""
-        answer = self.servers[0].ask("info", patience_s=self.config.retry_limit_s)
-        return str(answer.fields["name"])
+        return str(self.service.ask("info", timeout_s=timeout_s).fields["name"])
 
-    def model(self, round_id: str) -> Published:
+    def status(self, round_id: str = "", timeout_s: float | None = None) -> RoundStatus:
+        """Return what S0 says about a round, by default the latest."""
+        return self.service.status(round_id, timeout_s)
+
+    def model(self, round_id: str, timeout_s: float | None = None) -> Published:
         """Return what S0 published for a round: the global model, and how the buckets lie.
 
         Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
-        patience_s = self.config.retry_limit_s
-        status = self.service.status(round_id, patience_s)
-        start = bytes.fromhex(status["start"])
-        state = self.outcomes.run_before(round_id, start, patience_s)
-        return state.published_for(RoundParams.from_dict(status["params"]))
+        status = self.status(round_id, timeout_s)
+        state = self.outcomes.run_before(round_id, bytes.fromhex(status.start), timeout_s)
+        return state.published_for(RoundParams.from_dict(status.params))
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
         """Wait for a round's result and return its receipt, with the signatures of both servers.
@@ -79,13 +85,14 @@ class Member:
         """
         return self.outcomes.receipt(round_id, self.service.limit(timeout_s))
 
-    def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
+    def public_metrics(
+        self, round_id: str, timeout_s: float | None = None
+    ) -> dict[str, dict[str, float]]:
         """Return the public metrics that clients have sent along, by the name of the client.
 
         They are what the clients claim: S0 passes them on, and nobody vouches for them.
         """
-        fields, patience_s = {"round": round_id}, self.config.retry_limit_s
-        answer = self.servers[0].ask("metrics", fields, patience_s=patience_s)
+        answer = self.service.ask("metrics", {"round": round_id}, timeout_s=timeout_s)
         try:
             said = json.loads(answer.arrays["metrics"].tobytes())
             return {name: check_public_metrics(metrics) for name, metrics in said.items()}
@@ -101,10 +108,9 @@ class Member:
         """
         return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
-    def left_out(self, round_id: str) -> dict[str, str]:
+    def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:
         """Return by name who is left out of a round, and why.
 
         As long as the round is open, these are the clients that have failed a check.
         """
-        status = self.service.status(round_id, self.config.retry_limit_s)
-        return {str(name): str(why) for name, why in status["left_out"].items()}
+        return dict(self.status(round_id, timeout_s).left_out)

@@ -40,15 +40,14 @@ class Outcomes:
         # of the round whose results were fetched last, the groups without one
         self._unchanged_groups: tuple[str, list[int]] = "", []
 
-    def run_before(self, round_id: str, digest: bytes, patience_s: float) -> RunState:
+    def run_before(self, round_id: str, digest: bytes, timeout_s: float | None = None) -> RunState:
         """Return the run that a round starts from, which has this digest.
 
         It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
         """
         state = self._recent.find(digest)
         if state is None:
-            s0 = self._service.servers[0]
-            answer = s0.ask("model", {"round": round_id}, patience_s=patience_s)
+            answer = self._service.ask("model", {"round": round_id}, timeout_s=timeout_s)
             state = results.run_of(answer, round_id, digest)
         self._recent.keep(state)
         return state

@@ -1,14 +1,18 @@
 """The two servers, as one key sees them: asked, and waited for."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, Report, connect
 from securemedian.common.keys import load_keys
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.errors import ChannelTimeout, ServerUnreachable
+from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 
 T = TypeVar("T")
@@ -55,22 +59,38 @@ class Service:
         finally:
             self.report = before
 
-    def latest(self, patience_s: float) -> dict[str, Any]:
+    def ask(
+        self,
+        op: str,
+        fields: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        timeout_s: float | None = None,
+        party: int = 0,
+    ) -> wire.Message:
+        """Return the answer of a server to a request (`Connection.ask`).
+
+        A server that is away is asked again for `timeout_s`, by default for `retry_limit_s`.
+        """
+        patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
+        return self.servers[party].ask(op, fields, arrays, patience_s)
+
+    def latest(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Return what S0 says about the latest round. Raises UnknownRound if there is none."""
-        return self.servers[0].ask("round", patience_s=patience_s).fields
+        return self.ask("round", timeout_s=timeout_s).fields
 
-    def status(self, round_id: str, patience_s: float) -> dict[str, Any]:
-        """Return what S0 says about the state of a round."""
-        return self.servers[0].ask("status", {"round": round_id}, patience_s=patience_s).fields
+    def status(self, round_id: str, timeout_s: float | None = None, party: int = 0) -> RoundStatus:
+        """Return what a server says about the state of a round, by default the latest."""
+        answer = self.ask("status", {"round": round_id}, timeout_s=timeout_s, party=party)
+        return RoundStatus.from_answer(answer.fields)
 
-    def params(self, round_id: str, patience_s: float) -> RoundParams:
+    def params(self, round_id: str, timeout_s: float | None = None) -> RoundParams:
         """Return the parameters that a server gives for a round, to be compared with its record."""
         try:
             status = self.status(round_id, 0.0)
         except ServerUnreachable:
-            answer = self.servers[1].ask("status", {"round": round_id}, patience_s=patience_s)
-            status = answer.fields
-        return RoundParams.from_dict(status["params"])
+            status = self.status(round_id, timeout_s, party=1)
+        return RoundParams.from_dict(status.params)
 
     def limit(self, timeout_s: float | None) -> Limit:
         """Return the limit of a wait, by default `wait_timeout_s`."""

@@ -219,7 +219,7 @@ def _plan(options: argparse.Namespace) -> "RoundPlan":
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    print(json.dumps(coordinator.status(options.round), indent=2))
+    print(json.dumps(coordinator.status(options.round).to_dict(), indent=2))
 
 
 def _metrics(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -245,7 +245,7 @@ def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
-    round_id = options.round or str(coordinator.status()["round"])
+    round_id = options.round or coordinator.status().round
     if not round_id:
         raise UnknownRound("there has been no round yet: `securemedian round open` opens one")
     return round_id

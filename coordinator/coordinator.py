@@ -27,6 +27,7 @@ class Coordinator(Member):
         request: str = "",
         keep_range: bool = False,
         participants: Sequence[str] | None = None,
+        timeout_s: float | None = None,
     ) -> str:
         """Open a round and return its id.
 
@@ -55,15 +56,15 @@ class Coordinator(Member):
             "request": request or os.urandom(16).hex(),
             "participants": list(participants or ()),
         }
-        answer = self.servers[0].ask("open", fields, arrays, self.config.retry_limit_s)
+        answer = self.service.ask("open", fields, arrays, timeout_s=timeout_s)
         return str(answer.fields["round"])
 
-    def dim(self) -> int:
+    def dim(self, timeout_s: float | None = None) -> int:
         """Return how many values the model has that S0 keeps, or otherwise the latest round.
 
         Raises ConfigError if S0 has neither.
         """
-        dim = int(self.servers[0].ask("info").fields["dim"])
+        dim = int(self.service.ask("info", timeout_s=timeout_s).fields["dim"])
         if not dim:
             raise ConfigError(
                 "S0 keeps no model: say how many values an update has, "
@@ -71,21 +72,18 @@ class Coordinator(Member):
             )
         return dim
 
-    def status(self, round_id: str = "") -> dict[str, Any]:
-        """Return what S0 says about a round, by default the latest.
-
-        This is its state and the reason for it, who is included and left out, progress and cost
-        (docs/wire.md).
-        """
-        return self.servers[0].ask("status", {"round": round_id}).fields
-
-    def close_round(self, round_id: str) -> None:
+    def close_round(self, round_id: str, timeout_s: float | None = None) -> None:
         """Close a round before its deadline, so that it runs with the complete uploads."""
-        self.servers[0].ask("close", {"round": round_id})
+        self.service.ask("close", {"round": round_id}, timeout_s=timeout_s)
 
-    def abort_round(self, round_id: str, reason: str) -> None:
+    def abort_round(
+        self,
+        round_id: str,
+        reason: str = "aborted by the coordinator",
+        timeout_s: float | None = None,
+    ) -> None:
         """Fail a round on purpose. Everybody is told the reason."""
-        self.servers[0].ask("abort", {"round": round_id, "reason": reason})
+        self.service.ask("abort", {"round": round_id, "reason": reason}, timeout_s=timeout_s)
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """Wait for a round's result and return it: the published model, or one row per group.

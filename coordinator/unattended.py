@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from securemedian.clients.start import function_of, in_one_line
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.durable import lock_folder, replace_file
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.round_plan import RoundPlan
 from securemedian.mpc.errors import (
@@ -279,27 +280,26 @@ class UnattendedRun:
         self._report(f"round {round_id} is open ({which} of {self._plan.rounds})")
         return round_id
 
-    def _end_of(self, which: int, round_id: str) -> dict[str, Any]:
+    def _end_of(self, which: int, round_id: str) -> RoundStatus:
         """Return the status of a round once it has ended, and close it when its quorum is there."""
         closed = False
         while True:
             try:
-                status = self._patiently(lambda: self._coordinator.status(round_id))
+                status = self._patiently(lambda: self._coordinator.status(round_id, 0.0))
             except UnknownRound as error:
-                return {"state": "failed", "reason": str(error)}
-            complete = sum(where == "both" for where in status["clients"].values())
-            if status["state"] in ("published", "failed"):
+                return RoundStatus(round_id, state="failed", reason=str(error))
+            if status.ended:
                 return status
-            self._show(_progress(which, self._plan.rounds, status, complete))
-            ready = self._plan.quorum and complete >= self._plan.quorum
-            if ready and not closed and status["state"] == "open":
+            self._show(_progress(which, self._plan.rounds, status))
+            ready = self._plan.quorum and len(status.complete) >= self._plan.quorum
+            if ready and not closed and status.state == "open":
                 closed = True
-                self._close(round_id, complete)
+                self._close(round_id, len(status.complete))
             self._sleep(self._coordinator.config.poll_interval_s)
 
     def _close(self, round_id: str, complete: int) -> None:
         try:
-            self._patiently(lambda: self._coordinator.close_round(round_id))
+            self._patiently(lambda: self._coordinator.close_round(round_id, 0.0))
             self._report(f"round {round_id} is closed: {complete} uploads are complete")
         # it closed by itself at this moment
         except RoundClosed:
@@ -385,7 +385,7 @@ def _npy(array: NDArray[np.float32]) -> memoryview:
     return file.getbuffer()
 
 
-def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _line(round_id: str, status: RoundStatus, seconds: float) -> dict[str, Any]:
     """Return the line of an attempt at a round, from the last status of the round."""
     wanted = (
         "number",
@@ -402,7 +402,7 @@ def _line(round_id: str, status: Mapping[str, Any], seconds: float) -> dict[str,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "round": round_id,
         "seconds": round(seconds, 3),
-    } | {name: status[name] for name in wanted if name in status}
+    } | {name: getattr(status, name) for name in wanted}
 
 
 def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
@@ -422,14 +422,16 @@ def _measured(line: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if not isinstance(value, str)}
 
 
-def _progress(which: int, rounds: int, status: Mapping[str, Any], complete: int) -> str:
-    done, total = status["progress"]
-    text = f"round {which} of {rounds}: {status['state']}"
-    if status["state"] == "open":
-        return f"{text}, {complete} complete uploads, {status['deadline_in_s']:.0f} s to go"
+def _progress(which: int, rounds: int, status: RoundStatus) -> str:
+    done, total = status.progress
+    text = f"round {which} of {rounds}: {status.state}"
+    if status.state == "open":
+        return (
+            f"{text}, {len(status.complete)} complete uploads, {status.deadline_in_s:.0f} s to go"
+        )
     if not total:
         return text
-    return f"{text}, {status['phase']} {100 * done // total} %"
+    return f"{text}, {status.phase} {100 * done // total} %"
 
 
 def _numbers(measured: Any) -> dict[str, float]:

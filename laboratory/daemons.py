@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from securemedian.clients.config import ClientConfig
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
@@ -20,7 +20,7 @@ PROBE_S = 2.0
 POLL_S = 0.1
 
 # called with S0's status again and again while a round lasts
-ShowStatus = Callable[[dict[str, Any]], None]
+ShowStatus = Callable[[RoundStatus], None]
 
 
 def start(processes: Processes, directory: Path) -> None:
@@ -52,7 +52,7 @@ def _linked(coordinator: Coordinator) -> bool:
 
 def until_published(
     processes: Processes, coordinator: Coordinator, round_id: str, show: ShowStatus
-) -> dict[str, Any]:
+) -> RoundStatus:
     """Wait until a round is published, and return S0's last status of it.
 
     Raises RoundFailed, with the servers' reason, if the round has no result.
@@ -60,10 +60,10 @@ def until_published(
     # bounded: the servers end every round within its limits, and a dead server ends the loop
     while True:
         processes.check()
-        status = coordinator.status(round_id)
+        status = coordinator.status(round_id, 0.0)
         show(status)
-        if status["state"] == "failed":
-            raise RoundFailed(f"round {status['number']}: {status['reason']}")
-        if status["state"] == "published":
+        if status.state == "failed":
+            raise RoundFailed(f"round {status.number}: {status.reason}")
+        if status.state == "published":
             return status
         time.sleep(POLL_S)

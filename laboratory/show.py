@@ -7,6 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
 
@@ -54,17 +55,16 @@ class DemoBoard(Live):
         """Show a line below the table."""
         self.update(Group(self._table, Text(line, style="dim")))
 
-    def watch(self, status: dict[str, Any]) -> None:
+    def watch(self, status: RoundStatus) -> None:
         """Show how far the current round is, from S0's status."""
-        here = sum(where == "both" for where in status["clients"].values())
-        done, total = status["progress"]
-        phase = f", {status['phase']}" if status["phase"] else ""
+        done, total = status.progress
+        phase = f", {status.phase}" if status.phase else ""
         progress = f" {done / total:.0%}" if total else ""
-        uploads = f"{here} of {len(status['clients'])} clients at both servers"
-        left_out = "".join(f"; {name}: {why}" for name, why in status["left_out"].items())
+        uploads = f"{len(status.complete)} of {len(status.clients)} clients at both servers"
+        left_out = "".join(f"; {name}: {why}" for name, why in status.left_out.items())
         self.say(
             f"round {self._done + 1} of {self._rounds}: "
-            f"{status['state']}{phase}{progress}; {uploads}{left_out}"
+            f"{status.state}{phase}{progress}; {uploads}{left_out}"
         )
 
     def add(self, measured: MeasuredRound) -> None:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
-from securemedian.laboratory.attacks import NO_ATTACK, Attack
-from securemedian.laboratory.attacks.faults import Malformed
+from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.rotate import rotate
@@ -170,16 +169,16 @@ class TrainingRun:
         updates, groups = (
             np.stack(
                 [
-                    np.load(self._directory / f"{kind}-{status['number']}-{name}.npy")
-                    for name in status["included"]
+                    np.load(self._directory / f"{kind}-{status.number}-{name}.npy")
+                    for name in status.included
                 ]
             )
             for kind in ("round", "group")
         )
         accuracy = scenario.accuracy
-        cost = status["cost"]
+        cost = status.cost
         return MeasuredRound(
-            number=status["number"],
+            number=status.number,
             accuracy=accuracy(results if scenario.params.method.groups > 1 else results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
@@ -189,9 +188,9 @@ class TrainingRun:
                     updates,
                     scenario.params,
                     before,
-                    scenario.params.weights_of(status["included"]),
+                    scenario.params.weights_of(status.included),
                     groups=groups.tolist(),
-                    coin=bytes.fromhex(status["coin"]),
+                    coin=bytes.fromhex(status.coin),
                 ),
             ),
             seconds=seconds,
@@ -200,9 +199,9 @@ class TrainingRun:
             ots=cost["ots"],
             bytes_s0_to_s1=cost["bytes_sent"],
             bytes_s1_to_s0=cost["bytes_received"],
-            included=status["included"],
-            left_out=status["left_out"],
-            unchanged_groups=status["unchanged_groups"],
+            included=status.included,
+            left_out=status.left_out,
+            unchanged_groups=status.unchanged_groups,
         )
 
 

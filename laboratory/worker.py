@@ -21,8 +21,7 @@ from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round, number_of
 from securemedian.laboratory import models
-from securemedian.laboratory.attacks import NO_ATTACK, Attack
-from securemedian.laboratory.attacks.faults import Malformed
+from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, split, without
 from securemedian.laboratory.data.rotate import rotate
 from securemedian.laboratory.distillation import Student

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from securemedian.clients.flags import add_public
 from securemedian.clients.public import PublicSet
-from securemedian.laboratory.attacks import ATTACKS, Attack
-from securemedian.laboratory.attacks.faults import Malformed
+from securemedian.laboratory.attacks import ATTACKS, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.errors import ConfigError

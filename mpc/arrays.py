@@ -2,17 +2,17 @@
 
 numpy knows a dtype, and an additive share, an XOR share and an opened value of one dtype look alike
 to it. So each has a type of its own here, for mypy alone (`typing.NewType` costs nothing at run
-time). Whatever numpy computes of them is a plain array again: the function whose identity makes it
-a share, or opens it, says so once, where it returns.
+time). numpy returns plain arrays for whatever it computes, so the function that makes a share, or
+opens one, names its type once, where it returns.
 
 Plain, with no meaning of their own:
 
     Words    uint64 words: bits packed 64 per word, or values packed for the wire
     Blocks   128-bit blocks (count, 2): the low uint64 word of each first
     Bits     bits as bytes 0 and 1
-    Ring     elements of Z_2^l, or l-bit words, in the smallest dtype of l bits (`mpc.ring.dtype`)
+    Ring     elements of Z_2^l, or l-bit words, in the smallest dtype of l bits (`ring.dtype`)
 
-Shares, of which one party's alone says nothing:
+Shares, where one party's share alone reveals nothing:
 
     RingShare         additive share of elements of Z_2^l
     RingPlanes        the same in bit planes (l, words): plane k has bit k of each, 64 per word
@@ -26,8 +26,8 @@ Public, known to both parties or to whoever put the shares together:
     PublicWords    bits, packed 64 per word
     PublicValues   ring elements, words or bucket indices
 
-Only `mpc.methods.reveal` (at the servers) and `mpc.share.combine` (at the clients) make something
-public of shares (tests/test_types.py).
+Only `mpc.rounds.methods.reveal` (at the servers) and `mpc.protocols.share.combine` (at the clients)
+turn shares into public values (tests/test_types.py).
 """
 
 from typing import Any, NewType

@@ -193,16 +193,15 @@ class FrameworkRounds:
             status = coordinator.status(round_id)
         if self._lease:
             self._lease.round_id = ""
-        there = status["clients"]
-        self.submitted = frozenset(name for name in there if there[name] == "both")
+        self.submitted = frozenset(status.complete)
         result: Arrays = unflatten(vector, flatten(model)[1])
         # in float16 it is S0's model as far as that form can say
         self._kept = flatten(result)[0].astype(np.float32)
-        left_out = [f"{name} ({reason})" for name, reason in status["left_out"].items()]
+        left_out = [f"{name} ({reason})" for name, reason in status.left_out.items()]
         self._log.info(
             "round %s: the result of %d clients%s",
             round_id,
-            len(status["included"]),
+            len(status.included),
             f", without {listed(left_out)}" if left_out else "",
         )
         return result
@@ -210,7 +209,7 @@ class FrameworkRounds:
     def nobody_submitted(self, round_id: str) -> bool:
         """Return whether S0 says that no client has submitted to a round."""
         with suppress(SecureMedianError), Coordinator(self.config) as coordinator:
-            return set(coordinator.status(round_id)["clients"].values()) <= {"none"}
+            return set(coordinator.status(round_id).clients.values()) <= {"none"}
         return False
 
     def end(self) -> None:
@@ -231,7 +230,7 @@ class FrameworkRounds:
             return
         deadline = time.monotonic() + _END_LIMIT_S
         with Coordinator(self.config) as coordinator, suppress(UnknownRound):
-            while coordinator.status(round_id)["state"] not in ("published", "failed"):
+            while not coordinator.status(round_id).ended:
                 # once it runs, it ends by itself
                 with suppress(RoundClosed):
                     coordinator.abort_round(round_id, why)

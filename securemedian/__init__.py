@@ -2,69 +2,43 @@
 
     from securemedian import Client, Coordinator, Radix, RoundParams, flatten, unflatten
 
-Methods (`Bucketed`, `Radix`, ..) and range policies (`MeanRange`, ..) are found by the names of
-their classes.
+`__init__.pyi` lists the public names with the modules that define them, for type checkers and for
+`__getattr__`, which imports a module when its name is first used.
 
 This package is the only name that an installation adds to those of other packages. Its parts are
 the folders of the repository, of which `mpc` is the lowest; in a checkout they are links.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from securemedian.clients.client import Client
-    from securemedian.clients.config import ClientConfig
-    from securemedian.clients.public import PublicSet
-    from securemedian.clients.update import flatten, unflatten
-    from securemedian.clients.upload import RangeWarning, Round
-    from securemedian.coordinator.coordinator import Coordinator
-    from securemedian.mpc.errors import SecureMedianError
-    from securemedian.mpc.rounds.exchange import Predictions
-    from securemedian.mpc.rounds.params import RoundParams
-    from securemedian.mpc.rounds.ranges.base import RangePolicy
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.8.0"
-__all__ = [
-    "Client",
-    "ClientConfig",
-    "Coordinator",
-    "Predictions",
-    "PublicSet",
-    "RangePolicy",
-    "RangeWarning",
-    "Round",
-    "RoundParams",
-    "SecureMedianError",
-    "flatten",
-    "unflatten",
-]
 
-_HOMES = {
-    "Client": "clients.client",
-    "ClientConfig": "clients.config",
-    "Coordinator": "coordinator.coordinator",
-    "Predictions": "mpc.rounds.exchange",
-    "PublicSet": "clients.public",
-    "RangePolicy": "mpc.rounds.ranges.base",
-    "RangeWarning": "clients.upload",
-    "Round": "clients.upload",
-    "RoundParams": "mpc.rounds.params",
-    "SecureMedianError": "mpc.errors",
-    "flatten": "clients.update",
-    "unflatten": "clients.update",
+_folder = Path(__file__).parent
+if (_folder / "mpc").is_file():
+    raise ImportError(
+        f"the links in {_folder} have become text files, as git on Windows and some programs for "
+        "archives make them: clone with `git clone -c core.symlinks=true`, or install this copy "
+        "with `pip install .`"
+    )
+_homes = {
+    alias.name: str(node.module)
+    for node in ast.parse((_folder / "__init__.pyi").read_text("utf-8")).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
+__all__ = list(_homes)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `mpc` needs no sockets."""
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if not name.startswith("_"):
-        from securemedian.mpc.rounds.methods.registry import METHODS
-        from securemedian.mpc.rounds.ranges.registry import POLICIES
-
-        for cls in (*METHODS.values(), *POLICIES.values()):
-            if cls.__name__ == name:
-                return cls
+    if name in _homes:
+        return getattr(import_module(_homes[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, too, although they are imported when they are used."""
+    return sorted({*globals(), *__all__})

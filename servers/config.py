@@ -207,7 +207,7 @@ class ServerConfig:
     resume_limit_s: float = 86400.0
     # how long a running protocol may go on after SIGTERM
     stop_limit_s: float = 60.0
-    # the most bytes of a client's request, all parts together; a longer part ends its connection
+    # the most bytes of a client's request, all parts together, each of at most 4 MiB
     max_message_bytes: int = 1 << 28
     # the most bytes of correlations that are made while clients train, with an even share for each
     # cohort; the smaller of both servers' shares counts

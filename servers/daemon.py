@@ -36,7 +36,6 @@ from securemedian.servers.network.transport import (
     ZmqLink,
     allow,
     authenticate,
-    peer_message_limit,
 )
 from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
@@ -48,8 +47,11 @@ if TYPE_CHECKING:
 
 # the longest that the loop waits for a message, and so how late it may notice a time limit
 TICK_MS = 100
-# how many requests are taken before the loop looks elsewhere
-MOST_REQUESTS = 64
+# how many requests, and for how long, are taken before the loop looks elsewhere: answers to some
+# take a millisecond each
+MOST_REQUESTS, REQUESTS_S = 64, 0.02
+# how many messages of the peer come before the requests
+MOST_MESSAGES = 256
 # how long a server that stops waits for the peer's answer to its `bye`
 LEAVE_S = 1.0
 
@@ -80,7 +82,6 @@ class Daemon:
             keys,
             config.peer.endpoint,
             config.peer.public_key,
-            peer_message_limit(config.protocol),
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()
@@ -140,21 +141,17 @@ class Daemon:
     def _turn(self, poller: zmq.Poller) -> None:
         """Wait for something to happen, and handle it.
 
-        Takes a message of the peer and a few requests, looks after the engine, and lets time pass.
+        Takes the messages of the peer and then a few requests, looks after the engine, and lets
+        time pass.
         """
         ready = dict(poller.poll(TICK_MS))
         if self._reload_asked:
             self._reload()
         try:
             if self._control in ready:
-                self._rounds.control(self._control.recv_multipart())
+                self._take_messages()
             if self._clients.socket in ready:
-                # what has come at once is written to the disk at once
-                for _ in range(MOST_REQUESTS):
-                    if not (request := self._clients.recv()):
-                        break
-                    self._desk.request(*request)
-                self._rounds.flush()
+                self._take_requests()
             if self._wake_out in ready:
                 os.read(self._wake_out, 4096)
             self._rounds.engine_ended()
@@ -167,6 +164,23 @@ class Daemon:
             self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
         if self._monitor:
             self._monitor.turn(self._desk, self._rounds, self._engines)
+
+    def _take_messages(self) -> None:
+        for _ in range(MOST_MESSAGES):
+            try:
+                parts = self._control.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._rounds.control(parts)
+
+    def _take_requests(self) -> None:
+        """Take a few requests. What has come at once is written to the disk at once."""
+        begun = time.monotonic()
+        for _ in range(MOST_REQUESTS):
+            if time.monotonic() > begun + REQUESTS_S or not (request := self._clients.recv()):
+                break
+            self._desk.request(*request)
+        self._rounds.flush()
 
     def _take_signals(self) -> None:
         """Let SIGTERM and SIGINT end `run`, and SIGHUP reload the configuration."""

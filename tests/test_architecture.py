@@ -87,9 +87,6 @@ def test_our_folders_are_imported_under_one_name_only() -> None:
         *ROOT.glob("tests/*.py"),
         *(p for floor in FLOORS for p in ROOT.glob(f"{floor}/**/*.py")),
     ]:
-        # another project's `mpc` object
-        if path.name == "mpyc_party.py":
-            continue
         bare = {name for name in imports(path) if name.split(".")[0] in FLOORS}
         assert not bare, f"{path.relative_to(ROOT)} imports {sorted(bare)}"
 

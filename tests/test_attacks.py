@@ -10,9 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.laboratory import worker_options
-from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
-from securemedian.laboratory.attacks.far import FAR
-from securemedian.laboratory.attacks.lie import z_max
+from securemedian.laboratory.attacks import ATTACKS, FAR, NO_ATTACK, z_max
 from securemedian.mpc.errors import ConfigError, InputError
 
 RNG = np.random.default_rng(1)

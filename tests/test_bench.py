@@ -433,7 +433,7 @@ def test_the_fastest_turns_of_lanes_are_compared(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.release
 def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
     arguments = ["--clients", "3", "--dim", "20000", "--buckets", "8", "--out", str(tmp_path)]
-    assert cli.main(["bench", "memory", *arguments]) == 0
-    (point,) = json.loads((tmp_path / "memory.json").read_text())["points"]
+    assert cli.main(["bench", "peak", *arguments]) == 0
+    (point,) = json.loads((tmp_path / "peak.json").read_text())["points"]
     assert point["peak_mib"].keys() == {"s0", "s1"}
     assert all(50 < peak < 1000 for peak in point["peak_mib"].values())

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import UnknownCohort, UnknownRound
@@ -88,8 +89,8 @@ def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
         submit_all(members, "default")
         wait_until(lambda: _is_running(coordinators["default"].status()))
         joins = [in_background(lambda: submit_all(members, "stroke"))]
-        wait_until(lambda: coordinators["stroke"].status()["state"] == "queued")
-        assert coordinators["default"].status()["state"] == "running"
+        wait_until(lambda: coordinators["stroke"].status().state == "queued")
+        assert coordinators["default"].status().state == "running"
         if killed:
             pair.stop(killed, signal.SIGKILL)
             pair.start(killed)
@@ -103,9 +104,9 @@ def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
             for result in results:
                 assert np.array_equal(result, expected)
             status = coordinators[cohort].status(rounds[cohort])
-            assert sorted(status["included"]) == list(MEMBERS[cohort])
+            assert sorted(status.included) == list(MEMBERS[cohort])
             # that which was waiting has lost nothing
-            assert status["attempt"] == (2 if killed and cohort == "default" else 1)
+            assert status.attempt == (2 if killed and cohort == "default" else 1)
             receipt = coordinators[cohort].receipt(rounds[cohort])
             assert receipt.record.cohort == cohort
         # the first that was ready was the first; what waits for its retry lets the other one go
@@ -119,9 +120,9 @@ def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
         _check_strangers(pair, rounds)
 
 
-def _is_running(status: dict[str, Any]) -> bool:
+def _is_running(status: RoundStatus) -> bool:
     """Return whether a chunk of the round is computed."""
-    return status["state"] == "running" and status["progress"][0] > 0
+    return status.state == "running" and status.progress[0] > 0
 
 
 def _check_strangers(pair: Pair, rounds: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.common.receipts import Receipt
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.unattended import RunLog, RunPlan, UnattendedRun
 from securemedian.mpc.errors import (
@@ -82,7 +83,7 @@ class Fake:
             self.by_request[request] = f"{self.published + 1}-{len(self.opened):08x}"
         return self.by_request[request]
 
-    def status(self, round_id: str) -> dict[str, Any]:
+    def status(self, round_id: str, timeout_s: float) -> RoundStatus:
         self._meet()
         self.polls += 1
         status: dict[str, Any] = {
@@ -101,9 +102,9 @@ class Fake:
             status["state"] = self.ends.pop(0)
             status["reason"] = "" if status["state"] == "published" else "too few"
             self.published += status["state"] == "published"
-        return status
+        return RoundStatus(round_id, **status)
 
-    def close_round(self, round_id: str) -> None:
+    def close_round(self, round_id: str, timeout_s: float) -> None:
         self.closed.append(round_id)
 
     def outcome(self, round_id: str) -> Any:

@@ -26,13 +26,13 @@ from securemedian import cli
 from securemedian.clients import receipts
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.dashboard.watch import KINDS, PERIODS_S, ROUNDS_SHOWN, Watch, kind_of
 from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
 from securemedian.servers.network.control import Dealt, Held, Uploaded
-from securemedian.servers.rounds.requests import NO_ROUND
 from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DEALT, Server, held
 from tests.test_receipts import PUBLIC, RECORD, signed
@@ -55,6 +55,9 @@ def status(round_id: str, state: str, **changes: Any) -> dict[str, Any]:
         "peer_problem": "",
         **changes,
     }
+
+
+NO_ROUND = RoundStatus(peer_linked=True).to_dict()
 
 
 class Fake:
@@ -120,7 +123,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     names = server.latest.server_round.names
 
     def kinds(*keys: str) -> list[str]:
-        said = server.ask(server.coordinator, "status").fields
+        said = RoundStatus.from_answer(server.ask(server.coordinator, "status").fields)
         return [kind_of(names[key], said) for key in keys or server.keys]
 
     assert kinds() == ["w", "w", "w"]
@@ -143,16 +146,17 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
         "its upload reached neither server": "l",
     }
     for why, kind in words.items():
-        assert kind_of("a", status("1-00000000", "published", left_out={"a": why})) == kind, why
+        said = RoundStatus("1-00000000", state="published", left_out={"a": why})
+        assert kind_of("a", said) == kind, why
     code = (ROOT / "servers" / "machine" / "selection.py").read_text()
     assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
 
 
 def test_who_is_in_is_in_the_result_of_rounds_that_have_one() -> None:
-    of = {"clients": {"a": "both"}, "included": ["a"]}
-    assert kind_of("a", status("1-00000000", "published", **of)) == "i"
-    assert kind_of("a", status("1-00000000", "failed", **of)) == "s"
-    assert kind_of("a", status("1-00000000", "failed", clients={"a": "here"})) == "o"
+    said = RoundStatus(state="published", clients={"a": "both"}, included=["a"])
+    assert kind_of("a", said) == "i"
+    assert kind_of("a", replace(said, state="failed")) == "s"
+    assert kind_of("a", RoundStatus(state="failed", clients={"a": "here"})) == "o"
 
 
 # What is asked, and what is remembered
@@ -244,10 +248,10 @@ def test_what_servers_say_of_themselves_and_do_not_say() -> None:
     assert seen(one)["servers"][1]["answers"]
     zero.tell({"round": "1-00000000"})
     one.look(0)
-    assert seen(one)["rounds"][0]["state"] == "unknown"
+    assert seen(one)["rounds"][0]["state"] == "none"
     zero.tell({"round": "2-00000000", "deadline_in_s": "soon", "state": "open"})
     one.look(0)
-    assert "TypeError" in seen(one)["servers"][0]["problem"]
+    assert "deadline_in_s must be float" in seen(one)["servers"][0]["problem"]
     assert len(seen(one)["rounds"]) == 1
 
 

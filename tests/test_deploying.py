@@ -55,6 +55,13 @@ def test_the_policy_that_it_shows_is_one_and_refuses_uploads_that_nobody_checks(
         policy.check(RoundParams.from_dict(bucketed | {"uploads": "unverified"}), 0, "s0")
 
 
+@pytest.mark.parametrize("name", ["s0.toml", "s1.toml"])
+def test_the_samples_take_part_in_a_round_by_default(name: str) -> None:
+    """Their policy allowed radix and pairwise alone."""
+    policy = Policy(**tomllib.loads(read(f"samples/{name}"))["policy"])
+    policy.check(RoundParams(dim=1000, max_clients=10), 0, name.removesuffix(".toml"))
+
+
 def test_what_a_dealing_takes_is_what_the_round_says() -> None:
     for cells in rows("servers.md", "| coordinates | `max_clients` | `dealt` |"):
         dim, clients, ahead, after, usual, most = (float(cell.replace(",", "")) for cell in cells)

@@ -22,7 +22,7 @@ from securemedian.clients.upload import number_of
 from securemedian.laboratory import data, models, worker, worker_options
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.distillation import Student
-from securemedian.laboratory.models.base import Model
+from securemedian.laboratory.models.networks import Model
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.exchange import Predictions

@@ -664,7 +664,7 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
         theirs = pair.open(method="radix", dim=3, max_clients=2, deadline_s=60, reset=True)
         with pytest.raises(AggregationError, match=f"no round could be opened: S0: round {theirs}"):
             run(secure(pair), grid_of(pair))
-        assert other.status(theirs)["state"] == "open"
+        assert other.status(theirs).state == "open"
         other.abort_round(theirs, "the test is over")
 
 

@@ -93,9 +93,9 @@ ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
         for median_by in (PAIRWISE, RADIX)
     ),
 ]
-# `plan` runs the protocol on nothing, and `prg` is where streams come from. `native` writes
-# instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
-NOT_READ = {"plan", "prg", "native"}
+# `plan` and `rehearsal` run the protocol on nothing, and `prg` is where streams come from. `native`
+# writes instructions, whose bytes tests/test_native.py holds to those of the kernels that are read.
+NOT_READ = {"plan", "rehearsal", "prg", "native"}
 
 Edit = tuple[str, str, str]
 Check = tuple[Any, ...]

@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 
 from securemedian import cli
 from securemedian.laboratory import data, models
-from securemedian.laboratory.models.base import Model
+from securemedian.laboratory.models.networks import Model
 from securemedian.mpc.errors import ConfigError
 
 pytestmark = pytest.mark.slow

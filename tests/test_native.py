@@ -264,7 +264,7 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
 
 
 def test_leaves_fold_as_they_are_defined() -> None:
-    """The plain twin, on the streams of `mpc.prg`."""
+    """The plain twin, on the streams of `mpc.protocols.prg`."""
     made = trees(4)
     rows, choices, corrections = received(NativeLeaves(made, 7), 32, 26)
     for block, tree in enumerate(made):

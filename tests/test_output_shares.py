@@ -22,7 +22,6 @@ from securemedian.mpc.protocols import (
     boolean,
     compare,
     convert,
-    equal,
     millionaire,
     ring,
     share,
@@ -328,6 +327,11 @@ def first_to_ring(party: Party, x: XorBits, _: XorBits, bits: int) -> RingShare:
     return boolean.to_ring(party, x, COUNT, bits)
 
 
+def equal_shares(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
+    """Tell where two inputs are equal."""
+    return compare.is_zero(party, RingShare(ring.reduce(x - y, bits)), bits)
+
+
 def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingShare:
     """Square the first of two inputs."""
     return square.square(party, x, bits)
@@ -381,8 +385,7 @@ PROTOCOLS: dict[str, Protocol] = {
         elements(5, lambda x, y: x < 0), lambda party, own: [compare.msb(party, own[0], 5)], 1
     ),
     "shared-greater": Protocol(elements(9, np.greater, 7), on_own(compare.greater, 9), 1),
-    "shared-at-least": Protocol(elements(9, np.greater_equal, 7), on_own(compare.at_least, 9), 1),
-    "shared-equal": Protocol(elements(6, np.equal), on_own(equal.equal, 6), 1),
+    "shared-equal": Protocol(elements(6, np.equal), on_own(equal_shares, 6), 1),
     "conjunctions": Protocol(
         packed_bits,
         lambda party, own: flat(

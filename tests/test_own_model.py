@@ -190,8 +190,8 @@ def coordinator(pair: Pair) -> Iterator[Coordinator]:
     """Return the coordinator, and end what a test leaves open."""
     with Coordinator.from_config(toml(pair, "coordinator")) as one:
         yield one
-        if one.status()["state"] == "open":
-            one.abort_round(one.status()["round"], "the test is over")
+        if one.status().state == "open":
+            one.abort_round(one.status().round, "the test is over")
 
 
 def member(pair: Pair, number: int = 1) -> Client:
@@ -410,7 +410,7 @@ def test_fit_goes_on_after_a_failed_round_and_does_not_train_twice(
     def report(text: str) -> None:
         said.append(text)
         if text.endswith("submitted, waiting for the result"):
-            coordinator.abort_round(coordinator.status()["round"], "wrong data")
+            coordinator.abort_round(coordinator.status().round, "wrong data")
 
     with member(pair) as client:
         assert client.fit(model, train, timeout_s=0.2, report=report) == 0

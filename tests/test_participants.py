@@ -243,7 +243,7 @@ def test_real_servers_compute_for_the_participants_alone(
         # the median of 0, 1 and 2, long before the deadline
         assert coordinator.result(round_id).tolist() == [1, 1, 1]
         status = coordinator.status(round_id)
-        assert sorted(status["included"]) == first == sorted(status["clients"])
+        assert sorted(status.included) == first == sorted(status.clients)
         receipt = coordinator.receipt(round_id)
         assert receipt.record.participants == receipt.record.included
         # the one that has waited takes part in the next one, of others, from the command line

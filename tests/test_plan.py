@@ -346,43 +346,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert f"cheapest {what} median on this link: {best['name']}," in printed
 
 
-def dealt_forecasts(dim: int, clients: int) -> list[forecast.Forecast]:
-    methods = Bucketed(uploads="dealt"), Radix(encoding="buckets")
-    speed, link = forecast.Speed(0.0, 0.0, 0.0, 0.0), forecast.LinkShape(1e9, 0.0)
-    found = []
-    for method in methods:
-        params = RoundParams(method, dim=dim, max_clients=clients)
-        cost = predict(params, [1] * clients, ProtocolParams()).costs[0]
-        found.append(forecast.estimate(method.label, params, clients, cost, 0, speed, link))
-    return found
-
-
-def test_radix_instead_of_dealt_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes and OTs against those that are counted here, number by number."""
-    monkeypatch.setattr(forecast, "COMPARED_CLIENTS", (2, 8, 40))
-    rows = dealt_forecasts(20_000, 5)
-    (line,) = forecast.instead_of_dealing(rows, ProtocolParams())
-    fewer: dict[str, list[int]] = {"bytes": [], "OTs": []}
-    for clients in (2, 8, 40):
-        dealt, words = dealt_forecasts(20_000, clients)
-        dealing = dealt.params.dealing
-        assert dealing is not None
-        each = dealing.bytes_ahead + 16 + 2 * dealing.bytes_after
-        sent = [row.bytes_s0_to_s1 + row.bytes_s1_to_s0 for row in (dealt, words)]
-        # 4 bits per coordinate
-        if sent[1] + clients * (16 + words.client_bytes_after) < sent[0] + clients * each:
-            fewer["bytes"].append(clients)
-        if words.ots < dealt.ots:
-            fewer["OTs"].append(clients)
-    assert words.client_bytes_after == 10_000 and fewer == {"bytes": [40], "OTs": []}
-    assert line == (
-        "instead of bucketed b=16 bisect, radix buckets b=16 takes fewer bytes over all links with "
-        "n = 40 and never fewer OTs (of n = 2, 8, 40)"
-    )
-    assert forecast.instead_of_dealing(rows[:1], ProtocolParams()) == []
-    assert forecast.instead_of_dealing(rows[1:], ProtocolParams()) == []
-
-
 def test_a_plan_counts_the_check_of_dealings() -> None:
     """Its time grows with the clients, and its memory is that of a part."""
     one, other = (

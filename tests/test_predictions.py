@@ -274,8 +274,8 @@ def coordinator(pair: Pair) -> Iterator[Coordinator]:
     """Return the coordinator, and end what a test leaves open."""
     with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as one:
         yield one
-        if one.status()["state"] == "open":
-            one.abort_round(one.status()["round"], "the test is over")
+        if one.status().state == "open":
+            one.abort_round(one.status().round, "the test is over")
 
 
 def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client:
@@ -334,9 +334,9 @@ def test_mistakes_are_told_before_anything_is_uploaded(
                 client.submit(bad, round_id)
         with pytest.raises(ConfigError, match=r"fit\(\) parameters"):
             client.fit({"w": np.zeros(DIM)}, lambda model: None, rounds=1)
-        assert coordinator.status(round_id)["clients"]["client-1"] == "none"
+        assert coordinator.status(round_id).clients["client-1"] == "none"
         client.submit(good, round_id)
-        assert coordinator.status(round_id)["clients"]["client-1"] != "none"
+        assert coordinator.status(round_id).clients["client-1"] != "none"
 
 
 @pytest.mark.slow

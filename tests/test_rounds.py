@@ -809,6 +809,23 @@ def test_an_upload_with_a_long_form_is_refused_shortly(s0: Server) -> None:
     assert refused.fields["code"] == "bad-upload" and len(refused.fields["message"]) < MAX_TEXT
 
 
+def test_who_reads_no_answers_is_named(
+    s0: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unread(address: bytes, parts: Sequence[wire.Part]) -> None:
+        raise ChannelTimeout("4 answers wait")
+
+    monkeypatch.setattr(s0.desk, "_reply", unread)
+    with caplog.at_level(logging.INFO, "securemedian"):
+        s0.ask(s0.keys[0], "info")
+        # and likewise where the answer is an error
+        s0.ask(s0.keys[0], "status", round=LONG)
+    told = [vars(r)["fields"] for r in caplog.records if r.getMessage() == "answers-unread"]
+    names = {client.public_key: client.name for client in s0.config.clients}
+    caller = names[s0.keys[0]]
+    assert told == [{"caller": caller, "reason": "4 answers wait"}] * 2
+
+
 def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(
     s0: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,9 +25,9 @@ from securemedian.common.keys import KeyPair, load_keys
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
 from securemedian.mpc.protocols import dealing, wire
 from securemedian.mpc.protocols.channel import Channel, frame_size
-from securemedian.mpc.protocols.dealing import MAX_BUCKETS, PART, Dealing
+from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import plan
+from securemedian.mpc.rounds import rehearsal
 from securemedian.mpc.rounds.cutting import cut
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.daemon import Daemon
@@ -41,7 +41,6 @@ from securemedian.servers.network.transport import (
     PeerPort,
     ZmqLink,
     authenticate,
-    peer_message_limit,
 )
 from tests.daemons import endpoint_of
 
@@ -62,14 +61,12 @@ class Pair:
         self.s0, self.s1 = keys(), keys()
         self.contexts = [zmq.Context(), zmq.Context()]
         self.gate = authenticate(self.contexts[1], {PEER_DOMAIN: [self.s0.public.decode()]})
-        self.one = PeerPort(self.contexts[1], 1, self.s1, "tcp://127.0.0.1:*", "", MAX_BYTES)
+        self.one = PeerPort(self.contexts[1], 1, self.s1, "tcp://127.0.0.1:*", "")
         self.zero = self.connect(self.s0)
         self.releases = [self.gate.stop]
 
     def connect(self, who: KeyPair) -> PeerPort:
-        return PeerPort(
-            self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode(), MAX_BYTES
-        )
+        return PeerPort(self.contexts[0], 0, who, self.one.endpoint, self.s1.public.decode())
 
     def lanes(self, session: bytes, timeout_s: float = WAIT_S) -> tuple[ZmqLink, ZmqLink]:
         """Return both ends of one lane, S0's first; S1's is opened first."""
@@ -199,11 +196,13 @@ class Front:
         self.endpoint = endpoint_of(self.port)
         self.where = "127.0.0.1", int(self.endpoint.rpartition(":")[2])
 
-    def caller(self, who: KeyPair | None = None, endpoint: str = "") -> zmq.Socket:
+    def caller(
+        self, who: KeyPair | None = None, endpoint: str = "", rcvhwm: int = 1000
+    ) -> zmq.Socket:
         """Return a DEALER with zmq's defaults for signs of life."""
         who = who or self.member
         made = self.callers.socket(zmq.DEALER)
-        made.linger = 0
+        made.linger, made.rcvhwm = 0, rcvhwm
         made.curve_publickey, made.curve_secretkey = who.public, who.secret
         made.curve_serverkey = self.keys.public
         made.connect(endpoint or self.endpoint)
@@ -284,7 +283,7 @@ def test_a_connection_that_proves_no_key_ends(monkeypatch: pytest.MonkeyPatch, p
     """Silent ones, and ones that announce a long message and send it slowly."""
     monkeypatch.setattr(transport, "HANDSHAKE_MS", 300)
     front = Front()
-    one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "", MAX_BYTES)
+    one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "")
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
     frame = b"\x06" + (MAX_BYTES - 1).to_bytes(8, "big")
     try:
@@ -298,6 +297,24 @@ def test_a_connection_that_proves_no_key_ends(monkeypatch: pytest.MonkeyPatch, p
                         pass
     finally:
         front.close()
+
+
+def test_nobody_announces_more_than_a_piece(
+    monkeypatch: pytest.MonkeyPatch, front: Front, pair: Pair
+) -> None:
+    """Whatever a request may have in all: memory is taken for a part before a key is proved."""
+    monkeypatch.setattr(transport, "HANDSHAKE_MS", int(100_000 * WAIT_S))
+    port = ClientPort(front.context, keys(), "tcp://127.0.0.1:*", 1 << 28)
+    one = PeerPort(pair.contexts[1], 1, keys(), "tcp://127.0.0.1:*", "")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    for endpoint in (endpoint_of(port), one.endpoint):
+        where = "127.0.0.1", int(endpoint.rpartition(":")[2])
+        with socket.create_connection(where) as stranger:
+            stranger.settimeout(WAIT_S)
+            stranger.sendall(greeting + b"\x06" + (wire.MAX_PART_BYTES + 1).to_bytes(8, "big"))
+            while stranger.recv(64):
+                pass
+    port.close()
 
 
 def test_a_client_that_falls_silent_loses_its_connection_and_an_idle_one_does_not(
@@ -434,6 +451,34 @@ def test_a_clients_port_opens_what_answers_without_a_copy_need() -> None:
         front.close()
 
 
+def test_who_asks_and_does_not_read_holds_few_answers(front: Front) -> None:
+    greedy, honest = front.caller(rcvhwm=1), front.caller()
+    answer = [bytes(1 << 20)]
+    asked = 100
+
+    def answered(caller: zmq.Socket) -> bool:
+        """Let the port answer one request of a caller, and return whether it could."""
+        caller.send(b"?")
+        assert front.port.socket.poll(int(WAIT_S * 1000))
+        request = front.port.recv()
+        assert request
+        try:
+            front.port.send(request[0], answer)
+        except ChannelTimeout as error:
+            assert "asks and does not read" in str(error)
+            return False
+        return True
+
+    # far fewer than zmq keeps by default, and the others have theirs
+    assert sum(answered(greedy) for _ in range(asked)) < asked / 2
+    for _ in range(20):
+        assert (
+            answered(honest)
+            and honest.poll(int(WAIT_S * 1000))
+            and honest.recv_multipart() == answer
+        )
+
+
 class Stub:
     """A daemon's parts: the control socket fails, and the rounds note what they are told."""
 
@@ -446,7 +491,7 @@ class Stub:
     def control(self, parts: list) -> None:
         raise AssertionError(parts)
 
-    def recv_multipart(self) -> list:
+    def recv_multipart(self, _: int) -> list:
         raise zmq.ZMQError(errno.EMFILE)
 
     def event(self, *_: object) -> None:
@@ -500,7 +545,7 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
     """Return the bytes of the longest message of a chunk, with one party's real cryptography."""
     sizes = []
 
-    class Noting(plan.LoneChannel):
+    class Noting(rehearsal.LoneChannel):
         def send(self, label: str, array: NDArray[Any]) -> None:
             sizes.append(frame_size(label, array.dtype, array.shape))
 
@@ -510,35 +555,10 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
 
     clients = params.max_clients
     begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
-    with patch.object(plan, "LoneChannel", Noting):
-        party = plan.lone_party(protocol)
-    plan.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
+    with patch.object(rehearsal, "LoneChannel", Noting):
+        party = rehearsal.lone_party(protocol)
+    rehearsal.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
     return max(sizes)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_no_message_of_a_round_reaches_the_peers_limit(name: str) -> None:
-    params = RoundParams.from_dict({"dim": 1 << 16, "max_clients": 20} | METHODS[name])
-    protocol = ProtocolParams(lanes=1, batch=1 << 16)
-    assert longest_message(params, protocol) < peer_message_limit(protocol)
-
-
-def test_the_peers_limit_grows_with_the_comparisons_of_a_message() -> None:
-    params = RoundParams.from_dict({"dim": 1 << 18, "max_clients": 2, "method": "pairwise"})
-    protocol = ProtocolParams(lanes=1, batch=1 << 18, chunk=1 << 18)
-    longest = longest_message(params, protocol)
-    assert transport.PEER_BYTES < longest < peer_message_limit(protocol) - longest
-    coarse = ProtocolParams(1, lanes=1, batch=1 << 10)
-    params = RoundParams.from_dict({"dim": 1 << 10, "max_clients": 2, "method": "pairwise"})
-    assert longest_message(params, coarse) < transport.PEER_BYTES
-
-
-def test_no_message_of_a_check_reaches_the_peers_limit() -> None:
-    coarse = ProtocolParams(lanes=1, batch=1 << 10)
-    # the largest part, with the most partners and the widest slots
-    (part,) = (shape := Dealing(2 * PART - 1, MAX_BUCKETS, 6, 128)).parts
-    turns = part.partners * part.kept * shape.slot_bits // 8
-    assert 5 << 20 < turns < peer_message_limit(coarse) / 2
 
 
 def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ SHARES = {"RingShare", "XorWords", "XorBits", "UnpackedXorBits", "Result"}
 HOLDERS = {"Party", "Chunk", "Upload"}
 
 SETTING = """\
-from securemedian.mpc.protocols import boolean, compare, equal, share
+from securemedian.mpc.protocols import boolean, compare, share
 from securemedian.mpc.arrays import PublicBits, PublicValues, RingShare, XorBits, XorWords
 from securemedian.mpc.rounds.methods import radix
 from securemedian.mpc.rounds.methods.base import Method, Published
@@ -92,7 +92,7 @@ def wrong(party: Party, x: RingShare, y: RingShare) -> bool:
 def wrong(party: Party, words: XorWords, bits: XorBits, x: RingShare) -> None:
     compare.msb(party, words, 16)  # error
     compare.greater(party, x, bits, 16)  # error
-    equal.is_zero(party, words, 16)  # error
+    compare.is_zero(party, words, 16)  # error
     boolean.multiplex(party, bits, words, 16)  # error
     open_ring(party, words, 16)  # error
     share.combine(words, words, 16)  # error

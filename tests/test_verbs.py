@@ -77,7 +77,7 @@ def test_a_run_in_python(pair: Pair) -> None:
                 result = client.result()
                 assert np.array_equal(result["w"], expected.reshape(5, 10))
                 assert result["steps"].tolist() == [number]
-            assert coordinator.status(round_id)["number"] == number
+            assert coordinator.status(round_id).number == number
         for client in clients:
             client.close()
 
@@ -111,7 +111,7 @@ def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
             (expected,) = plaintext.published(updates, params, current.published)
             result = coordinator.result(round_id)
             assert np.array_equal(result, expected)
-            assert coordinator.status(round_id)["outermost"] == (50 if number == 3 else 0)
+            assert coordinator.status(round_id).outermost == (50 if number == 3 else 0)
             scale = current.next_scale(result)
         for client in clients:
             client.close()

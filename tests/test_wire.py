@@ -72,6 +72,29 @@ def test_missing_parts_and_surplus_parts_are_refused() -> None:
             wire.unpack(parts)
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_long_arrays_travel_in_pieces(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    monkeypatch.setattr(wire, "PIECE_BYTES", 100)
+    arrays: dict[str, np.ndarray] = {
+        "empty": np.zeros((0, 3), np.uint8),
+        "long": np.arange(300 + more, dtype=np.uint8),
+        "short": np.arange(5, dtype=np.float32),
+    }
+    parts = [bytes(part) for part in wire.pack("x", {}, arrays)]
+    assert max(map(len, parts[1:])) <= 100 and len(parts) == 1 + 1 + 3 + (more > 0) + 1
+    found = wire.unpack(parts).arrays
+    assert all(np.array_equal(found[name], array) for name, array in arrays.items())
+    # cut elsewhere, one missing, one too many
+    for wrong in (
+        [*parts[:2], parts[2][:-1], parts[2][-1:] + parts[3], *parts[4:]],
+        [*parts[:2], parts[2][:50], parts[2][50:], *parts[3:]],
+        [*parts[:3], *parts[4:]],
+        [*parts, b""],
+    ):
+        with pytest.raises(FrameError):
+            wire.unpack(wrong)
+
+
 @given(st.lists(st.binary(max_size=200), max_size=4))
 @settings(max_examples=500, deadline=None)
 def test_random_bytes_are_a_frame_error_or_a_message(parts: list[bytes]) -> None:

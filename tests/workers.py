@@ -17,7 +17,6 @@ from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,
     authenticate,
-    peer_message_limit,
 )
 from tests.daemons import free_ports
 
@@ -122,7 +121,6 @@ class ShardedServers:
                 keys[party],
                 endpoint,
                 keys[1 - party].public.decode(),
-                peer_message_limit(protocol),
             )
             for party in (0, 1)
         ]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
 from securemedian.benchmarks.soak.service import SERVERS, SoakService
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import (
@@ -150,27 +151,27 @@ class CohortRounds:
 
         return self._persist(ask, "a new round")
 
-    def _status(self, round_id: str) -> dict[str, Any] | None:
+    def _status(self, round_id: str) -> RoundStatus | None:
         status = self._coordinator.status(round_id)
-        phase = f", {status['phase']}" if status["phase"] else ""
-        self._say(f"round {round_id}: {status['state']}{phase} {status['reason']}")
-        return status if status["state"] in ("published", "failed") else None
+        phase = f", {status.phase}" if status.phase else ""
+        self._say(f"round {round_id}: {status.state}{phase} {status.reason}")
+        return status if status.ended else None
 
     def _check_model(self, round_id: str, before: Published) -> None:
         expected, self._model = self._model, before.model
         if expected is not None and before.model is not None:
             self._audit.goes_on(round_id, np.array_equal(before.model, expected))
 
-    def _close(self, before: Published, status: dict[str, Any]) -> None:
+    def _close(self, before: Published, status: RoundStatus) -> None:
         """Compare the result of a round that has ended, if it has one, and close its account."""
-        round_id, params = status["round"], RoundParams.from_dict(status["params"])
+        round_id, params = status.round, RoundParams.from_dict(status.params)
         ended = Ended(
             round_id,
             params.method.name,
-            status["state"],
-            status["reason"],
-            tuple(status["included"]),
-            status["left_out"],
+            status.state,
+            status.reason,
+            tuple(status.included),
+            status.left_out,
             min_clients=params.min_clients,
             cohort=self._cohort,
         )

@@ -20,6 +20,7 @@ from securemedian.clients import receipts, results
 from securemedian.clients.start import in_one_line
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.unattended import LINES, attempts
 from securemedian.mpc.errors import ReceiptInvalid, SecureMedianError, UnknownRound
 from securemedian.mpc.protocols import wire
@@ -45,19 +46,6 @@ KINDS = {
 }
 
 
-# what a line of `coordinate`, or a server of another release, may leave out of a status
-_UNSAID: Mapping[str, Any] = {
-    "number": 0,
-    "state": "unknown",
-    "reason": "",
-    "included": [],
-    "left_out": {},
-    "clients": {},
-    "cost": {},
-    "deadline_in_s": 0.0,
-}
-
-
 class Server(Protocol):
     """What a watch needs of `clients.connection.Connection`."""
 
@@ -72,17 +60,17 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
-def kind_of(name: str, status: Mapping[str, Any]) -> str:
+def kind_of(name: str, status: RoundStatus) -> str:
     """Return what a client is in a round, as a letter of `KINDS`."""
-    why = str(status["left_out"].get(name, ""))
+    why = status.left_out.get(name, "")
     if "reached only" in why:
         return "o"
     if why:
         return "l" if "reached neither" in why else "x"
-    if name in status["included"] and status["state"] != "failed":
+    if name in status.included and status.state != "failed":
         return "i"
-    upload = status["clients"].get(name, "none")
-    dealing = status.get("dealt", {}).get(name, "none")
+    upload = status.clients.get(name, "none")
+    dealing = status.dealt.get(name, "none")
     if upload == "both":
         return "s"
     if upload != "none" or dealing not in ("none", "both"):
@@ -101,13 +89,13 @@ class Vouching:
     opened: str = ""
 
 
-def vouching(receipt: Receipt, signing_keys: Sequence[str], status: Mapping[str, Any]) -> Vouching:
+def vouching(receipt: Receipt, signing_keys: Sequence[str], status: RoundStatus) -> Vouching:
     """Return what a receipt says, once it is verified, of the round with this status."""
     try:
         receipt.check(signing_keys)
         record = receipt.record
         about = record.round, len(record.included)
-        if about != (status["round"], len(status["included"])):
+        if about != (status.round, len(status.included)):
             raise ReceiptInvalid(
                 f"it is that of round {record.round} of {len(record.included)} clients"
             )
@@ -121,8 +109,7 @@ def vouching(receipt: Receipt, signing_keys: Sequence[str], status: Mapping[str,
 class Seen:
     """A round as it was seen last. Times are seconds of Unix time."""
 
-    # the fields of `status`
-    status: Mapping[str, Any]
+    status: RoundStatus
     # when it was seen first, and when it was seen to have ended
     began: float
     ended: float | None = None
@@ -135,11 +122,11 @@ class Seen:
 
     @property
     def live(self) -> bool:
-        return self.status["state"] in LIVE
+        return self.status.state in LIVE
 
     @property
     def lacks_receipt(self) -> bool:
-        return self.status["state"] == "published" and self.receipt is None
+        return self.status.state == "published" and self.receipt is None
 
     def to_dict(self, clients: Sequence[str]) -> dict[str, Any]:
         """Return what the page shows, with a letter for each of the clients or a blank."""
@@ -159,10 +146,8 @@ class Seen:
             "cost",
             "outermost",
         )
-        return {name: status[name] for name in wanted if name in status} | {
-            "params": {
-                name: value for name, value in status.get("params", {}).items() if name != "weights"
-            },
+        return {name: getattr(status, name) for name in wanted} | {
+            "params": {name: value for name, value in status.params.items() if name != "weights"},
             "cells": "".join(kind_of(name, status) if name in names else " " for name in clients),
             "began": self.began,
             "ended": self.ended,
@@ -172,9 +157,9 @@ class Seen:
         }
 
 
-def _names(status: Mapping[str, Any]) -> dict[str, None]:
+def _names(status: RoundStatus) -> dict[str, None]:
     """Return the names of a round's clients, as a set that keeps their order."""
-    return dict.fromkeys([*status["clients"], *status["included"], *status["left_out"]])
+    return dict.fromkeys([*status.clients, *status.included, *status.left_out])
 
 
 class History:
@@ -205,29 +190,30 @@ class History:
         if seen := self.find(round_id):
             self._seen[round_id] = replace(seen, receipt=receipt)
 
-    def take(self, status: Mapping[str, Any], now: float) -> None:
+    def take(self, status: RoundStatus, now: float) -> None:
         """Take what S0 says of a round."""
-        round_id, status = status["round"], {**_UNSAID, **status}
-        before = self._seen.get(round_id, Seen(status, now))
+        before = self._seen.get(status.round, Seen(status, now))
         seen = replace(
             before,
             status=status,
-            closes=now + status["deadline_in_s"] if status["state"] == "open" else None,
+            closes=now + status.deadline_in_s if status.state == "open" else None,
         )
-        self._keep(round_id, seen if seen.live else replace(seen, ended=before.ended or now))
+        self._keep(status.round, seen if seen.live else replace(seen, ended=before.ended or now))
 
     def lose(self, round_id: str, why: str, now: float) -> None:
         """Take it that a round has ended, and that nobody knows how."""
         if (seen := self._seen.get(round_id)) is None:
             return
-        status = {**seen.status, "state": "failed", "reason": why}
+        status = replace(seen.status, state="failed", reason=why)
         self._seen[round_id] = replace(seen, status=status, ended=now, closes=None)
 
     def remember(self, line: Mapping[str, Any], now: float) -> None:
         """Take a line of `coordinate` about a round that has ended."""
         ended = _seconds(str(line.get("time", ""))) or now
         took = float(line.get("seconds", 0.0))
-        seen = self._seen.get(str(line["round"]), Seen({**_UNSAID, **line}, ended - took, ended))
+        seen = self._seen.get(
+            str(line["round"]), Seen(RoundStatus.from_answer(line), ended - took, ended)
+        )
         measured = {
             name: value if isinstance(value, str) or isfinite(value) else str(value)
             for name, value in line.get("evaluation", {}).items()
@@ -321,7 +307,8 @@ class Watch:
             if op == "result":
                 self._look_at_receipt(round_id)
             else:
-                status = self._servers[party].ask("status", {"round": round_id}).fields
+                answer = self._servers[party].ask("status", {"round": round_id})
+                status = RoundStatus.from_answer(answer.fields)
                 with self._lock:
                     self._take(party, round_id, status, now)
         except UnknownRound as error:
@@ -359,19 +346,19 @@ class Watch:
             link = self._links[party]
             self._links[party] = replace(link, answers=False, linked=False, problem=problem)
 
-    def _take(self, party: int, wanted: str, status: Mapping[str, Any], now: float) -> None:
+    def _take(self, party: int, wanted: str, status: RoundStatus, now: float) -> None:
         self._links[party] = replace(
             self._links[party],
             answers=True,
-            linked=bool(status["peer_linked"]),
-            problem=str(status["peer_problem"]),
+            linked=status.peer_linked,
+            problem=status.peer_problem,
             seen=now,
         )
-        if party == 0 and status["round"]:
+        if party == 0 and status.round:
             self._history.take(status, now)
         if party == 0 and not wanted:
             # rounds that were live when another one began: how did they end?
-            others = [each for each in self._history.live() if each != status["round"]]
+            others = [each for each in self._history.live() if each != status.round]
             self._errands = [("status", each) for each in others]
             self._errands += [("result", each) for each in self._history.without_receipt()]
 

@@ -1,11 +1,8 @@
 """The rotation of images, which gives groups of clients data that one model cannot fit."""
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory.data.base import Dataset
 from securemedian.mpc.errors import ConfigError
 
 
@@ -24,12 +21,3 @@ def rotate(images: NDArray[np.float32], quarters: int) -> NDArray[np.float32]:
         )
     turned = np.rot90(images.reshape(-1, side, side), quarters, axes=(1, 2))
     return np.ascontiguousarray(turned).reshape(images.shape)
-
-
-def rotated(data: Dataset, quarters: int) -> Dataset:
-    """Return a data set whose images are turned by so many times 90 degrees."""
-    return replace(
-        data,
-        images=rotate(data.images, quarters),
-        test_images=rotate(data.test_images, quarters),
-    )

@@ -1,8 +1,5 @@
 """The display of an experiment in a terminal while it runs."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -13,6 +10,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from securemedian.common.status import RoundStatus
 from securemedian.laboratory.experiments.aggregation import CONSTANT
 from securemedian.laboratory.experiments.runs import Run, RunRecord
 
@@ -56,11 +54,11 @@ class ExperimentBoard(Progress):
         self._line = f"{self._title}: round {len(rounds) + 1} of {self._rounds}{accuracy}"
         self.update(self._task, completed=self._done + len(rounds), description=self._line)
 
-    def servers(self, status: Mapping[str, Any]) -> None:
+    def servers(self, status: RoundStatus) -> None:
         """Show S0's status while it computes."""
-        done, total = status["progress"]
+        done, total = status.progress
         share = f" {done / total:.0%}" if total else ""
-        doing = f"{self._line}; servers: {status['phase'] or status['state']}{share}"
+        doing = f"{self._line}; servers: {status.phase or status.state}{share}"
         self.update(self._task, description=doing)
 
     def ended(self, record: RunRecord) -> None:

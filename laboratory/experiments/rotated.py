@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.laboratory import models, plaintext, plots
-from securemedian.laboratory.attacks.faults import BitFlip
+from securemedian.laboratory.attacks import BitFlip
 from securemedian.laboratory.data.rotate import rotate
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.worker import Trainer

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.public import PublicSet
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
@@ -103,17 +104,17 @@ class ExperimentServers:
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
         # the order in which the servers drew clients for clusters
-        included = status["included"]
+        included = status.included
         flat = updates.reshape(len(updates), -1)
         placed = flat[[self._names.index(name) for name in included]]
-        weights, coin = params.weights_of(included), bytes.fromhex(status["coin"])
+        weights, coin = params.weights_of(included), bytes.fromhex(status.coin)
         clear = plaintext.published(placed, params, published, weights, coin=coin)
         if not np.array_equal(results, clear):
             raise SecureMedianError(
-                f"round {status['number']} published another result than the same round computed "
+                f"round {status.number} published another result than the same round computed "
                 "in the clear: this is a defect, please report it"
             )
-        cost = status["cost"]
+        cost = status.cost
         return results, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
@@ -122,7 +123,7 @@ class ExperimentServers:
         """Start the servers unless they run."""
         if self._clients:
             return
-        self._show({"phase": "being started (the first start compiles)", "progress": (0, 0)})
+        self._show(RoundStatus(phase="being started (the first start compiles)"))
         processes = self._open.enter_context(Processes(self._directory))
         daemons.start(processes, self._directory)
         self._processes = processes

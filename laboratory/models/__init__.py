@@ -1,7 +1,6 @@
 """The networks that clients train, as functions of one flat vector of parameters.
 
-A new model is one file with a `Model`, and its line in `MODELS`. Only the functions below import
-torch.
+A new model is a `Model` in `networks`, and its line in `MODELS`. Only functions import torch.
 """
 
 from typing import Any
@@ -11,33 +10,10 @@ from numpy.typing import NDArray
 
 from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.models.base import Model
-from securemedian.laboratory.models.clinic import CLINIC
-from securemedian.laboratory.models.cnn_cifar10 import (
-    CNN_CIFAR10,
-    CNN_CIFAR10_SHARE,
-    CNN_CIFAR10_SMALL,
-)
-from securemedian.laboratory.models.cnn_mnist import CNN_MNIST
-from securemedian.laboratory.models.gru_shakespeare import GRU_SHAKESPEARE
-from securemedian.laboratory.models.mlp import DIGITS, DIGITS_LINEAR, MLP, MLP_CIFAR10
+from securemedian.laboratory.models.networks import MODELS, Model
 from securemedian.mpc.errors import ConfigError
 
-MODELS = {
-    model.name: model
-    for model in (
-        MLP,
-        CNN_MNIST,
-        CNN_CIFAR10,
-        CNN_CIFAR10_SHARE,
-        CNN_CIFAR10_SMALL,
-        MLP_CIFAR10,
-        DIGITS,
-        DIGITS_LINEAR,
-        CLINIC,
-        GRU_SHAKESPEARE,
-    )
-}
+__all__ = ["MODELS", "Model"]
 
 # images at once, so few that the activations of a convolution fit into the caches
 _TEST_BATCH = 100
@@ -143,19 +119,7 @@ def loss(
     model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> float:
     """Return the mean cross-entropy of the network with these parameters on the images."""
-    torch = _torch()
-    network = _network(model, vector).eval()
-    batches = zip(
-        torch.from_numpy(images).split(_TEST_BATCH),
-        torch.from_numpy(labels).split(_TEST_BATCH),
-        strict=True,
-    )
-    with torch.no_grad():
-        losses = [
-            torch.nn.functional.cross_entropy(network(inputs), targets, reduction="sum")
-            for inputs, targets in batches
-        ]
-    return float(sum(losses)) / len(labels)
+    return float(losses(model, vector, images, labels).mean())
 
 
 def _network(model: Model, vector: NDArray[Any]) -> Any:

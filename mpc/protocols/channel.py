@@ -9,7 +9,7 @@ message its sender had received, and `rounds` is the depth of the deepest messag
 that do not wait for each other share a round.
 
 Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a
-message is a function of its label, dtype and shape alone: `frame_size`, with which `mpc.plan` tells
+message is a function of its label, dtype and shape alone: `frame_size`, with which `plan` tells
 the bytes of a round beforehand.
 """
 

@@ -1,4 +1,4 @@
-"""Comparison of additively shared ring elements.
+"""Comparison of additively shared ring elements: their sign, and whether they are 0.
 
 See CrypTFlow2, Section 3, and protocols.md section 5 with the errata in 7.3. The top bit of z is
 
@@ -6,14 +6,13 @@ See CrypTFlow2, Section 3, and protocols.md section 5 with the errata in 7.3. Th
     carry = 1{y_0 + y_1 >= 2^(l-1)} = 1{y_1 > 2^(l-1) - 1 - y_0},    y_j = z_j mod 2^(l-1):
 
 one instance of the millionaires' problem on l - 1 bits. It is symmetric in the parties, so either
-may be the OT sender.
+may be the OT sender. And z = 0 exactly if z_0 = -z_1, an equality test on private inputs.
 """
 
 import numpy as np
 
 from securemedian.mpc.arrays import RingPlanes, RingShare, XorBits
 from securemedian.mpc.protocols import millionaire, ring
-from securemedian.mpc.protocols.boolean import invert
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 
@@ -40,11 +39,20 @@ def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
     return msb(party, RingShare(ring.reduce(y - x, bits)), bits)
 
 
-def at_least(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
-    """Return shares of 1{x >= y} = 1 ^ msb(x - y), under the condition of `greater`."""
-    return invert(party, msb(party, RingShare(ring.reduce(x - y, bits)), bits))
-
-
 def msb_demand(count: int, bits: int) -> Demand:
     """Return the correlations of `msb` on `count` elements."""
     return millionaire.greater_demand(count, bits - 1)
+
+
+def is_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
+    """Return shares of 1{z = 0}, for z in Z_2^bits."""
+    own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
+    planes = ring.split(own, bits)
+    sending, receiving = party.word_halves(planes.shape[1])
+    halves = (np.ascontiguousarray(planes[:, half]) for half in (sending, receiving))
+    return millionaire.equal(party, *halves)
+
+
+def is_zero_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `is_zero` on `count` elements."""
+    return millionaire.equal_demand(count, bits)

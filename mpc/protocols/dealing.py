@@ -332,7 +332,7 @@ def messages(
 ) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends (True) and receives (False) in `check`, in its order.
 
-    With the label, dtype and shape of each message, for `mpc.plan`. With `parts` nothing is tossed.
+    With the label, dtype and shape of each message, for `plan`. With `parts` nothing is tossed.
     """
     if parts is None:
         yield from toss_messages()

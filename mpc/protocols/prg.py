@@ -57,8 +57,8 @@ class Stream:
 def expand(seed: bytes, block: int, count: int, native_aes: bool) -> NDArray[np.uint64]:
     """Return `count` words of the stream of a seed from block number `block` on.
 
-    With `native_aes`, and where the processor has the instructions, they make the same bytes that
-    OpenSSL makes otherwise. A stream that is long, and read in large pieces, gains most by it.
+    With `native_aes`, the processor's own AES instructions are used where it has them: the bytes
+    are those of OpenSSL. Long streams that are read in large pieces gain most.
     """
     if not processor.taken(native_aes):
         return Stream(seed, block=block).words(count)

@@ -2,10 +2,11 @@
 
 A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack
 map `{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
-the bytes of the arrays, little-endian and C-contiguous, in the order of `a`. Nothing is left over
-and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length that is not the
-shape's, a missing part and a surplus one. There is no pickle anywhere. Texts
-arrive so that they can be printed, whoever wrote them: what commands a terminal is written out.
+the bytes of the arrays, little-endian and C-contiguous, in the order of `a`, each cut into parts of
+PIECE_BYTES and what is left, so that no socket need take longer ones from strangers. Nothing is
+left over and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length that
+is not the shape's, a missing part and a surplus one. There is no pickle anywhere. Texts arrive so
+that they can be printed, whoever wrote them: what commands a terminal is written out.
 """
 
 import math
@@ -21,6 +22,9 @@ from securemedian.mpc.errors import FrameError, LocalProtocolError, cut, quoted
 
 VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20
+# the longest part that a socket has to take: CURVE adds 33 bytes
+MAX_PART_BYTES = PIECE_BYTES + 64
 DTYPES = {name: np.dtype(name) for name in ("<u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8")}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -59,7 +63,10 @@ def pack(
             raise LocalProtocolError(f"array {name!r}: dtype {array.dtype} has no name on the wire")
         flat = np.ascontiguousarray(array).reshape(-1)
         described.append((name, dtype_name, list(array.shape)))
-        buffers.append(flat.view(np.uint8).data)
+        whole = flat.view(np.uint8).data
+        buffers += [
+            whole[at : at + PIECE_BYTES] for at in range(0, max(1, len(whole)), PIECE_BYTES)
+        ]
     return [_header(kind, fields or {}, described), *buffers]
 
 
@@ -83,14 +90,16 @@ def unpack(parts: Sequence[Part]) -> Message:
     kind, fields, described = header["t"], header["b"], header["a"]
     if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
         raise FrameError("the header's values have the wrong types")
-    if len(described) != len(parts) - 1:
-        raise FrameError(f"{len(described)} arrays described, {len(parts) - 1} sent")
     arrays: dict[str, NDArray[Any]] = {}
-    for entry, part in zip(described, parts[1:], strict=True):
-        name, array = _array(entry, part)
+    at = 1
+    for entry in described:
+        name, array, count = _array(entry, parts, at)
         if name in arrays:
             raise FrameError(f"array {quoted(name)} twice in one frame")
         arrays[name] = array
+        at += count
+    if at != len(parts):
+        raise FrameError(f"{len(parts)} parts, and {at} are described")
     try:
         return Message(_printable(kind), _printable(fields), arrays)
     except RecursionError:
@@ -136,7 +145,8 @@ def _header(
     return header
 
 
-def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
+def _array(entry: object, parts: Sequence[Part], at: int) -> tuple[str, NDArray[Any], int]:
+    """Return the name of an array, the array, and in how many parts from `at` on it came."""
     if not (isinstance(entry, list) and len(entry) == 3):
         raise FrameError("an array description is not [name, dtype, shape]")
     name, dtype_name, shape = entry
@@ -152,13 +162,20 @@ def _array(entry: object, part: Part) -> tuple[str, NDArray[Any]]:
     expected = dtype.itemsize
     for length in shape:
         expected *= length
-    if len(part) != expected:
+    count = max(1, -(-expected // PIECE_BYTES))
+    pieces = parts[at : at + count]
+    if (
+        sum(map(len, pieces)) != expected
+        or len(pieces) != count
+        or any(len(piece) != PIECE_BYTES for piece in pieces[:-1])
+    ):
         raise FrameError(
-            f"array {quoted(name)}: {len(part)} bytes, "
-            f"shape {shape} of {dtype_name} needs {expected}"
+            f"array {quoted(name)}: {sum(map(len, pieces))} bytes in {len(pieces)} parts, "
+            f"shape {shape} of {dtype_name} needs {expected} in {count}"
         )
+    whole = pieces[0] if count == 1 else b"".join(pieces)
     try:
-        return name, np.frombuffer(part, dtype=dtype).reshape(shape)
+        return name, np.frombuffer(whole, dtype=dtype).reshape(shape), count
     except ValueError as error:
         # a shape with a 0 needs no bytes, and its other lengths may be beyond numpy
         raise FrameError(f"array {quoted(name)}: bad shape {quoted(shape)}") from error

@@ -1,9 +1,9 @@
-"""Random partitions of clients into clusters, their sums, and what these sums tell.
+"""Random partitions of clients into clusters, their sums, and what these sums reveal.
 
 A partition of n clients into c clusters is drawn from a seed that was tossed for. In matrix form
 the sums over the clusters of R partitions are A X, for the updates X (n, d) and the R c x n matrix
-A of zeros and ones. A row that A's rows can be combined to is known to who knows the sums: if e_i
-is one, client i's update is.
+A of zeros and ones. Whoever knows the sums can compute every linear combination of A's rows: if the
+unit vector e_i is one, the sums reveal client i's update.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def sums_over(rows: NDArray[Any], partitions: Sequence[Members]) -> NDArray[Any]
 
 @dataclass(frozen=True)
 class Exposure:
-    """What the sums over all clusters tell who knows them."""
+    """What the sums over all clusters reveal to whoever knows them."""
 
     # of the R c x n matrix
     rank: int
@@ -58,7 +58,7 @@ class Exposure:
 
 @lru_cache(maxsize=16)
 def exposed(seed: bytes, clients: int, clusters: int, partitions: int) -> Exposure:
-    """Return whose updates follow from the sums over the clusters drawn from `seed`.
+    """Return which clients' updates the sums over the clusters drawn from `seed` reveal.
 
     The projection onto the space of the rows of A, A^+ A, leaves e_i as it is exactly if e_i is in
     it. It is made of the eigenvectors of A^T A, which is n x n, with eigenvalues above 0.

@@ -13,10 +13,10 @@ from securemedian.mpc.protocols.party import Party
 class Cost:
     """What one party counted over all its lanes.
 
-    What starts with `preprocessing_` is the part that made correlations, which needs no input. What
-    starts with `checking_` is the part that checked the clients' uploads, with the correlations
-    that it made itself. The rest is online. Bytes, messages and rounds are those of all three;
-    `seconds` are those of the round's run alone, before which `fill` and the checks are done.
+    Fields named `preprocessing_` count the making of correlations, which needs no input. Fields
+    named `checking_` count the check of the clients' uploads, including the correlations made for
+    it. The rest is online. Bytes, messages and rounds are those of all three; `seconds` are those
+    of the round's run alone, before which `fill` and the checks are done.
     """
 
     # in both directions together

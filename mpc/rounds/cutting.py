@@ -32,10 +32,10 @@ class Shard:
         return self.end - self.begin
 
     def parts(self, shape: Dealing) -> range:
-        """Return which parts of a dealing the shard checks, which are cut otherwise than shards.
+        """Return which parts of a dealing this shard checks.
 
-        `Dealing.partners` grows as parts shrink, so parts are as large as without shards, and some
-        shards may have none.
+        Parts and shards have different boundaries. `Dealing.partners` grows as parts shrink, so
+        parts are as large as without shards, and some shards may have none.
         """
         each = len(shape.parts)
         return range(self.number * each // self.count, (self.number + 1) * each // self.count)

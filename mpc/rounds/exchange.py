@@ -31,8 +31,8 @@ class Exchange:
     """The kind of vector that a round combines. Its fields are its options."""
 
     name: ClassVar[str]
-    # what the values lie around in every round; None where it is the training's model and scale,
-    # and the result is the next model
+    # the model and scale of the buckets of every round; None where these are the run's, and the
+    # result is the next model
     fixed: ClassVar[Published | None] = None
 
     def check_round(self, dim: int) -> None:

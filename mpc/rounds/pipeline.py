@@ -100,13 +100,12 @@ def check_values(
     progress: Progress | None = None,
     shard: Shard | None = None,
 ) -> Checked:
-    """Return whose values are all in range, while the other party does the same.
+    """Return which clients' values are all in range, while the other party does the same.
 
-    The arguments are those of `run_round`, which comes after it: for the clients that passed, and
-    with ranks and weights that are theirs. With a `shard`, only values in it are looked at.
-    Both parties learn the verdicts, and of a client that failed which of its values are out of
-    range. All pass where a method has nothing to check. Raises InputError as `run_round` does, and
-    PeerProtocolError if the two verdicts differ.
+    The arguments are those of `run_round`, which follows for the clients that passed, with their
+    weights. With a `shard`, only its values are checked. Both parties learn the verdicts, and of a
+    client that failed which of its values are out of range. All pass where a method has nothing to
+    check. Raises InputError as `run_round` does, and PeerProtocolError if the two verdicts differ.
     """
     _check_count(params, uploads)
     if not params.method.checks_values:
@@ -155,9 +154,9 @@ def run_round(
     are closed. Raises InputError for no uploads or too many.
 
     `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
-    off is repeated with the same, because two results of the same uploads under two coins tell
-    more than one. With a `shard` nothing is tossed, surveyed or judged here: it has the coin and
-    the verdicts.
+    off must be repeated with the same entropy, because results of the same uploads under two coins
+    reveal more than one result. With a `shard` nothing is tossed, surveyed or judged here: it has
+    the coin and the verdicts.
     """
     _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
@@ -234,9 +233,9 @@ def judge_surveys(
     weights: Sequence[int],
     shard: Shard,
 ) -> tuple[XorBits, Cost]:
-    """Return shares of the verdicts for all shards, of the sum of their surveys, and the cost.
+    """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost.
 
-    One pair of parties does so, which any of the shards may have.
+    One pair of parties computes them, of whichever shard.
     """
     meter = Meter(parties)
     chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)

@@ -5,36 +5,34 @@ compute nothing, and counts. Who sends what, how long it is and what waits for w
 the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
 round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
 `Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
-message from `channel`, `softspoken` and `ferret`, and the chunks from `pipeline`.
+message from `channel`, `softspoken` and `ferret`, and the chunks from `cutting`.
 
 A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
-repeats, so that few chunks of a long vector are run. The prediction is of the first round of a
-session: a later one finds a rest in stock, and makes less. Silent OT extension makes OTs by the
-group of trees: those that a round hands out are counted as OTs, but the bytes are of whole groups.
-A daemon that fills its pools while clients train adds an exchange of sizes to these bytes, and a
-short message per chunk. One that checks dealings as they come tosses more than once, which adds two
-short messages each time.
+repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
+later rounds find leftovers in stock, and make less. Silent OT extension makes OTs by the group of
+trees: those that a round hands out are counted as OTs, but the bytes are of whole groups. A daemon
+that fills its pools while clients train adds an exchange of sizes to these bytes, and a short
+message per chunk. One that checks dealings as they come tosses more than once, which adds two short
+messages each time.
 """
 
 import copy
-import math
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
+from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import share
-from securemedian.mpc.protocols.boolean import words_of
 from securemedian.mpc.protocols.channel import Channel, Traffic, frame_size
 from securemedian.mpc.protocols.correlations.pool import Pool
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, messages, toss_messages
+from securemedian.mpc.protocols.dealing import Dealing, messages, toss_messages
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import (
     BLOCK,
@@ -43,15 +41,20 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.softspoken import corrections_shape
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party, extensions
-from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
-from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
-from securemedian.mpc.rounds.chunks import check_piece, compute, demand, evenly, judge, survey
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Stream
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.chunks import demand
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, shards
 from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
-from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.rehearsal import (
+    rehearse,
+    rehearse_check,
+    rehearse_judge,
+    rehearse_survey,
+)
 
 # The most OTs of a chunk that is rehearsed, which takes about as many bytes of memory.
 MAX_CHUNK_OTS = 1 << 30
@@ -64,6 +67,7 @@ _KEYS = np.zeros((BLOCK, 2), np.uint64)
 
 _size_of = lru_cache(frame_size)
 
+T = TypeVar("T")
 # How deep party 0 and party 1 are: the rounds of `Channel`.
 Depths = tuple[int, int]
 # The silent OTs that party 0 and party 1 made, each as the OT receiver and as the sender.
@@ -115,14 +119,19 @@ def predict(
     rehearsal = _Rehearsal(params, weights, protocol)
     lanes = [_Count(protocol) for _ in range(protocol.lanes)]
     states = [rehearsal.start] * protocol.lanes
+
+    def spread(items: Sequence[T], work: Callable[[T, _State], _Part]) -> None:
+        """Do one kind of work on items that the lanes take in turns."""
+        for number, item in enumerate(items):
+            at = number % protocol.lanes
+            part = work(item, states[at])
+            lanes[at].add(part)
+            states[at] = part.after
+
     checking = Cost(), Cost()
     if pieces:
         lanes[0].add(rehearsal.opening(protocol))
-        for number, piece in enumerate(pieces):
-            at = number % protocol.lanes
-            part = rehearsal.piece(piece, states[at])
-            lanes[at].add(part)
-            states[at] = part.after
+        spread(pieces, rehearsal.piece)
         lanes[0].add(rehearsal.verdicts(len(weights)))
         checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
         lanes = [_Count(protocol, made=lane.made) for lane in lanes]
@@ -133,23 +142,13 @@ def predict(
     if params.method.tosses and not shard:
         lanes[0].add(rehearsal.toss())
     if params.method.surveys:
-        for number, size in enumerate(sizes):
-            at = number % protocol.lanes
-            part = rehearsal.survey(size, states[at])
-            lanes[at].add(part)
-            states[at] = part.after
+        spread(sizes, rehearsal.survey)
         if shard is None or shard.number == 0:
-            part = rehearsal.judge(states[0])
-            lanes[0].add(part)
-            states[0] = part.after
+            spread([None], lambda _, state: rehearsal.judge(state))
         if shard:
             # a step of its own, as the survey was
             lanes[0].add(rehearsal.opening(protocol))
-    for number, size in enumerate(sizes):
-        at = number % protocol.lanes
-        part = rehearsal.chunk(size, states[at])
-        lanes[at].add(part)
-        states[at] = part.after
+    spread(sizes, rehearsal.chunk)
     costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
     result = (shard.dim if shard else params.dim) * params.method.most_results * 8
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
@@ -192,71 +191,6 @@ def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None 
     return cost.as_checking()
 
 
-def lone_party(protocol: ProtocolParams) -> Party:
-    """Return a party 0 that has no peer, to time what one party computes.
-
-    Its cryptography is real, and all that it receives is zeros.
-    """
-    channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
-    blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
-    trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
-    # the missing leaf of each tree is the first
-    delta = np.zeros(SECURITY_BITS, np.uint8)
-    holes = [[b"", *tree[1:]] for tree in trees]
-    randomness = Stream(os_entropy(SEED_BYTES))
-    sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
-    return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
-
-
-def rehearse(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
-) -> None:
-    """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
-    compute(party, params, _rehearsed_chunk(params, weights, size, batch))
-
-
-def rehearse_round(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
-) -> None:
-    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
-    if params.method.surveys:
-        rehearse_survey(party, params, weights, size, batch)
-        rehearse_judge(party, params, weights, batch)
-    rehearse(party, params, weights, size, batch)
-
-
-def rehearse_survey(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
-) -> None:
-    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
-    survey(party, params, _rehearsed_chunk(params, weights, size, batch))
-
-
-def rehearse_judge(party: Party, params: RoundParams, weights: Sequence[int], batch: int) -> None:
-    """Do what lane 0 does with the surveys of all chunks, which are zeros."""
-    chunk = _rehearsed_chunk(params, weights, 1, batch)
-    assert chunk.verdicts is not None
-    surveyed = np.zeros(params.method.surveyed(len(weights)), np.uint64)
-    judge(party, params, RingShare(surveyed), chunk)
-
-
-def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
-    dealt, upload = params.dealing, _NoUpload()
-    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
-    uploads: list[share.Upload] = [one] * len(weights)
-    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
-    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin)
-    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
-    return replace(chunk, verdicts=XorBits(verdicts))
-
-
-def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
-    """Do what a lane does to check a piece like this one, on uploads of zeros."""
-    uploads: list[share.Upload] = [_NoUpload()] * piece.clients.stop
-    check_piece(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
-
-
 @dataclass
 class _Event:
     """A message of `size` bytes, sent or received at one end."""
@@ -289,31 +223,6 @@ class DryChannel(Channel):
         # read-only, as what a channel receives
         array.flags.writeable = False
         return array
-
-    def close(self) -> None:
-        pass
-
-
-class LoneChannel(Channel):
-    """A channel to nobody. All that is received is zeros, for which it takes no time.
-
-    They are views of the same memory, as what a real channel receives is memory that another thread
-    has written.
-    """
-
-    def __init__(self) -> None:
-        self.traffic = Traffic()
-        self._zeros = np.empty(0, np.uint8)
-
-    def send(self, label: str, array: NDArray[Any]) -> None:
-        pass
-
-    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        size = np.dtype(dtype).itemsize * math.prod(shape)
-        if self._zeros.size < size:
-            self._zeros = np.zeros(size, np.uint8)
-            self._zeros.flags.writeable = False
-        return self._zeros[:size].view(dtype).reshape(shape)
 
     def close(self) -> None:
         pass
@@ -375,13 +284,6 @@ class _DryStream(Stream):
 
     def fill(self, out: Words) -> None:
         out[...] = 0
-
-
-class _NoUpload:
-    """An upload of zeros."""
-
-    def words(self, row: int, start: int, stop: int) -> Words:
-        return np.zeros(stop - start, np.uint64)
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""A run: global model, range of the buckets, optimiser and number, from round to round.
+"""The state of a run: global model, range of the buckets, optimiser and number of rounds.
 
-S0 keeps it. Whoever has the one that a round starts from, and the round's opened values, computes
-the next one for themselves, bit for bit. docs/protocols.md, section 7.1; the paper's Algorithm 3.
-Several groups of clients have a run each, which are kept as one.
+S0 keeps it. Whoever has the state that a round starts from, and the round's opened values, computes
+the next state bit for bit. See docs/protocols.md, section 7.1, and the paper's Algorithm 3. With
+several groups of clients each group has a state of its own, and all of them are kept as one.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class RunState:
     """The state of a run between two rounds.
 
     Model g and scale are float32 as published, so that everybody computes with the same bits.
-    The arrays are never changed in place.
+    Arrays are never changed in place.
     """
 
     policy: RangePolicy = field(default_factory=lambda: policy_from({}))
@@ -89,7 +89,7 @@ class RunState:
 
     @property
     def arrays(self) -> dict[str, Float32s]:
-        """Return the arrays that there are: model, scale and moments, or model.0 and so on."""
+        """Return the arrays that are set: model, scale and moments, or model.0 and so on."""
         if self.groups:
             return {
                 f"{name}.{number}": array
@@ -107,14 +107,13 @@ class RunState:
 
     @property
     def number(self) -> int:
-        """The number t of the next round; failed rounds do not count."""
+        """Return the number t of the next round; failed rounds do not count."""
         return self.published + 1
 
     def after(self, result: Float32s, buckets: int = 0) -> "RunState":
-        """Return the run after the next round, of so many buckets, with this `result`.
+        """Return the state after a round with this `result` and number of buckets (0: none).
 
-        The scale follows the result, and the model is what the optimiser makes of it. `buckets` is
-        0 for a round without.
+        The scale follows the result, and the model is what the optimiser makes of it.
         """
         if self.model is None:
             return replace(self, model=result, published=self.number)
@@ -129,15 +128,15 @@ class RunState:
         )
 
     def counted(self) -> "RunState":
-        """Return the run after a round whose result the model does not follow.
+        """Return the state after a round whose result the model does not follow.
 
-        The clients alone learn it, or it is no model.
+        Such a result goes to the clients alone, or is no model.
         """
         return replace(self, published=self.number)
 
     @cached_property
     def digest(self) -> bytes:
-        """The digest of all of it, with which a round names what it starts from."""
+        """Return the digest of the state, by which a round names the state that it starts from."""
         return canonical.digest(
             self.policy.to_dict(),
             self.optimiser.to_dict(),
@@ -147,9 +146,9 @@ class RunState:
         )
 
     def published_for(self, params: RoundParams) -> Published:
-        """Return what the values of the next round lie around, which has these parameters.
+        """Return the model and range around which the values of the next round lie.
 
-        S0 publishes it, unless it is the same in every round.
+        S0 publishes them, unless they are the same in every round (`Exchange.fixed`).
         """
         if params.exchange.fixed is not None:
             return params.exchange.fixed
@@ -167,13 +166,13 @@ def finish(
     total: int,
     groups: Sequence[int] = (),
 ) -> tuple[RunState, Float32s]:
-    """Return the run after a round that started from `before`, and the round's results.
+    """Return the state after a round that started from `before`, and the round's results.
 
-    `values` are opened results (`Method.public`), `total` is the total weight of the
-    clients. The results have shape (results, d), and the model follows the first one, unless the
-    round has exchanged something that is no model. With several groups there is one result per
-    group, which its model follows; a group without one keeps its model, which stands for the
-    result. `groups` are those of the clients, where they are visible.
+    `values` are opened results (`Method.public`), `total` is the total weight of the clients. The
+    results have shape (results, d). The model follows the first one, unless what was exchanged is
+    no model. With several groups the model of each follows the group's own result; the result of a
+    group that has none is its unchanged model. `groups` are those of the clients, where they are
+    visible.
     """
     if params.exchange.fixed is not None:
         return before.counted(), _decoded(before, params, values, total)

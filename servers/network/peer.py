@@ -85,14 +85,16 @@ class PeerWatch:
         self.differing = differences(self._agreement, message.agreement)
         return change
 
-    def received(self, sent: int) -> bool:
+    def received(self, sent: int, now: float) -> bool:
         """Return whether a message about a round is to be taken: on a link, and if none is missing.
 
         `sent` messages came before it. What comes after one that was lost is not taken, and the
-        next hello tells that there is a gap.
+        next hello tells that there is a gap. One that is taken is a sign of life.
         """
         taken = self.linked and sent == self._received
-        self._received += taken
+        if taken:
+            self._received += 1
+            self._until = now + self._timeout_s
         return taken
 
     def bye(self) -> Change | None:

@@ -13,9 +13,11 @@ is the same at both:
 The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
 """
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -31,7 +33,6 @@ from securemedian.mpc.errors import (
     NoSocket,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.wire import Part
 from securemedian.servers import allocator, logs
 
@@ -61,27 +62,13 @@ SLICE_MS = 50
 # how many unread requests of a caller are held here; more wait at the caller, so that memory stays
 # bounded
 QUEUED_REQUESTS = 4
-# A request is a header and its arrays, and no request has more than one array.
+# How many answers wait for a caller that does not read. Who asks one thing at a time has one; zmq
+# counts what was read in steps of half of these.
+QUEUED_ANSWERS = 8
+# how many parts a request has besides whole pieces: a header and the ends of arrays
 MAX_REQUEST_PARTS = 8
 # how many refused keys are remembered, so that each is logged once
 REFUSED_KEYS = 1024
-
-# The peer's longest message is the reply to the leaves of comparisons, 31 bytes per 64-bit
-# comparison, or the corrections of a block of OTs, 2 MB. Both limits are twice that. The header of
-# a control message is within the second one.
-PEER_BYTES_PER_COMPARISON = 64
-PEER_BYTES = 4 << 20
-# When dealings are checked, the longest message are the turns of a part, at most 5.7 MB
-# (mpc.dealing: 1.5 million coordinates, 128 `check_bits`). This limit, too, is twice that.
-DEALING_BYTES = 12 << 20
-
-
-def peer_message_limit(protocol: ProtocolParams) -> int:
-    """Return the most bytes that one message of the peer may have, which follows from `batch`.
-
-    The chunks of both servers hold as many comparisons as the smaller `batch` of the two allows.
-    """
-    return max(PEER_BYTES + PEER_BYTES_PER_COMPARISON * protocol.batch, DEALING_BYTES)
 
 
 class _AllowList:
@@ -189,6 +176,7 @@ class ClientPort:
         self, context: Context, keys: KeyPair, endpoint: str, max_message_bytes: int
     ) -> None:
         self._max_message_bytes = max_message_bytes
+        self._max_parts = MAX_REQUEST_PARTS + max_message_bytes // wire.PIECE_BYTES
         self._log = logs.BoundedLog()
         # `send` needs pyzmq's collector of frames that are not copied, which the first such frame
         # starts. It is started now, while there are descriptors for its sockets and no other
@@ -199,8 +187,10 @@ class ClientPort:
         _keep_alive(self.socket)
         self.socket.heartbeat_ivl = CLIENT_HEARTBEAT_MS
         self.socket.heartbeat_timeout = CLIENT_HEARTBEAT_LIMIT_MS
-        self.socket.maxmsgsize = max_message_bytes
-        self.socket.rcvhwm = QUEUED_REQUESTS
+        self.socket.maxmsgsize = min(wire.MAX_PART_BYTES, max_message_bytes)
+        self.socket.rcvhwm, self.socket.sndhwm = QUEUED_REQUESTS, QUEUED_ANSWERS
+        # otherwise an answer beyond that would be dropped, and nobody told
+        self.socket.router_mandatory = True
         self.socket.linger = LINGER_MS
         _bind(self.socket, endpoint)
 
@@ -219,33 +209,51 @@ class ClientPort:
         while frame.more:
             frame = self.socket.recv(copy=False)
             number, total = number + 1, total + len(frame)
-            if number > MAX_REQUEST_PARTS or total > self._max_message_bytes:
+            if number > self._max_parts or total > self._max_message_bytes:
                 parts.clear()
             else:
                 parts.append(frame.bytes)
         key = str(address.get("User-Id"))
-        if number > MAX_REQUEST_PARTS or total > self._max_message_bytes:
+        if number > self._max_parts or total > self._max_message_bytes:
             self._refuse(address.bytes, key, number, total)
             return None
         return address.bytes, key, parts
 
     def _refuse(self, address: bytes, key: str, number: int, total: int) -> None:
         reason = (
-            f"a request of {number} parts and {total:,} bytes: at most {MAX_REQUEST_PARTS} parts "
+            f"a request of {number} parts and {total:,} bytes: at most {self._max_parts} parts "
             f"and {self._max_message_bytes:,} bytes (max_message_bytes) are taken"
         )
         if total > self._max_message_bytes:
             allocator.give_back()
         self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
         fields = {"id": 0, "code": FrameError.code, "message": reason}
-        self.send(address, wire.pack("error", fields))
+        with suppress(ChannelTimeout):
+            self.send(address, wire.pack("error", fields))
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
-        """Send an answer. A caller that is gone, or does not read, loses it."""
+        """Send an answer, which a caller that is gone loses.
+
+        Raises ChannelTimeout, and drops it, if the caller has not read the ones before.
+        """
         # The parts are not copied, so that a model which many callers download is in memory once.
         # pyzmq's collector of such frames must not be started by two threads at once (it then
         # blocks for good after a thousand frames), so only the daemon's loop sends in this way.
-        self.socket.send_multipart([address, *parts], copy=False)
+        for _ in range(2):
+            try:
+                self.socket.send_multipart([address, *parts], zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                # zmq seldom looks by itself at what has been read
+                self.socket.getsockopt(zmq.EVENTS)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
+                return
+            else:
+                return
+        raise ChannelTimeout(
+            f"{QUEUED_ANSWERS} answers wait for this caller, who asks and does not read"
+        )
 
     def close(self) -> None:
         self.socket.close()
@@ -261,10 +269,9 @@ class PeerPort:
         keys: KeyPair,
         endpoint: str,
         peer_key: str,
-        max_message_bytes: int,
     ) -> None:
         self._context, self._party, self._keys = context, party, keys
-        self._peer_key, self._max_message_bytes = peer_key.encode(), max_message_bytes
+        self._peer_key = peer_key.encode()
         self.endpoint = endpoint if party == 0 else self._bind_proxy(endpoint)
 
     def _bind_proxy(self, endpoint: str) -> str:
@@ -278,7 +285,7 @@ class PeerPort:
             socket.linger = LINGER_MS
         _serve_curve(front, self._keys, PEER_DOMAIN)
         _keep_alive(front)
-        front.maxmsgsize = self._max_message_bytes
+        front.maxmsgsize = wire.MAX_PART_BYTES
         _bind(front, endpoint)
         self._inside = f"inproc://{id(self)}"
         back.bind(self._inside)
@@ -314,7 +321,7 @@ class PeerPort:
         if self._party == 0:
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
             socket.curve_serverkey = self._peer_key
-            socket.maxmsgsize = self._max_message_bytes
+            socket.maxmsgsize = wire.MAX_PART_BYTES
             socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 1000
             # The lanes of a session may be idle for hours between rounds.
             _keep_alive(socket)
@@ -344,7 +351,7 @@ class Bell(Protocol):
 
 
 class ZmqLink:
-    """A stream as the blocking `mpc.channel.Link`.
+    """A stream as the blocking `mpc.protocols.channel.Link`.
 
     `close`, which any thread may call, ends every wait.
     """

@@ -140,7 +140,7 @@ class PeerControl:
                 if change := self.watch.bye():
                     self._changed(change)
                     self._send(Bye())
-            case RoundMessage() if not self.watch.received(message.sent):
+            case RoundMessage() if not self.watch.received(message.sent, self._clock()):
                 # it is of an earlier link, or one before it was lost
                 pass
             case RoundMessage() if entry := self._register.get(message.round):

@@ -20,9 +20,11 @@ import securemedian
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     BadUpload,
+    ChannelTimeout,
     ConfigError,
     FrameError,
     LocalProtocolError,
@@ -46,34 +48,6 @@ from securemedian.servers.rounds.rounds import Rounds, WhenStored
 
 CLIENT, COORDINATOR = "client", "coordinator"
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
-NO_ROUND: dict[str, Any] = {
-    "round": "",
-    "cohort": DEFAULT_COHORT,
-    "number": 0,
-    "state": "none",
-    "params": {},
-    "reason": "",
-    "opened": "nothing",
-    "start": "",
-    "clients": {},
-    "dealt": {},
-    "included": [],
-    "groups": [],
-    "left_out": {},
-    "attempt": 0,
-    "attempts_left": 0,
-    "retry_in_s": 0.0,
-    "final": False,
-    "phase": "",
-    "progress": [0, 0],
-    "cost": {},
-    "outermost": 0,
-    "unchanged_groups": [],
-    "coin": "",
-    "deadline_in_s": 0.0,
-    "stored_bytes": 0,
-}
-
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -226,7 +200,7 @@ class Answer:
 class Desk:
     """Answers requests. Used by one thread.
 
-    `reply` sends a frame to a caller's address.
+    `reply` sends a frame to a caller's address, and raises ChannelTimeout if the caller reads none.
     """
 
     def __init__(
@@ -319,9 +293,15 @@ class Desk:
 
     def _answer(self, call: Call, answer: Answer) -> None:
         self.answers[call.op, "ok"] += 1
-        self._reply(
-            call.address, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
-        )
+        parts = wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
+        self._send(call.address, call.key, parts)
+
+    def _send(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
+        try:
+            self._reply(address, parts)
+        except ChannelTimeout as error:
+            caller = self._callers[key][0] if key in self._callers else key
+            self._log.event("answers-unread", key, caller=caller, reason=str(error))
 
     def _refuse(
         self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
@@ -334,7 +314,7 @@ class Desk:
         self.answers[op if op in OPS else "unknown", error.code] += 1
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
-            self._reply(address, wire.pack("error", fields))
+            self._send(address, key, wire.pack("error", fields))
         except Exception as failed:
             self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
 
@@ -394,41 +374,41 @@ class Desk:
 
     def _status(self, call: Call) -> Answer:
         entry = self._find(call) if call.fields.round else self._latest(call)
-        none = NO_ROUND | {"cohort": call.fields.cohort}
-        return Answer((self._status_of(entry) if entry else none) | self._peer())
+        none = RoundStatus(cohort=call.fields.cohort)
+        return Answer((self._status_of(entry) if entry else none).to_dict() | self._peer())
 
-    def _status_of(self, entry: Entry) -> dict[str, Any]:
+    def _status_of(self, entry: Entry) -> RoundStatus:
         server_round = entry.server_round
         engine = self._engines.of(server_round.cohort)
         # The engine works for a live round: it fills the pools or runs the protocol.
         busy = server_round.live
-        return {
-            "round": server_round.round_id,
-            "cohort": server_round.cohort,
-            "number": server_round.number,
-            "state": server_round.state.value,
-            "params": server_round.params.to_dict(),
-            "reason": server_round.reason,
-            "opened": server_round.opened,
-            "start": server_round.asked.start,
-            "clients": server_round.whereabouts(),
-            "dealt": server_round.whereabouts_of_dealings(),
-            "included": [server_round.names[key] for key in server_round.included],
-            "groups": server_round.groups,
-            "left_out": server_round.left_out,
-            "attempt": server_round.attempt,
-            "attempts_left": server_round.attempts_left,
-            "retry_in_s": self._rounds.retry_in_s(entry),
-            "final": server_round.state is State.FAILED,
-            "phase": engine.phase if busy else "",
-            "progress": list(engine.progress) if busy else [0, 0],
-            "cost": entry.result.cost if entry.result else {},
-            "outermost": entry.result.outermost if entry.result else 0,
-            "unchanged_groups": list(entry.result.unchanged_groups) if entry.result else [],
-            "coin": entry.result.coin if entry.result else "",
-            "deadline_in_s": self._rounds.left_s(entry),
-            "stored_bytes": entry.spool.stored_bytes,
-        }
+        return RoundStatus(
+            round=server_round.round_id,
+            cohort=server_round.cohort,
+            number=server_round.number,
+            state=server_round.state.value,
+            params=server_round.params.to_dict(),
+            reason=server_round.reason,
+            opened=server_round.opened,
+            start=server_round.asked.start,
+            clients=server_round.whereabouts(),
+            dealt=server_round.whereabouts_of_dealings(),
+            included=[server_round.names[key] for key in server_round.included],
+            groups=server_round.groups,
+            left_out=server_round.left_out,
+            attempt=server_round.attempt,
+            attempts_left=server_round.attempts_left,
+            retry_in_s=self._rounds.retry_in_s(entry),
+            final=server_round.state is State.FAILED,
+            phase=engine.phase if busy else "",
+            progress=list(engine.progress) if busy else [0, 0],
+            cost=dict(entry.result.cost) if entry.result else {},
+            outermost=entry.result.outermost if entry.result else 0,
+            unchanged_groups=list(entry.result.unchanged_groups) if entry.result else [],
+            coin=entry.result.coin if entry.result else "",
+            deadline_in_s=self._rounds.left_s(entry),
+            stored_bytes=entry.spool.stored_bytes,
+        )
 
     def _round(self, call: Call) -> Answer:
         entry = self._latest(call)

@@ -36,7 +36,7 @@ class Kind(ABC, Generic[HandedOut]):
     """A kind of correlation: how its halves are made, how large they are, and what is handed out.
 
     A kind is a frozen dataclass of the few numbers that tell it from others of its class. An item
-    has a half at the OT sender and one at the OT receiver. The pool (`mpc.correlations.pool`) asks
+    has a half at the OT sender and one at the OT receiver. The pool (`correlations.pool`) asks
     both parties for the same blocks of the same kinds in the same order:
 
     - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of

@@ -20,7 +20,7 @@ Orders = list[tuple[Kind[Any], int]]
 
 @dataclass
 class Spent:
-    """What making correlations took: seconds, bytes of whole frames, and rounds (`mpc.channel`)."""
+    """What making correlations took: seconds, bytes of whole frames, and rounds (`channel`)."""
 
     seconds: float = 0.0
     bytes_sent: int = 0

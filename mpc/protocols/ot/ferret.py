@@ -38,7 +38,7 @@ later ones are of CODE. The last outputs of an iteration are the seeds of the ne
 `extend` hands out the others: nothing is used twice. An iteration's trees are grown a group at a
 time, when their outputs are wanted.
 
-H is the hash of `mpc.ot.hash`. In the trees its tweaks are the number of the node in its group and
+H is the hash of `ot.hash`. In the trees its tweaks are the number of the node in its group and
 a stream with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an
 ideal permutation while no two nodes under one key are equal. The receiver is given H(P) or P ^ H(P)
 for the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look

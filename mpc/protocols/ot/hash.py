@@ -7,7 +7,7 @@ streams of its own, and whoever hashes counts the index up.
 
 Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
 once: it compares every evaluation of pi with a table of the N values, and expects one hit after
-2^128 / N evaluations. So where values are given away by the thousand (`mpc.ot.ferret`), each key
+2^128 / N evaluations. So where values are given away by the thousand (`ot.ferret`), each key
 serves only a few of them.
 """
 

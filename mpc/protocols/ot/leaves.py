@@ -1,6 +1,6 @@
 """The leaves of SoftSpokenOT's trees, expanded, folded and corrected.
 
-One party's leaves of one lane: per block of `mpc.ot.softspoken` a tree with 2^k of them, each the
+One party's leaves of one lane: per block of `ot.softspoken` a tree with 2^k of them, each the
 seed of a stream. What they become is written there; here are the two ways to compute it, which give
 the same bytes:
 

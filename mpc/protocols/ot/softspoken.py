@@ -16,7 +16,7 @@ Column by column that is W = V ^ u Delta over 128 bits, and
     the sender's keys are H(t, W) and H(t, W ^ Delta),
     the receiver's is H(t, V), the key of choice u,
 
-with the hash H of `mpc.ot.hash` under a key of the session. The tweak t is unique in a session:
+with the hash H of `ot.hash` under a key of the session. The tweak t is unique in a session:
 `index` only grows, and a lane's streams are expanded once, in order. Between semi-honest parties
 the columns are pseudorandom, and nobody chooses x against t.
 

@@ -113,7 +113,7 @@ class Chunk:
             return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
 
     def dealt_counts(self, party: Party, bits: int) -> RingShare:
-        """Return this party's share of the cumulative histogram of dealt uploads (`mpc.dealing`).
+        """Return this party's share of the cumulative histogram of dealt uploads (`dealing`).
 
         Raises LocalProtocolError if an upload was not dealt.
         """

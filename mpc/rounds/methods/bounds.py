@@ -5,9 +5,9 @@ On the circle Z_2^l that is so exactly if
 
     msb(v + 2^t) = 0    and    msb(2^t - 1 - v) = 0.
 
-With h = 0 the first condition alone says it. For a client that encodes as the clients here do
-(`encode.to_fixed`) every bit is 0, so both parties open all of them, and learn nothing of it. Of a
-client that shared something else they learn which of its values are out of range.
+With h = 0 the first condition alone says it. All bits of an honest client are 0, because
+`encode.to_fixed` saturates: opening them reveals nothing about it. Of any other client both parties
+learn which values are out of range.
 """
 
 import numpy as np

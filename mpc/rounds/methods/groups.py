@@ -4,7 +4,7 @@ In the Byzantine-robust IFCA of Tao, Yang and Kulkarni every client chooses one 
 it, and the model follows a robust result of the clients that chose it. Who chose what can be the
 most sensitive thing about a client. So it is `hidden` by default, which only a method can do that
 counts clients without knowing who they are (`bucketed`). With `visible` it is a public label of
-each upload, and the round is k rounds of the method, each on its own clients (`pipeline`).
+each upload, and the round is k rounds of the method, each on its own clients (`chunks`).
 """
 
 from dataclasses import dataclass

@@ -5,10 +5,10 @@ open. The sum alone is opened, which is the mean times the public total weight. 
 headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
 exact on fixed-point values up to the final division.
 
-The mean is not robust at all: one faulty client moves it anywhere. A share outside the range makes
-the sum wrap, but in a ring of 64 bits a value inside moves it as far as anyone may want. So values
-are not checked (`checks_values`); `trimmed-mean` with a trim of 0 is a mean whose values are. It is
-here to compare with, and to build on.
+The mean is not robust at all: one faulty client moves it anywhere. Values are not checked
+(`checks_values`), because in a ring of 64 bits even a value in range moves the sum as far as anyone
+may want; `trimmed-mean` with a trim of 0 is a mean whose values are. It is here to compare with,
+and to build on.
 """
 
 from collections.abc import Sequence

@@ -13,10 +13,10 @@ kept only to compare costs.
 The result is shares of the element itself. They are opened at the servers (`reveal.open_ring`) or
 sent to the clients, as `result_to` says.
 
-Inputs must lie in [-2^(l-2), 2^(l-2)). The clients' encoding sees to that (+-inf saturates), and
-`bounds` to shares of anything else: who has a value outside is left out before anything is
-compared. With such a value comparisons could wrap: there would be no order, several clients might
-be chosen, and the result would be the sum of their values.
+Inputs must lie in [-2^(l-2), 2^(l-2)). The clients' encoding saturates values to this range, +-inf
+too. `bounds` finds clients that shared anything else, who are left out before anything is compared.
+With such a value comparisons could wrap: there would be no order, several clients might be chosen,
+and the result would be the sum of their values.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicBits, PublicValues, Result, RingShare
 from securemedian.mpc.options import option
-from securemedian.mpc.protocols import equal, ring
+from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
@@ -134,7 +134,7 @@ def median(
     if _equal_weights(chosen_weights):
         if party.number == 0:
             positions = RingShare(ring.reduce(positions - positions.dtype.type(rank - 1), small))
-        selected = equal.is_zero(party, RingShare(positions.reshape(-1)), small)
+        selected = compare.is_zero(party, RingShare(positions.reshape(-1)), small)
     else:
         low = np.array([rank - weight for weight in chosen_weights], np.int64)[:, None]
         selected = order.within(party, positions, low, np.full_like(low, rank), small)
@@ -157,7 +157,7 @@ def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Deman
         return Demand()
     small, count = _position_bits(weights), clients * dim
     choice = (
-        equal.equal_demand(count, small)
+        compare.is_zero_demand(count, small)
         if _equal_weights(weights)
         else order.within_demand(count, small)
     )

@@ -393,7 +393,7 @@ class Selection:
 
     `zeros` are its shares of the complements of the clients' bits: (width, n `words`), the lowest
     bit first. Flags, their products and counts are ring elements in bit planes
-    (`mpc.kernels.planes`). Sends the choices of all OTs when it is made, in one round.
+    (`mpc.protocols.kernels.planes`). Sends the choices of all OTs when it is made, in one round.
     """
 
     def __init__(

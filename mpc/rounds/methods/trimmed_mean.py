@@ -9,7 +9,7 @@ elements of ranks m+1..n-m, whichever of equal elements are kept.
 
 The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
 The mean is exact on fixed-point values up to the final division. Values must leave headroom for the
-sum (`FixedPoint.headroom`): who has one that does not is left out beforehand (`bounds`).
+sum (`FixedPoint.headroom`): clients with a value that does not are left out beforehand (`bounds`).
 
 The cost is that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits per client
 instead of one test for equality.

@@ -19,8 +19,8 @@ with 0, and `compute` selects with the verdicts, which stay shared. D and sum_r 
 opened.
 
 Differences have `whole_bits` bits before the point, less than the ring has, so that all T_j fit
-into 64 bits: who has a value beyond is left out beforehand (`bounds`). What D makes of them is
-checked when it is known.
+into 64 bits: clients with a larger value are left out beforehand (`bounds`). Whether D makes a T_j
+too large is checked once D is opened.
 """
 
 from collections.abc import Collection, Sequence

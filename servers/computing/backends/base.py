@@ -20,7 +20,7 @@ class Computation(Protocol):
 
     All but `close` block until they are done, with waits that have limits, and are called by
     threads of the engine: one at a time, but for the checks of dealings, which come beside the
-    others. They raise what `mpc.pipeline` raises, and ChannelClosed once it is closed.
+    others. They raise what `mpc.rounds.pipeline` raises, and ChannelClosed once it is closed.
     """
 
     session_id: bytes

@@ -24,7 +24,6 @@ from securemedian.servers.network.transport import (
     PeerPort,
     ZmqLink,
     authenticate,
-    peer_message_limit,
 )
 
 # how long what is dropped may take to stop: a thread stops at its next message, and may first have
@@ -75,7 +74,6 @@ class _Seat:
                 meeting.keys,
                 meeting.endpoint or endpoint,
                 meeting.peer_key,
-                peer_message_limit(protocol),
             )
             # the last one is for checks of dealings
             for lane in range(protocol.lanes + 1):

@@ -1,0 +1,87 @@
+"""What a server says of a round: the answer to `status` (docs/wire.md)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError, PeerProtocolError
+
+
+@dataclass(frozen=True)
+class RoundStatus:
+    """The state of a round at one server, and of its link to the other. Names are those of clients.
+
+    The defaults are those of a cohort that has had no round.
+    """
+
+    # the id of the round
+    round: str = ""
+    cohort: str = DEFAULT_COHORT
+    # its number in the run
+    number: int = 0
+    state: str = "none"
+    # as `RoundParams.to_dict` returns them
+    params: dict[str, Any] = field(default_factory=dict)
+    # why the round is in this state
+    reason: str = ""
+    # what has been opened: nothing, maybe, result
+    opened: str = "nothing"
+    # the digest of the run that the round starts from, in hex digits
+    start: str = ""
+    # which servers have a client's upload, by name: both, here, there, none
+    clients: dict[str, str] = field(default_factory=dict)
+    # likewise for its dealing; empty where clients do not deal
+    dealt: dict[str, str] = field(default_factory=dict)
+    included: list[str] = field(default_factory=list)
+    # the groups of the clients in `included`, where groups are visible
+    groups: list[int] = field(default_factory=list)
+    # the reason by name
+    left_out: dict[str, str] = field(default_factory=dict)
+    # how often the protocol has run, and may still be run
+    attempt: int = 0
+    attempts_left: int = 0
+    retry_in_s: float = 0.0
+    # whether the round has failed for good
+    final: bool = False
+    # what the servers compute at the moment, and [done, total] of it
+    phase: str = ""
+    progress: list[int] = field(default_factory=lambda: [0, 0])
+    # what the result has cost: seconds, bytes, OTs, ..
+    cost: dict[str, Any] = field(default_factory=dict)
+    # coordinates of the result that are in an outermost bucket
+    outermost: int = 0
+    # groups whose model stays, because fewer than `min_clients` chose them
+    unchanged_groups: list[int] = field(default_factory=list)
+    # what the servers tossed for the result, in hex digits, for methods that toss
+    coin: str = ""
+    deadline_in_s: float = 0.0
+    # the bytes of the round's uploads on this server's disk
+    stored_bytes: int = 0
+    # whether the server is linked to the other one, and otherwise what is wrong
+    peer_linked: bool = False
+    peer_problem: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the round has a result, or will never have one."""
+        return self.state in ("published", "failed")
+
+    @property
+    def complete(self) -> list[str]:
+        """The clients whose uploads both servers have."""
+        return [name for name, where in self.clients.items() if where == "both"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as they are sent and shown."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_answer(cls, said: Mapping[str, Any]) -> Self:
+        """Return what a server said. Raises PeerProtocolError for a field of another type."""
+        known = {f.name: said[f.name] for f in fields(cls) if f.name in said}
+        try:
+            return build(cls, known, "status")
+        except ConfigError as error:
+            raise PeerProtocolError(f"a server sent no status of a round: {error}") from error

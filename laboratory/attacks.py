@@ -1,0 +1,270 @@
+"""The attacks and faults of clients, by name.
+
+A new attack is a subclass of `Attack`, and its place in `ATTACKS`.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.errors import InputError
+
+Labels = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one or several attackers do from round `first` on.
+
+    This class does nothing; an attack overrides one of its methods. An update of this service is
+    the vector w of *trained parameters*, but the literature's attacks are on gradients: they are
+    carried out on the differences w - g, where g is the model that the round started from.
+    """
+
+    name: ClassVar[str] = "none"
+    # whether `corrupt` needs the honest updates of the round
+    sees_honest: ClassVar[bool] = False
+
+    first: int = 1
+
+    def active(self, number: int) -> bool:
+        """Return whether round `number` is attacked."""
+        return number >= self.first
+
+    def labels(self, labels: Labels, classes: int) -> Labels:
+        """Return the labels that an attacker trains on."""
+        return labels
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        """Return the updates (m, d) that the m attackers send.
+
+        `trained` (m, d) is what they have trained, `start` (d,) the model that all started from,
+        and `honest` (h, d) what the others send, which is empty unless `sees_honest`.
+        """
+        return trained
+
+
+def mean_of(honest: Vectors, attack: Attack) -> NDArray[np.float64]:
+    """Return the mean (d,) of the honest updates; raise InputError if `attack` sees none."""
+    if not len(honest):
+        raise InputError(
+            f"{attack.name} is made from the honest updates of the round, and there are none"
+        )
+    return honest.mean(axis=0, dtype=np.float64)
+
+
+def _all_send(update: NDArray[np.float64], attackers: int) -> Vectors:
+    """Return one update (d,) as what each of the attackers sends."""
+    return np.repeat(update[None].astype(np.float32), attackers, axis=0)
+
+
+# The faults of the paper's experiments (protocols.md 7), each of which a client has alone
+
+
+class BitFlip(Attack):
+    """The update with its sign turned: g - (w - g) = 2 g - w."""
+
+    name: ClassVar[str] = "bitflip"
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        return 2 * start - trained
+
+
+class Negate(Attack):
+    """The parameters with their sign turned, -w: a harder reading of the paper's bit flip."""
+
+    name: ClassVar[str] = "negate"
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        return -trained
+
+
+class LabelFlip(Attack):
+    """Training on classes - 1 - label: 9 - label for ten digits."""
+
+    name: ClassVar[str] = "labelflip"
+
+    def labels(self, labels: Labels, classes: int) -> Labels:
+        return classes - 1 - labels
+
+
+class Gaussian(Attack):
+    """Noise from N(0, 200^2) in place of the parameters."""
+
+    name: ClassVar[str] = "gaussian"
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        return rng.normal(0.0, 200.0, trained.shape).astype(np.float32)
+
+
+class Malformed(Attack):
+    """An upload that no honest client makes, whatever was trained.
+
+    `laboratory.malformed` carries it out. Nothing of it shows in the update, so it is no attack of
+    the experiments, which are played on updates.
+    """
+
+    name: ClassVar[str] = "malformed"
+
+
+# Attacks of the literature
+
+
+class SignFlip10(Attack):
+    """The difference w - g times -10: g - s (w - g) with s = 10.
+
+    It is that of Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic Aggregation
+    Methods for Distributed Learning from Heterogeneous Datasets" (AAAI 2019).
+    """
+
+    name: ClassVar[str] = "sign-flip-10"
+    scale: ClassVar[float] = 10.0
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        return start - np.float32(self.scale) * (trained - start)
+
+
+class SignFlip100(SignFlip10):
+    """The difference w - g times -100."""
+
+    name: ClassVar[str] = "sign-flip-100"
+    scale: ClassVar[float] = 100.0
+
+
+class FallOfEmpires(Attack):
+    """All attackers send the honest clients' mean step backwards, scaled down by epsilon.
+
+    They send g - epsilon (mean(w) - g) for the honest w. An aggregate that follows them has a
+    negative inner product with the true step, and the model gets worse. The smaller epsilon, the
+    closer are the attackers to the honest updates, and the smaller is the step back. It is that of
+    Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
+    Manipulation" (UAI 2019).
+    """
+
+    name: ClassVar[str] = "fall-of-empires"
+    sees_honest: ClassVar[bool] = True
+    epsilon: ClassVar[float] = 0.5
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        mean = mean_of(honest, self)
+        return _all_send(start - self.epsilon * (mean - start), len(trained))
+
+
+class Lie(Attack):
+    """All attackers send an update near the honest mean, so close that they look honest.
+
+    In each coordinate it is the mean of the honest updates less z times their standard deviation.
+    z is the paper's z_max for n clients and m attackers: with s = floor(n / 2 + 1) - m honest
+    clients wanted as supporters, the largest z with Phi(z) <= (n - m - s) / (n - m). Then s honest
+    clients can be expected farther out than the attackers, who form a majority together with them.
+    Few attackers have to stay close to the mean: z is 0 for n = 3, m = 1 and for n = 10, m = 2. For
+    fewer still it is negative, on the other side of the mean. The mean and the deviation of w are
+    those of w - g, moved by g.
+
+    It is "A Little Is Enough" of Baruch, Baruch and Goldberg (NeurIPS 2019).
+    """
+
+    name: ClassVar[str] = "lie"
+    sees_honest: ClassVar[bool] = True
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        mean, deviation = mean_of(honest, self), honest.std(axis=0, dtype=np.float64)
+        sent = mean - z_max(len(trained) + len(honest), len(trained)) * deviation
+        return _all_send(sent, len(trained))
+
+
+def z_max(clients: int, attackers: int) -> float:
+    """Return how many standard deviations from the mean the attackers can go.
+
+    This is Algorithm 3 of the paper. Raises InputError unless there are 3 clients or more and the
+    attackers are a minority.
+    """
+    honest = clients - attackers
+    supporters = math.floor(clients / 2 + 1) - attackers
+    if not 0 < supporters < honest:
+        raise InputError(
+            "a little is enough needs 3 clients or more and a minority of attackers, "
+            f"not {attackers} of {clients}"
+        )
+    return NormalDist().inv_cdf((honest - supporters) / honest)
+
+
+# PAF and OFOM are those of Chang, Shejwalkar, Shokri and Houmansadr, "Cronus" (2019). Both add a
+# "significantly large vector", which the paper does not fix: here it is this in every coordinate,
+# the standard deviation of the Gaussian fault.
+FAR = 200.0
+
+
+class Paf(Attack):
+    """All attackers send the mean of the honest updates plus the large vector."""
+
+    name: ClassVar[str] = "paf"
+    sees_honest: ClassVar[bool] = True
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        return _all_send(mean_of(honest, self) + FAR, len(trained))
+
+
+class Ofom(Attack):
+    """One far, one mean: one attacker sends a far update, another the mean that results from it.
+
+    The far one sends the mean of the honest updates plus the large vector, the other the mean of
+    the honest updates and that one. The second is then at the mean of all clients, the point that
+    an aggregate that starts from the mean trusts most. Of m attackers, the first floor(m / 2) are
+    far, and the others are at the mean of the honest and the far ones.
+    """
+
+    name: ClassVar[str] = "ofom"
+    sees_honest: ClassVar[bool] = True
+
+    def corrupt(
+        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
+    ) -> Vectors:
+        if len(trained) < 2:
+            raise InputError(f"one far, one mean takes 2 attackers or more, not {len(trained)}")
+        mean = mean_of(honest, self)
+        far = len(trained) // 2
+        # of the far updates among all those whose mean the other attackers send
+        share = far / (len(honest) + far)
+        distance = np.repeat([FAR, FAR * share], [far, len(trained) - far])
+        return (mean + distance[:, None]).astype(np.float32)
+
+
+ATTACKS: dict[str, type[Attack]] = {
+    attack.name: attack
+    for attack in (
+        Attack,
+        BitFlip,
+        Negate,
+        LabelFlip,
+        Gaussian,
+        Lie,
+        Paf,
+        Ofom,
+        FallOfEmpires,
+        SignFlip10,
+        SignFlip100,
+    )
+}
+NO_ATTACK = Attack()
