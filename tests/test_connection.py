@@ -111,7 +111,7 @@ def test_question_and_answer() -> None:
             answer = connection.ask("hello", {"word": "x"}, {"numbers": np.arange(3)})
             assert (answer.type, answer.fields) == (
                 "hello",
-                {"word": "x", "training": "default", "id": number},
+                {"word": "x", "cohort": "default", "id": number},
             )
             assert answer.arrays["numbers"].tolist() == [0, 1, 2]
 

@@ -320,7 +320,7 @@ def test_samples_name_only_metrics_and_events_that_there_are(
     known = {f"{f.name}_total" if f.type == "counter" else f.name for f in families}
     used = set(re.findall(r"\b(?:securemedian|process)_[a-z_]+", text))
     assert used and used <= known
-    servers = "".join(path.read_text() for path in (ROOT / "servers").glob("*.py"))
+    servers = "".join(path.read_text() for path in (ROOT / "servers").rglob("*.py"))
     for event in re.findall(r'event=\\?"([^"\\]+)', text):
         assert f'"{event}"' in servers, event
     if name.endswith(".json"):
