@@ -128,7 +128,8 @@ LABELS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix"
 def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
     clients, dim = options.clients, options.dim
     points = _bucketed(clients, dim, ahead=False)
-    points += [_median(method, n, dim) for method in ("pairwise", "radix") for n in clients]
+    points += [_median("pairwise", n, dim) for n in clients]
+    points += [Point("median", "radix", None, n, dim, {"encoding": "float32"}) for n in clients]
     results = settings.measure(points, chosen)
     of = {method: [one for one in results if one["method"] == method] for method in LABELS}
     columns = ["clients", *(f"{method} {unit}" for method in LABELS for unit in ("s", "MB"))]

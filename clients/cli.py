@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
-from securemedian.clients.flags import (
-    add_cohort,
-    add_public,
-)
+from securemedian.clients.flags import add_cohort, add_public
 from securemedian.common.public_metrics import check_public_metrics
 
 if TYPE_CHECKING:

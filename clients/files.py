@@ -33,40 +33,22 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     return arrays
 
 
-def read_vector(path: Path) -> NDArray[Any]:
-    """Return the flat vector of real numbers in a .npy file.
-
-    Raises InputError if the file holds anything else.
-    """
-    model = _read_reals(path)
-    if model.ndim != 1:
-        raise _no_vector(path)
-    return model
-
-
 def read_models(path: Path) -> NDArray[Any]:
     """Return the flat vector of real numbers in a .npy file, or one per group as its rows.
 
     Raises InputError if the file holds anything else.
     """
-    models = _read_reals(path)
-    if models.ndim != 1 and not (models.ndim == 2 and len(models) > 1):
-        raise _no_vector(path)
+    models = read(path)
+    if (
+        not isinstance(models, np.ndarray)
+        or not np.issubdtype(models.dtype, np.floating)
+        or not (models.ndim == 1 or (models.ndim == 2 and len(models) > 1))
+    ):
+        raise InputError(
+            f"{path} is not one flat vector of real numbers: "
+            "`securemedian init` and `securemedian round result` write such files"
+        )
     return models
-
-
-def _read_reals(path: Path) -> NDArray[Any]:
-    array = read(path)
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.floating):
-        raise _no_vector(path)
-    return array
-
-
-def _no_vector(path: Path) -> InputError:
-    return InputError(
-        f"{path} is not one flat vector of real numbers: "
-        "`securemedian init` and `securemedian round result` write such files"
-    )
 
 
 def check_writable(path: Path) -> None:

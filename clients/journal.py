@@ -11,7 +11,7 @@ states:
     sent     what the round's result has to fit, in place of the halves, which both servers have.
              There are at most as many of these as servers keep results.
 
-The file `own` holds the arrays that the caller keeps (`Client.keep`). A file is the SHA-256 of its
+The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of its
 content, and then the content: the parts of one frame (`wire`) as a msgpack list. Together the
 halves are the update, so all files are for their owner alone (mode 0600).
 """
@@ -92,8 +92,8 @@ class Submission:
     update: bytes
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
-    # the group that the update is for, 0-based; None if an earlier release has not kept it
-    group: int | None = 0
+    # the group that the update is for, 0-based
+    group: int = 0
     # the group that both servers are told: this one where groups are visible, 0 otherwise
     told: int = 0
 
@@ -106,7 +106,7 @@ class Sent:
     # the digest of the run that it was trained from
     start: bytes
     # the group that it is for, as in `Submission`
-    group: int | None
+    group: int
     # later uploads have greater ones
     order: int
 
@@ -351,7 +351,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
         message.fields["start"],
         message.fields["update"],
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
-        message.fields.get("chosen"),
+        message.fields["chosen"],
         message.fields["group"],
     )
 

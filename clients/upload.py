@@ -172,18 +172,23 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     params.exchange.check_values(vector)
     values = params.method.encode(vector, params.max_clients, current.published)
     if params.uses_range and params.exchange.fixed is None:
-        _warn_of_range(vector, current)
+        _warn_of_range(values, current)
     return values
 
 
-def _warn_of_range(vector: NDArray[Any], current: Round) -> None:
-    """Warn if most of an update lies beyond the buckets of the round."""
-    buckets = current.params.method.range_buckets
-    index = current.published.bucketize(vector, buckets)
-    beyond = int(encode.outermost(index, buckets).sum())
-    if beyond > MOST_BEYOND * vector.size:
+def _warn_of_range(values: NDArray[Any], current: Round) -> None:
+    """Warn if most of an update lies beyond the buckets of the round.
+
+    `values` are the indices of buckets, shape (1, d), or what `encode.cumulative` makes of them.
+    """
+    if len(values) == 1:
+        outermost = encode.outermost(values[0], current.params.method.range_buckets)
+    else:
+        outermost = (values[0] == 1) | (values[-1] == 0)
+    beyond = int(outermost.sum())
+    if beyond > MOST_BEYOND * outermost.size:
         warnings.warn(
-            f"{beyond:,} of the {vector.size:,} values lie in the outermost buckets of round "
+            f"{beyond:,} of the {outermost.size:,} values lie in the outermost buckets of round "
             f"{current.round_id}, and the result reaches no further: is it a model trained from "
             "that of the round, and not its difference? If this lasts for rounds, take another "
             "range policy",

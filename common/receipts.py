@@ -65,14 +65,8 @@ class Record:
             raise ConfigError("a text has characters that no server writes")
 
     def encode(self) -> bytes:
-        """Return the canonical bytes: the msgpack map of the fields, in their order.
-
-        Where there are no `participants` it lacks them, as those of earlier releases do.
-        """
-        values = flat(self)
-        if not self.participants:
-            del values["participants"]
-        encoded: bytes = msgpack.packb(values)
+        """Return the canonical bytes: the msgpack map of the fields, in their order."""
+        encoded: bytes = msgpack.packb(flat(self))
         return encoded
 
     @classmethod

@@ -119,7 +119,7 @@ class RoundClosed(SecureMedianError):
 
 
 class RoundBusy(SecureMedianError):
-    """Another round is under way: a server runs one at a time."""
+    """Another round of the cohort is under way: a server runs one at a time per cohort."""
 
     code = "round-busy"
 

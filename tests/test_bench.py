@@ -437,3 +437,22 @@ def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
     (point,) = json.loads((tmp_path / "peak.json").read_text())["points"]
     assert point["peak_mib"].keys() == {"s0", "s1"}
     assert all(50 < peak < 1000 for peak in point["peak_mib"].values())
+
+
+PAGES = (
+    *("bench", "demo", "experiment", "soak", "plan", "train", "init"),
+    *("bench median", "bench median radix", "bench table1", "demo bucketed", "plan reclustered"),
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_of_help_is_longer_than_a_screen(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([*page.split(), "--help"])
+    said = capsys.readouterr().out
+    assert 5 < len(said.splitlines()) <= 60
+    # a method's options are on its own page
+    assert ("--encoding" in said) == (page == "bench median radix")

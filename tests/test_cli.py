@@ -126,9 +126,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     for name in ("text.npy", "empty.npy", "pickle.npy", "none.npy"):
         with pytest.raises(InputError, match=name):
             files.read(tmp_path / name)
-    files.write(tmp_path / "matrix.npy", np.ones((2, 2)))
+    files.write(tmp_path / "matrix.npy", np.ones((1, 2)))
     with pytest.raises(InputError, match="flat vector"):
-        files.read_vector(tmp_path / "matrix.npy")
+        files.read_models(tmp_path / "matrix.npy")
     with pytest.raises(ConfigError, match="cannot write"):
         files.write(tmp_path / "no" / "a.npy", np.ones(2))
 
@@ -137,7 +137,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_start_models_are_written(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert cli.main(["init", "digits", str(tmp_path / "start.npy"), "--seed", "4"]) == 0
-    assert files.read_vector(tmp_path / "start.npy").shape == (2410,)
+    assert files.read_models(tmp_path / "start.npy").shape == (2410,)
 
 
 def test_a_flag_of_another_method_is_refused(

@@ -101,16 +101,14 @@ def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhe
                 check(params, groups)
 
 
-def test_a_record_of_a_round_for_all_is_that_of_earlier_releases() -> None:
-    old = {f.name: getattr(RECORD, f.name) for f in fields(Record) if f.name != "participants"}
-    assert RECORD.encode() == msgpack.packb(old) and Record.decode(msgpack.packb(old)) == RECORD
-    shown = signed().to_dict()
-    del shown["record"]["participants"]
-    Receipt.from_dict(shown).check(PUBLIC)
-    some = replace(RECORD, participants=["key-a", "key-b"])
-    assert Record.decode(some.encode()) == some
+def test_a_record_has_all_its_fields_and_one_encoding() -> None:
+    values = {f.name: getattr(RECORD, f.name) for f in fields(Record)}
+    assert RECORD.encode() == msgpack.packb(values)
+    for record in (RECORD, replace(RECORD, participants=["key-a", "key-b"])):
+        assert Record.decode(record.encode()) == record
+    del values["participants"]
     with pytest.raises(ReceiptInvalid, match="not canonical"):
-        Record.decode(msgpack.packb(old | {"participants": []}))
+        Record.decode(msgpack.packb(values))
 
 
 def test_a_signature_of_one_server_is_not_enough() -> None:
