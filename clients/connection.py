@@ -47,7 +47,10 @@ MESSAGE_S = 1800.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("=120xQ")
+# the slowest line that requests have time for where other systems do not tell that
+SLOWEST_BYTES_PER_S = 1e5
 
 # takes a line for the user
 Report = Callable[[str], object]
@@ -201,11 +204,14 @@ class Connection:
         """Return the answer to a request of `size` bytes.
 
         The time limit begins anew whenever the other end takes more of the request, up to
-        MESSAGE_S, so that a slow line does not count as a server that is away. `before` are the
-        bytes that it had taken before the request.
+        MESSAGE_S, so that a slow line does not count as a server that is away. Where the system
+        does not tell what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S. `before`
+        are the bytes that it had taken before the request.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
+        if _TCP_INFO is None:
+            deadline += min(size / SLOWEST_BYTES_PER_S, MESSAGE_S)
         while (left := deadline - time.monotonic()) > 0:
             self._check_cancelled()
             if (taken := min(size, self._acknowledged() - before)) > sent:
@@ -234,7 +240,7 @@ class Connection:
 
         It is 0 where that is not known.
         """
-        if self._descriptor < 0:
+        if self._descriptor < 0 or _TCP_INFO is None:
             return 0
         # zmq owns the descriptor, and may have closed it by now
         try:
@@ -242,7 +248,7 @@ class Connection:
         except OSError:
             return 0
         try:
-            info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size)
+            info = borrowed.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)
             return int(_BYTES_ACKED.unpack(info)[0])
         except (OSError, struct.error):
             return 0

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 import securemedian
 from securemedian.clients.upload import ShareHalf
-from securemedian.common.durable import lock_folder, replace_file
+from securemedian.common.durable import lock_folder, others_may, replace_file
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
@@ -371,7 +371,7 @@ def _lock(folder: Path) -> IO[bytes]:
     Raises ConfigError if others may look into it, or another process has it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_mode & 0o077:
+    if others_may(folder, 0o077):
         raise ConfigError(
             f"others may look into the state folder {folder}, which holds updates until both "
             f"servers have them: run chmod 700 {folder}"

@@ -17,6 +17,7 @@ import nacl.signing
 import zmq.auth
 from zmq.utils import z85
 
+from securemedian.common.durable import others_may
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
 # who has a signing key, and under which names they sign
@@ -113,7 +114,7 @@ def _check_key_file(path: Path) -> None:
     """Raise ConfigError if there is no such file, or if others than its owner may read it."""
     if not path.is_file():
         raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
-    if path.stat().st_mode & 0o077:
+    if others_may(path, 0o077):
         raise ConfigError(
             f"others may read the secret key in {path}: run chmod 600 {path}, "
             "and make new keys if anybody has read it"
