@@ -143,10 +143,7 @@ class Connection:
         return reply
 
     def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
-        """Report once that this server is away and is asked again.
-
-        Raises `error` if the server has never been reached, or if `deadline` has passed.
-        """
+        """Report once that this server is away. Raises `error` if it is asked no more."""
         left = deadline - time.monotonic()
         if not self.reached or self._cancelled.is_set() or left <= 0:
             raise error
@@ -236,10 +233,7 @@ class Connection:
         raise self._no_answer(op)
 
     def _acknowledged(self) -> int:
-        """Return how many bytes the other end's host has taken on this connection.
-
-        It is 0 where that is not known.
-        """
+        """Return how many bytes the other end's host has taken here; 0 if that is not known."""
         if self._descriptor < 0 or _TCP_INFO is None:
             return 0
         # zmq owns the descriptor, and may have closed it by now
@@ -340,10 +334,7 @@ def connect(
     timeout_s: float = float("inf"),
     report: Report = lambda text: None,
 ) -> tuple[Connection, Connection]:
-    """Return new connections to S0 and S1; an answer may take as long as the configuration says.
-
-    It may not take longer than `timeout_s` either.
-    """
+    """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""
     limit_s = min(config.reply_timeout_s, timeout_s)
     return (
         Connection("S0", config.s0, keys, limit_s, config.s1, report, config.cohort),
@@ -374,10 +365,7 @@ def _pauses() -> Iterator[float]:
 
 
 def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say about themselves (`info`).
-
-    Raises ConfigError unless [s0] is party 0 and [s1] is party 1.
-    """
+    """Return what S0 and S1 say of themselves. Raises ConfigError if they are exchanged."""
     answers = []
     for party, server in enumerate(servers):
         answers.append(server.ask("info", patience_s=patience_s).fields)

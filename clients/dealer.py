@@ -1,7 +1,4 @@
-"""A client's dealing for one round, made and sent in the background while the client trains.
-
-docs/protocols.md, section 2.
-"""
+"""A client's dealing for one round, in the background (docs/protocols.md, section 2)."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -60,10 +57,7 @@ class Dealer:
         return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
 
     def join(self, progress: Progress = unseen) -> OwnDealing:
-        """Wait until both servers have the dealing, and return it.
-
-        Every answer has a time limit. Raises the error that ended the dealing.
-        """
+        """Return the dealing once both servers have it. Raises the error that ended it."""
         while self._thread.is_alive():
             self._thread.join(TELL_S)
             progress(self.sent, self.total)
@@ -104,11 +98,7 @@ class Dealer:
         return found["round"] == self.round_id and bool(found["dealt"])
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
-        """Send a half piece by piece.
-
-        A piece that got no answer is sent again, and a server that no longer has the pieces before
-        it gets all of them again. Raises what the server answers.
-        """
+        """Send a half piece by piece, and anew if the server no longer has the pieces before."""
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
         share = half.share.reshape(-1)

@@ -145,10 +145,7 @@ class Sender:
             raise
 
     def _dealer_for(self, current: Round) -> Dealer | None:
-        """Return what deals for a round, or None if nobody deals. It begins at the first call.
-
-        One that ended without answers begins anew, with the same dealing.
-        """
+        """Return what deals for a round, begun at the first call or after it got no answers."""
         dealer = self._dealer
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer
@@ -180,10 +177,7 @@ class Sender:
 def _part_sent(
     progress: Progress, before: int, half: int, total: int, sent: int, size: int
 ) -> None:
-    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
-
-    It has `half` of the bytes in it, and the rest of it is small.
-    """
+    """Tell how much of `total` bytes is sent, with a request of `size` for `half` under way."""
     progress(before + min(half, sent), total)
 
 
