@@ -180,7 +180,7 @@ class FrameworkRounds:
         return round_id
 
     def result(self, round_id: str, model: Arrays) -> Arrays:
-        """Close the round and return its result, in the form of `model`. Raises one of ROUND_LOST."""
+        """Close the round and return its result, formed as `model`. Raises one of ROUND_LOST."""
         with Coordinator(self.config) as coordinator:
             # it has closed by itself if all clients have submitted
             with suppress(RoundClosed):
