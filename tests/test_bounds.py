@@ -103,6 +103,7 @@ def verdicts(
     return one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
 def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""

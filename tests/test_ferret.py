@@ -102,6 +102,7 @@ def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) 
     assert 0.46 < np.concatenate(bits).mean() < 0.54
 
 
+@pytest.mark.slow
 def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
     ends = pair(base)
     # the first takes from the set-up too, the last from a third iteration

@@ -499,6 +499,7 @@ def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
         params.check_included(["a", "b", "c"])
 
 
+@pytest.mark.slow
 def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
     protocol = ProtocolParams()
