@@ -178,7 +178,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
             work(parties[number])
 
     start, processor = time.perf_counter(), time.process_time()
-    lanes.run_lanes(parties, lane)
+    lanes.run_lanes([party.channel for party in parties], lane)
     return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 

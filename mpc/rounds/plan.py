@@ -2,18 +2,15 @@
 
 `predict` runs both parties one after the other, on channels that move nothing and extensions that
 compute nothing, and counts. Who sends what, how long it is and what waits for what are functions of
-the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
-round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
-`Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
-message from `channel`, `softspoken` and `ferret`, and the chunks from `cutting`.
+the round's parameters alone (tests/test_privacy.py), so the counts are exactly those of a real
+round (tests/test_plan.py): `Party`, `Pool` and the methods run unchanged.
 
-A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
+A chunk's messages depend on its size and on what the chunks before it left in stock, which soon
 repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
-later rounds find leftovers in stock, and make less. Silent OT extension makes OTs by the group of
-trees: those that a round hands out are counted as OTs, but the bytes are of whole groups. A daemon
-that fills its pools while clients train adds an exchange of sizes to these bytes, and a short
-message per chunk. One that checks dealings as they come tosses more than once, which adds two short
-messages each time.
+later rounds find leftovers in stock, and make less. Silent OTs are counted as they are handed out,
+but their bytes are of whole groups of trees. A daemon that fills its pools ahead adds an exchange
+of sizes and a short message per chunk; one that checks dealings as they come, two short messages
+per further toss.
 """
 
 import copy

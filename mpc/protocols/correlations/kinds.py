@@ -1,4 +1,4 @@
-"""The kinds of correlation, of which a protocol names what it needs.
+"""The kinds of correlation, which the package lists.
 
 A triple (Beaver, CRYPTO 1991) comes from one random OT in each direction: with u the receiver's
 choice and r_0, r_1 the sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the

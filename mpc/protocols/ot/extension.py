@@ -1,12 +1,9 @@
 """What the two ends of random OT extension promise, whichever protocol runs between them.
 
-An extension makes millions of random 1-of-2 OTs in one direction of one lane. Per OT, the sender
-learns two random keys of 128 bits, the receiver learns a random choice bit and the key of that
-choice, and neither learns more. `softspoken` and `ferret` are the two extensions; `plan` has
-ends that only note what is asked of them.
-
-Both ends must be asked for the same counts in the same order: the messages between them carry no
-counts, and an end waits for exactly the messages that its peer sends for the same call.
+Per OT, the sender learns two random keys of 128 bits, the receiver learns a random choice bit and
+the key of that choice, and neither learns more. Both ends must be asked for the same counts in the
+same order: the messages carry no counts, and an end waits for exactly those that its peer sends for
+the same call.
 """
 
 from abc import ABC, abstractmethod

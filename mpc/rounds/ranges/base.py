@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from securemedian.mpc.arrays import Float32s
@@ -31,15 +32,15 @@ class RangePolicy(ABC):
     def start(self) -> Float32s:
         """Return the scale of the first round, shape ()."""
 
-    @abstractmethod
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
     ) -> Float32s:
         """Return the scale of the round after round `number` (1-based): shape () or (d,).
 
         That round had `scale` and `buckets` (0: it had none), and led from the global model
-        `before` to its first result, `after`, both float32.
+        `before` to its first result, `after`, both float32. By default the scale stays.
         """
+        return np.asarray(scale, np.float32)
 
     @abstractmethod
     def buckets(self, scale: ArrayLike, count: int) -> Buckets:

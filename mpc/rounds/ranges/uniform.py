@@ -87,11 +87,6 @@ class ConstantRange(UniformRange):
     name = "constant"
     summary = "over the same range in every round"
 
-    def next(
-        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
-    ) -> Float32s:
-        return np.asarray(scale, np.float32)
-
 
 @dataclass(frozen=True)
 class CoordinateRange(Following):
