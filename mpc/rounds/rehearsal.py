@@ -16,10 +16,9 @@ from securemedian.mpc.arrays import RingShare, Words, XorBits
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.boolean import words_of
 from securemedian.mpc.protocols.channel import Channel, Traffic
-from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.dealing import DealtUpload
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party, extensions
-from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge, survey
 from securemedian.mpc.rounds.cutting import Piece
@@ -38,10 +37,7 @@ def lone_party(protocol: ProtocolParams) -> Party:
     # the missing leaf of each tree is the first
     delta = np.zeros(SECURITY_BITS, np.uint8)
     holes = [[b"", *tree[1:]] for tree in trees]
-    randomness = Stream(os_entropy(SEED_BYTES))
-    sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
-    return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
+    return Session(0, session, trees, delta, holes, os_entropy, protocol).party(0, channel)
 
 
 def rehearse(

@@ -8,11 +8,13 @@ the same call.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import processor, slicing
 
@@ -22,6 +24,23 @@ ALIGN = 128
 # nothing, and rows short enough for the cache. A row is an odd number of cache lines, so that a
 # column of rows does not fall on the same few cache sets.
 BLOCK = 255 * 512
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one lane, at either end of its extension."""
+
+    channel: Channel
+    session: bytes
+    lane: int
+    # the party that sends
+    sender: int
+    native_aes: bool = True
+
+    @property
+    def tweaks(self) -> np.uint64:
+        """Return the upper word of the tweaks, which is below 2^32, because lanes have 16 bits."""
+        return np.uint64(2 * self.lane + self.sender)
 
 
 class RandomOtEnd(ABC):

@@ -57,19 +57,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
-from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import extension, lpn, packing
 from securemedian.mpc.protocols.kernels.native import aes
 from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
+    Direction,
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
     bit_planes,
     checked_block,
 )
-from securemedian.mpc.protocols.ot.hash import Hash, tweak_stream
+from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
@@ -192,14 +192,12 @@ class _Ferret(RandomOtEnd):
 
     sender_speaks = True
 
-    def __init__(
-        self, channel: Channel, session: bytes, lane: int, direction: int, native_aes: bool
-    ) -> None:
-        self._channel = channel
-        self._native_aes = native_aes
-        self._tweaks = tweak_stream(lane, direction)
+    def __init__(self, direction: Direction) -> None:
+        self._channel, session = direction.channel, direction.session
+        self._native_aes = direction.native_aes
+        self._tweaks = direction.tweaks
         self._scratch = Scratch()
-        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
+        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=self._native_aes)
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
@@ -338,17 +336,9 @@ class _Ferret(RandomOtEnd):
 class FerretReceiver(_Ferret, RandomOtReceiver):
     """The receiver's end, which waits for the sender once `prepare` has spoken."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
-    ) -> None:
-        super().__init__(channel, session, lane, direction, native_aes)
-        self._softspoken = SoftSpokenReceiver(channel, session, leaves, lane, direction, native_aes)
+    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
+        super().__init__(direction)
+        self._softspoken = SoftSpokenReceiver(direction, leaves)
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
@@ -386,19 +376,10 @@ class FerretSender(_Ferret, RandomOtSender):
     """The sender's end, which waits for nobody after `prepare` and holds Delta."""
 
     def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        delta: NDArray[np.uint8],
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
+        self, direction: Direction, delta: NDArray[np.uint8], leaves: list[list[bytes]]
     ) -> None:
-        super().__init__(channel, session, lane, direction, native_aes)
-        self._softspoken = SoftSpokenSender(
-            channel, session, delta, leaves, lane, direction, native_aes
-        )
+        super().__init__(direction)
+        self._softspoken = SoftSpokenSender(direction, delta, leaves)
         # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])
