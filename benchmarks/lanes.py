@@ -165,7 +165,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
 
     def work(party: Party) -> None:
         for begin, end in chunks:
-            rehearsal.rehearse_round(party, params, weights, end - begin, protocol.batch)
+            rehearsal.rehearse_round(party, params, weights, protocol.batch, end - begin)
 
     return work
 

@@ -112,10 +112,7 @@ class Report:
 
 
 def go_on(party: Party, hurry: Callable[[], bool]) -> bool:
-    """Return whether to go on. Party 0 decides, so that both stop at the same chunk.
-
-    Its word waits for no answer.
-    """
+    """Return whether to go on, as party 0 decides, which waits for no answer."""
     if party.number == 0:
         go_on = not hurry()
         party.channel.send("fill", np.array([go_on], np.uint8))

@@ -233,10 +233,7 @@ def judge_surveys(
     weights: Sequence[int],
     shard: Shard,
 ) -> tuple[XorBits, Cost]:
-    """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost.
-
-    One pair of parties computes them, of whichever shard.
-    """
+    """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost."""
     meter = Meter(parties)
     chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
     return judge(parties[0], params, surveyed, chunk), meter.read()

@@ -285,10 +285,7 @@ class _DryStream(Stream):
 
 @dataclass
 class _Count:
-    """What both ends of a lane counted, how deep each is, and what its extensions made.
-
-    Lists and tuples are of party 0 and party 1.
-    """
+    """What both ends of a lane counted, party 0's first, and what its extensions made."""
 
     protocol: ProtocolParams
     ots: int = 0
@@ -360,7 +357,7 @@ class _Rehearsal:
     def __init__(
         self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     ) -> None:
-        self._params, self._weights, self._protocol = params, weights, protocol
+        self._round, self._protocol = (params, weights, protocol.batch), protocol
         # by the sizes of the chunk, or of the piece of a check
         self._known: dict[tuple[tuple[int, ...], _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
@@ -404,28 +401,21 @@ class _Rehearsal:
 
     def chunk(self, size: int, state: _State) -> _Part:
         """Return what a chunk of `size` coordinates does from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
-        return self._rehearsed(
-            (size,), state, lambda party: rehearse(party, params, weights, size, batch)
-        )
+        return self._rehearsed((size,), state, lambda party: rehearse(party, *self._round, size))
 
     def survey(self, size: int, state: _State) -> _Part:
         """Return what the survey of a chunk of `size` coordinates does from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
         return self._rehearsed(
-            (size, 0, 0), state, lambda party: rehearse_survey(party, params, weights, size, batch)
+            (size, 0, 0), state, lambda party: rehearse_survey(party, *self._round, size)
         )
 
     def judge(self, state: _State) -> _Part:
         """Return what lane 0 does with the surveys from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
-        return self._rehearsed(
-            (), state, lambda party: rehearse_judge(party, params, weights, batch)
-        )
+        return self._rehearsed((), state, lambda party: rehearse_judge(party, *self._round))
 
     def piece(self, piece: Piece, state: _State) -> _Part:
         """Return what a piece of a check does from a state."""
-        params, batch = self._params, self._protocol.batch
+        params, _, batch = self._round
         clients = piece.clients.stop - piece.clients.start
         return self._rehearsed(
             (clients, piece.dim), state, lambda party: rehearse_check(party, params, piece, batch)
@@ -446,10 +436,7 @@ class _Rehearsal:
 
 
 class _Peak:
-    """The most bytes that numpy and Python took at once in a `with` block.
-
-    What they had before it does not count.
-    """
+    """The most bytes that numpy and Python took at once in a `with` block, and not before."""
 
     size = 0
 

@@ -27,10 +27,7 @@ from securemedian.mpc.rounds.params import RoundParams
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
-    """Return a party 0 that has no peer, to time what one party computes.
-
-    Its cryptography is real, and all that it receives is zeros.
-    """
+    """Return a party 0 without a peer: its cryptography is real, and it receives only zeros."""
     channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
@@ -41,24 +38,24 @@ def lone_party(protocol: ProtocolParams) -> Party:
 
 
 def rehearse(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
     compute(party, params, _rehearsed_chunk(params, weights, size, batch))
 
 
 def rehearse_round(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
     if params.method.surveys:
-        rehearse_survey(party, params, weights, size, batch)
+        rehearse_survey(party, params, weights, batch, size)
         rehearse_judge(party, params, weights, batch)
-    rehearse(party, params, weights, size, batch)
+    rehearse(party, params, weights, batch, size)
 
 
 def rehearse_survey(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
     survey(party, params, _rehearsed_chunk(params, weights, size, batch))

@@ -137,10 +137,7 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
 
 @dataclass(frozen=True)
 class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
-    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver.
-
-    It hands out the OTs to send with and those to receive with.
-    """
+    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver."""
 
     bits: int
 

@@ -68,10 +68,7 @@ class RandomOtEnd(ABC):
 
 
 class RandomOtSender(RandomOtEnd):
-    """The end that makes two random keys per OT.
-
-    It holds a secret Delta, which never leaves it.
-    """
+    """The end that makes two random keys per OT, and has a secret Delta, which never leaves it."""
 
     @abstractmethod
     def extend(self, count: int) -> tuple[Blocks, Blocks]:

@@ -17,10 +17,7 @@ from securemedian.mpc.rounds.methods.reveal import open_bits
 
 
 def outside(party: Party, values: RingShare, bits: int, headroom: int) -> NDArray[np.bool_]:
-    """Return which clients have a value out of range, shape (n,).
-
-    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits.
-    """
+    """Return which clients have a value out of range (n,), from shares (n, d) in Z_2^bits."""
     top = ring.dtype(bits).type(1 << (bits - 2 - headroom))
     # public, so that one party's share has them
     least, most = (top, top - 1) if party.number == 0 else (0, 0)

@@ -151,10 +151,7 @@ def _equal_weights(weights: Sequence[int]) -> bool:
 
 
 def _position_bits(weights: Sequence[int]) -> int:
-    """Return the bits of the ring of positions.
-
-    It tells 0..n-1 apart or, with weights, holds differences of positions with their sign.
-    """
+    """Return the bits of the ring of positions or, with weights, of their signed differences."""
     return (
         ring.index_bits(len(weights)) if _equal_weights(weights) else ring.signed_bits(sum(weights))
     )

@@ -115,10 +115,7 @@ class Radix(Grouped, Counting):
         super().check_round(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
-        """Return the ranks to compute, of which each gives one result.
-
-        Raises ConfigError if a rank is beyond `total`, the weight of all that take part.
-        """
+        """Return the ranks to compute, a result each. Raises ConfigError for one beyond `total`."""
         median = ring.median_rank(total)
         if self.midpoint:
             return [median, median + 1] if total % 2 == 0 else [median]
@@ -343,10 +340,7 @@ def _select_together(
     ranks: Sequence[int],
     weights: Sequence[int],
 ) -> list[PublicValues]:
-    """Return the elements of ranks that share their OTs, as `select` does.
-
-    `zeros` are shares of the complements of all clients' bits, as `Selection` takes them.
-    """
+    """Return the elements of ranks that share their OTs, from `zeros` as `Selection` takes them."""
     words = words_of(dim)
     selection = Selection(party, zeros, words, bits, ranks, weights)
     found = _unknown(len(zeros), len(ranks), words)

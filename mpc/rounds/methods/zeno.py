@@ -136,10 +136,7 @@ class Zeno(Clustered):
         return others
 
     def _parted(self, weights: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the validator's place, and those of the others.
-
-        In a rehearsal, in which nobody weighs 0, it is the last.
-        """
+        """Return the places of the validator (the last, if nobody weighs 0) and of the others."""
         place = list(weights).index(0) if 0 in weights else len(weights) - 1
         return place, [other for other in range(len(weights)) if other != place]
 

@@ -1,7 +1,4 @@
-"""What a range policy is: a rule by which the buckets of a round follow the global model.
-
-See protocols.md section 7.1.
-"""
+"""What a range policy is: how the buckets of rounds follow the model (protocols.md section 7.1)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
