@@ -1,7 +1,4 @@
-"""A client's dealing for one round, made and sent in the background while the client trains.
-
-docs/protocols.md, section 2.
-"""
+"""A client's dealing for one round, in the background (docs/protocols.md, section 2)."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -29,9 +26,9 @@ TELL_S = 0.2
 class Dealer:
     """Deals for one round, on a thread and with connections of its own, and closes these.
 
-    `deal` makes the dealing. What it makes is for this round alone, and for one update. A server
-    that is away is waited for as long as `patience_s`. With `resumed` the same dealing may have
-    been sent before, and a server that has it is left out.
+    `deal` makes the dealing, which is for this round and one update. A server that is away is
+    waited for up to `patience_s`. With `resumed` the same dealing may have been sent before, and a
+    server that has it is left out.
     """
 
     def __init__(
@@ -60,10 +57,7 @@ class Dealer:
         return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
 
     def join(self, progress: Progress = unseen) -> OwnDealing:
-        """Wait until both servers have the dealing, and return it.
-
-        Every answer that it waits for has a time limit. Raises what went wrong.
-        """
+        """Return the dealing once both servers have it. Raises the error that ended it."""
         while self._thread.is_alive():
             self._thread.join(TELL_S)
             progress(self.sent, self.total)
@@ -85,7 +79,7 @@ class Dealer:
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
-            # the seed last: a dealing that is cut short before it can be sent anew
+            # the seed last: before it is sent, an interrupted dealing can still be made anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
                 if not (self._resumed and self._is_dealt(server)):
                     self._send(server, half, limit)
@@ -105,11 +99,7 @@ class Dealer:
         return found["round"] == self.round_id and bool(found["dealt"])
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
-        """Send a half piece by piece.
-
-        A piece that got no answer is sent again, and a server that no longer has the pieces before
-        it gets all of them again. Raises what the server answers.
-        """
+        """Send a half piece by piece, and anew if the server no longer has the pieces before."""
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
         share = half.share.reshape(-1)
