@@ -261,10 +261,7 @@ class Client(Member):
             )
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
-        """Send public metrics to S0, and report it if it does not take them.
-
-        Raises ServerUnreachable if S0 does not answer.
-        """
+        """Send public metrics to S0, and report it if it does not take them."""
         try:
             self.service.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
@@ -437,10 +434,7 @@ class Client(Member):
         return str(found["round"])
 
     def _round_for(self, round_id: str) -> Round:
-        """Return the open round to submit to, and wait for it if it is not named.
-
-        Raises RoundClosed if it is named and not open.
-        """
+        """Return the open round to submit to. Raises RoundClosed if the one named is not open."""
         if self._open and round_id in ("", self._open.round_id):
             return self._open
         if not round_id:

@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.clients.upload import Round
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
+    PeerProtocolError,
+    RoundClosed,
     SecureMedianError,
     ServerUnreachable,
     from_code,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -143,10 +147,7 @@ class Connection:
         return reply
 
     def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
-        """Report once that this server is away and is asked again.
-
-        Raises `error` if the server has never been reached, or if `deadline` has passed.
-        """
+        """Report once that this server is away. Raises `error` if it is asked no more."""
         left = deadline - time.monotonic()
         if not self.reached or self._cancelled.is_set() or left <= 0:
             raise error
@@ -236,10 +237,7 @@ class Connection:
         raise self._no_answer(op)
 
     def _acknowledged(self) -> int:
-        """Return how many bytes the other end's host has taken on this connection.
-
-        It is 0 where that is not known.
-        """
+        """Return how many bytes the other end's host has taken here; 0 if that is not known."""
         if self._descriptor < 0 or _TCP_INFO is None:
             return 0
         # zmq owns the descriptor, and may have closed it by now
@@ -340,10 +338,7 @@ def connect(
     timeout_s: float = float("inf"),
     report: Report = lambda text: None,
 ) -> tuple[Connection, Connection]:
-    """Return new connections to S0 and S1; an answer may take as long as the configuration says.
-
-    It may not take longer than `timeout_s` either.
-    """
+    """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""
     limit_s = min(config.reply_timeout_s, timeout_s)
     return (
         Connection("S0", config.s0, keys, limit_s, config.s1, report, config.cohort),
@@ -374,10 +369,7 @@ def _pauses() -> Iterator[float]:
 
 
 def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say about themselves (`info`).
-
-    Raises ConfigError unless [s0] is party 0 and [s1] is party 1.
-    """
+    """Return what S0 and S1 say of themselves. Raises ConfigError if they are exchanged."""
     answers = []
     for party, server in enumerate(servers):
         answers.append(server.ask("info", patience_s=patience_s).fields)
@@ -387,3 +379,20 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
                 f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
             )
     return answers
+
+
+def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
+    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+
+    Raises RoundClosed if it is another one, and PeerProtocolError if its parameters or the model
+    that it starts from differ: a corrupt S0 could give some clients another model than the others.
+    """
+    found = s1.ask("round", patience_s=patience_s).fields
+    if found["round"] != current.round_id:
+        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
+    if theirs != (current.params.digest, current.start.hex()):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other parameters or another start: "
+            "one of them does not tell the truth, and nothing was sent"
+        )

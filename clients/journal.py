@@ -62,10 +62,7 @@ class Draw:
     secret: bytes = field(repr=False)
 
     def entropy(self) -> Entropy:
-        """Return a source of randomness that gives the same bytes each time.
-
-        Each draw is a SHA-256 under the secret, and reveals nothing of the others.
-        """
+        """Return a source of the same bytes each time; no draw reveals anything of another."""
         draws = 0
 
         def entropy(count: int) -> bytes:
@@ -239,10 +236,7 @@ class Journal:
             self._delete(old.round_id)
 
     def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep fields and arrays of the caller in place of those before.
-
-        They are copied. Raises ConfigError if they cannot be written.
-        """
+        """Keep copies of the caller's fields and arrays alone. Raises ConfigError if it cannot."""
         copies = {name: np.array(array) for name, array in arrays.items()}
         for copy in copies.values():
             copy.flags.writeable = False
@@ -366,10 +360,7 @@ def _parts(data: bytes) -> Sequence[bytes]:
 
 
 def _lock(folder: Path) -> IO[bytes]:
-    """Make the folder, for its owner alone, and lock it for this process.
-
-    Raises ConfigError if others may look into it, or another process has it.
-    """
+    """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):
         raise ConfigError(

@@ -109,8 +109,5 @@ class Member:
         return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
     def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:
-        """Return by name who is left out of a round, and why.
-
-        As long as the round is open, these are the clients that have failed a check.
-        """
+        """Return by name who is left out of a round, or has failed a check so far, and why."""
         return dict(self.status(round_id, timeout_s).left_out)

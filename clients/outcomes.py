@@ -1,7 +1,4 @@
-"""The receipts and results of rounds: waited for, checked and decoded.
-
-`results` has the checks.
-"""
+"""The receipts and results of rounds: waited for, checked (`results`) and decoded."""
 
 from collections.abc import Callable, Mapping
 
@@ -40,10 +37,7 @@ class Outcomes:
         self._unchanged_groups: tuple[str, list[int]] = "", []
 
     def run_before(self, round_id: str, digest: bytes, timeout_s: float | None = None) -> RunState:
-        """Return the run that a round starts from, which has this digest.
-
-        It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
-        """
+        """Return the run with this digest. Raises ReceiptInvalid if S0 sends another one."""
         state = self._recent.find(digest)
         if state is None:
             answer = self._service.ask("model", {"round": round_id}, timeout_s=timeout_s)
@@ -59,10 +53,7 @@ class Outcomes:
     def fetch(
         self, round_id: str, limit: Limit, params: RoundParams
     ) -> NDArray[np.float32] | NDArray[np.float64]:
-        """Wait for all results of a round and return them, checked, shape (results, d).
-
-        Those of a round that is for the clients alone are float64.
-        """
+        """Wait for all results of a round and return them, checked, shape (results, d)."""
         if params.result_to != "clients":
             # the new model may be a part of them
             return self.finish(round_id, limit, params)[1].copy()
@@ -76,10 +67,7 @@ class Outcomes:
     def finish(
         self, round_id: str, limit: Limit, params: RoundParams
     ) -> tuple[RunState, NDArray[np.float32]]:
-        """Wait for what a round has opened, and return the run after it and its results.
-
-        Both are checked; the results have shape (results, d).
-        """
+        """Wait for a round, and return the run after it and its results, shape (results, d)."""
         answers = self._answers(round_id, limit)
         record = self._checked(round_id, answers, params).record
         start = self.run_before(round_id, record.start, limit.left_s)

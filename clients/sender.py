@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer
 from securemedian.clients.journal import Journal, Submission, fingerprint
 from securemedian.clients.service import Service
@@ -111,6 +111,7 @@ class Sender:
                         {
                             "round": made.round_id,
                             "params": made.params,
+                            "start": made.start,
                             "form": half.form,
                             "group": made.told,
                         },
@@ -136,6 +137,7 @@ class Sender:
         """Return what S0 and S1 get of encoded values, once both have the dealing for them."""
         dealer = self._dealer_for(current)
         if dealer is None:
+            check_s1(self._servers[1], current, self._patience_s)
             return upload.split(values, current)
         try:
             return upload.rotate(dealer.join(progress), values)
@@ -145,10 +147,7 @@ class Sender:
             raise
 
     def _dealer_for(self, current: Round) -> Dealer | None:
-        """Return what deals for a round, or None if nobody deals. It begins at the first call.
-
-        One that ended without answers begins anew, with the same dealing.
-        """
+        """Return what deals for a round, begun at the first call or after it got no answers."""
         dealer = self._dealer
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer
@@ -180,10 +179,7 @@ class Sender:
 def _part_sent(
     progress: Progress, before: int, half: int, total: int, sent: int, size: int
 ) -> None:
-    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
-
-    It has `half` of the bytes in it, and the rest of it is small.
-    """
+    """Tell how much of `total` bytes is sent, with a request of `size` for `half` under way."""
     progress(before + min(half, sent), total)
 
 

@@ -31,10 +31,7 @@ class Limit:
 
 
 class Service:
-    """A connection to each server, with the key that a configuration names.
-
-    `report` gets a line when a server is away and is waited for, and another one when it is back.
-    """
+    """A connection to each server; `report` is told when one is away, and when it is back."""
 
     def __init__(self, config: ClientConfig, report: Report) -> None:
         self.keys = load_keys(config.key_file)
@@ -68,10 +65,7 @@ class Service:
         timeout_s: float | None = None,
         party: int = 0,
     ) -> wire.Message:
-        """Return the answer of a server to a request (`Connection.ask`).
-
-        A server that is away is asked again for `timeout_s`, by default for `retry_limit_s`.
-        """
+        """Return a server's answer; one that is away is asked for `timeout_s` (`retry_limit_s`)."""
         patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
         return self.servers[party].ask(op, fields, arrays, patience_s)
 

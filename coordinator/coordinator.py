@@ -60,10 +60,7 @@ class Coordinator(Member):
         return str(answer.fields["round"])
 
     def dim(self, timeout_s: float | None = None) -> int:
-        """Return how many values the model has that S0 keeps, or otherwise the latest round.
-
-        Raises ConfigError if S0 has neither.
-        """
+        """Return the size of S0's model or latest round. Raises ConfigError if it has neither."""
         dim = int(self.service.ask("info", timeout_s=timeout_s).fields["dim"])
         if not dim:
             raise ConfigError(

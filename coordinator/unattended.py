@@ -89,11 +89,7 @@ class RunPlan(RoundPlan):
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
-    """Return the finished attempts at rounds of a run in their order.
-
-    An incomplete last line, which a crash leaves, does not count. Raises ConfigError if another
-    line is damaged.
-    """
+    """Return a run's finished attempts; a last line cut by a crash is none. Raises ConfigError."""
     file = folder / LINES
     if not file.exists():
         return []
@@ -108,10 +104,7 @@ class RunLog:
     """The log of a run on disk. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the log in a folder, and make the folder if it is not there.
-
-        Raises ConfigError if the folder cannot be used, or another process uses it.
-        """
+        """Open or make a log in a folder. Raises ConfigError if another process uses it."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             refusal = f"another process coordinates the run in {folder}"
@@ -164,10 +157,7 @@ class RunLog:
 
 
 class UnattendedRun:
-    """A run that goes on from where its log ends, to be closed after use.
-
-    `report` gets a line per step, and `show` what the round under way does, each time anew.
-    """
+    """A run that goes on from its log's end; `show` gets what the round does at the moment."""
 
     def __init__(
         self,
@@ -242,11 +232,7 @@ class UnattendedRun:
         )
 
     def _open_round(self, which: int) -> str:
-        """Return the id of the round under way, or open one.
-
-        A request that may have been lost is repeated under its own id, and then opens no second
-        round.
-        """
+        """Return the round under way or open one; a repeated request opens no second round."""
         if round_id := self._log.under_way.get("round"):
             return round_id
         # the first round begins a run, whose model, range and optimiser S0 then keeps

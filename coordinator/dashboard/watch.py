@@ -259,10 +259,7 @@ class Watch:
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
     ) -> None:
-        """Prepare to watch S0 and S1, and the folder of a run that `coordinate` leads.
-
-        `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
-        """
+        """Prepare to watch S0 and S1, with their signing keys, and the folder of a run."""
         self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()
