@@ -15,6 +15,7 @@ middle of a last round.
 """
 
 import argparse
+import json
 import os
 import secrets
 import statistics
@@ -150,7 +151,8 @@ def _shards_lost(service: RunningServers) -> int:
 
 
 def _table(name: str, **values: Any) -> str:
-    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    # JSON's words, numbers and switches are TOML's
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines])
 
 
