@@ -102,25 +102,19 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _table(results: Sequence[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    table.add_column("work", no_wrap=True)
-    medians = results[0]["bench"] == "median"
+    first = results[0]
+    medians = first["bench"] == "median"
     columns = _MEDIANS if medians else _COUNTED
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for result in results:
-        table.add_row(result["name"], *(figure(result) for figure in columns.values()))
-    table.caption_justify = "left"
-    table.caption = (
+    rows = [[one["name"], *(figure(one) for figure in columns.values())] for one in results]
+    note = (
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
         "dealt, sent: MB of a client before and after its training, to the server that gets more"
         if medians
         else "seconds = ahead of the inputs + online; MB: both directions; "
         "k/s: thousands per second"
     )
-    return table
+    title = f"{first['extension']}, {first['link']}"
+    return report.table(title, ["work", *columns], rows, note)
 
 
 Figures = dict[str, Callable[[dict[str, Any]], str]]
