@@ -18,7 +18,7 @@ from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer

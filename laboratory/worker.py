@@ -23,7 +23,7 @@ from securemedian.clients.upload import Round, number_of
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, split, without
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (

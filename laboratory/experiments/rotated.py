@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory import models, plaintext, plots
 from securemedian.laboratory.attacks import BitFlip
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
