@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 
     from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # for all uploads of a round
 ROUND_LIMIT_S = 300.0
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Any) -> None:
     """Add `demo` to the `securemedian` command."""
     verb = verbs.add_parser(
         "demo",

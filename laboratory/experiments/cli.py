@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
     from securemedian.laboratory.experiments.runs import Run, RunRecord
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
@@ -60,7 +59,7 @@ CHOSEN: dict[str, tuple[Callable[[str], Any], str, str]] = {
 CALLED = {"first": ["--from"], "attacks": ["--attacks", "--faults"]}
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: Any) -> None:
     """Add `experiment` to the `securemedian` command."""
     verb = verbs.add_parser(
         "experiment",
@@ -249,7 +248,7 @@ def _run(
     stem = folder / design.stem(experiment.name)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     runs.write_json(folder / f"{stem.name}.json", summary)
-    picture = experiment.draw(stem, experiment.figure, design, results)
+    picture = experiment.draw(stem, experiment.figure, design, results, experiment.measured)
     console.print(summaries.table(summary))
     console.print(f"in {folder}: {stem.name}.json, {picture.name}, and runs/")
 

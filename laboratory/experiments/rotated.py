@@ -54,8 +54,7 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     lines = []
     for name in METHODS:
         values = [[row[name] for row in found if row["round"] == number] for number in numbers]
-        means = [sum(some) / len(some) for some in values]
-        lines.append(Line(name, numbers, means, [*map(min, values)], [*map(max, values)]))
+        lines.append(Line.over(name, numbers, values))
     panel = Panel("", "round", "test accuracy (%)", lines)
     title = (
         f"{figure}: {design.model} on {design.data.name} in {groups} rotations, {design.clients} "
