@@ -152,7 +152,6 @@ class Forecast:
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `plan` to the `securemedian` command."""
     plan = verbs.add_parser(
         "plan",
         help="tell what a round will cost, and the cheapest method for a link",

@@ -103,7 +103,6 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
 
 
 def _spent(message: dict[str, Any]) -> float:
-    """Return the seconds of one party's round, from the first correlation on."""
     cost = message["cost"]
     return float(cost["ahead_seconds"] + cost["checking_seconds"] + cost["seconds"])
 

@@ -21,7 +21,6 @@ DEFAULT_COMPARISONS = 1 << 20
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `ot`, `compare` and `median` to `bench`."""
     ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
     settings.add_counts(ot, ("--count", DEFAULT_OTS, "OTs per repetition"))
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
@@ -173,7 +172,6 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """Return a point for every number of clients and coordinates."""
     method = options.method or DEFAULT_METHOD
     given = given_options(options)
     # in which of the ways that were asked for, where a method has both

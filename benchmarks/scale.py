@@ -56,7 +56,6 @@ COLUMNS = (
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `scale` to `bench`."""
     scale = kinds.add_parser(
         "scale",
         help="a round on several workers a server, beside one on threads",
@@ -188,13 +187,10 @@ def measure(
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """Return the round that is in the middle by its seconds."""
     return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
 
 
 class _Nodes:
-    """S0's cluster, with one worker per node."""
-
     def __init__(self, cluster: Any, nodes: Sequence[Any]) -> None:
         self._cluster, self._left = cluster, list(nodes)
         self.address: str = cluster.address

@@ -110,7 +110,6 @@ def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that results are saved to."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -138,11 +137,6 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
         parser.add_argument(
             flag, type=count, default=default, metavar="N", help=f"{what} (default: %(default)s)"
         )
-
-
-def add_markdown(parser: argparse.ArgumentParser) -> None:
-    """Add --markdown."""
-    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
 
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from securemedian.mpc.errors import ConfigError
 
 
 def add_verbs(subparsers: Any) -> None:
-    """Add `init`, `public-set` and `train` to the `securemedian` command."""
     _add_init(subparsers)
     _add_public_set(subparsers)
     _add_train(subparsers)

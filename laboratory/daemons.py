@@ -63,7 +63,6 @@ def start(processes: Processes, directory: Path) -> None:
 
 
 def _linked(coordinator: Coordinator) -> bool:
-    """Return whether both servers answer and have found each other."""
     with suppress(ServerUnreachable):
         return all(server.ask("info").fields["peer_linked"] for server in coordinator.servers)
     return False

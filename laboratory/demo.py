@@ -39,7 +39,6 @@ ROUND_LIMIT_S = 300.0
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `demo` to the `securemedian` command."""
     verb = verbs.add_parser(
         "demo",
         help="see the whole service at work on this machine",
@@ -148,7 +147,6 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
 def _run(
     scenario: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
 ) -> dict[str, Any]:
-    """Run all rounds and, if wanted, the baselines, and return the report."""
     from securemedian.laboratory import plaintext, training_run
     from securemedian.laboratory.show import DemoBoard
 
@@ -172,7 +170,6 @@ def _run(
 def _report(
     scenario: "Scenario", measured: "list[MeasuredRound]", curves: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Return everything that was measured, as --json writes it."""
     last = measured[-1]
     to_s1 = sum(one.bytes_s0_to_s1 for one in measured)
     to_s0 = sum(one.bytes_s1_to_s0 for one in measured)

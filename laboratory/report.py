@@ -56,23 +56,6 @@ def table(
     return Group(f"\n{title}", made, *([note] if note else []))
 
 
-def show(
-    console: "Console",
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    markdown: bool,
-) -> None:
-    """Print a table; with `markdown`, print it as Markdown to paste elsewhere."""
-    if not markdown:
-        console.print(table(title, columns, rows))
-        return
-    console.print(f"{title}\n", markup=False, highlight=False)
-    for line in (columns, ["---"] * len(columns), *rows):
-        console.print(f"| {' | '.join(line)} |", markup=False, highlight=False, soft_wrap=True)
-    console.print()
-
-
 def figure(value: float | None) -> str:
     """Return a figure with three significant digits, or an empty text for None."""
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"

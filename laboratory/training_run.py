@@ -218,7 +218,6 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
 
 def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:
-    """Return the command-line arguments of one client's worker."""
     fault = scenario.fault_of(index)
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]

@@ -33,7 +33,6 @@ _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `soak` to the `securemedian` command."""
     verb = verbs.add_parser(
         "soak",
         help="run the service under faults, and audit every round",
@@ -97,7 +96,6 @@ def _soak(options: argparse.Namespace) -> None:
 
 
 def _board(audit: "Audit", seconds: float, minutes: float, now: str) -> str:
-    """Return the lines that are shown while a soak lasts."""
     figures = audit.report()
     counts = ", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in _NEVER)
     return (

@@ -195,7 +195,6 @@ class Analysis:
 
 
 def _by_attack(design: Design) -> list[Curve]:
-    """Return the curves with one panel per attack and one line per method."""
     return [
         Curve(
             _panel(design, attack),

@@ -60,7 +60,6 @@ CALLED = {"first": ["--from"], "attacks": ["--attacks", "--faults"]}
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `experiment` to the `securemedian` command."""
     verb = verbs.add_parser(
         "experiment",
         help="reproduce the paper's figures, and compare methods under attack",
@@ -212,7 +211,6 @@ def _command() -> str:
 def _analyse(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
-    """Carry out an analysis, then save, draw and print what it finds."""
     from securemedian.laboratory.experiments import runs, summaries
 
     assert experiment.analysis is not None
@@ -229,7 +227,6 @@ def _analyse(
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
-    """Carry out all runs, then save, draw and print the results."""
     from securemedian.laboratory.experiments import runs, summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
@@ -256,7 +253,6 @@ def _run(
 def _records(
     wanted: "dict[str, Run]", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> "dict[str, RunRecord]":
-    """Carry out the runs that are missing, or all if `fresh`, and return the records of all."""
     from securemedian.laboratory.experiments import execution
     from securemedian.laboratory.experiments.progress import ExperimentBoard
     from securemedian.laboratory.experiments.runs import RunRecord

@@ -125,7 +125,6 @@ def _updates(design: "Design", seed: int) -> Vectors:
 
 
 def _run(params: RoundParams, uploads: Sequence[list[share.Upload]]) -> Outcome:
-    """Return what a party has after a round, whose both parties run in this process."""
     protocol, session_id = ProtocolParams(lanes=1), os_entropy(SESSION_BYTES)
 
     def party(number: int, channel: Channel) -> Outcome:
@@ -143,7 +142,6 @@ def _run(params: RoundParams, uploads: Sequence[list[share.Upload]]) -> Outcome:
 
 
 def _of_clients(values: Vectors) -> dict[str, float]:
-    """Return the mean, the least and the most of the clients' errors."""
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 

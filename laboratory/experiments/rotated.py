@@ -120,7 +120,6 @@ def _followed(
     chosen: Sequence[int],
     method: str,
 ) -> RunState:
-    """Return the run after a round on these updates."""
     after = []
     for group, before in enumerate(run.groups):
         own = updates[np.equal(chosen, group)]

@@ -111,7 +111,6 @@ class ExperimentServers:
         )
 
     def _start(self) -> None:
-        """Start the servers unless they run."""
         if self._clients:
             return
         self._show(RoundStatus(phase="being started (the first start compiles)"))

@@ -116,7 +116,6 @@ def _below(result: CurveResult, exact: CurveResult | None) -> float | None:
 
 
 def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
-    """Return the mean cost of a round at the servers; None if no round went through them."""
     if not costs:
         return None
     return {
