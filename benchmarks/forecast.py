@@ -355,8 +355,7 @@ def calibrate(
     if pieces:
         piece = pieces[0]
         check = _timed(
-            lone_party(protocol),
-            lambda party: rehearse_check(party, params, piece, protocol.batch),
+            lone_party(protocol), lambda party: rehearse_check(party, params, piece, protocol.batch)
         )
         clients = piece.clients.stop - piece.clients.start
         # per coordinate of all clients

@@ -111,11 +111,7 @@ class _Processes:
     """The processes of both parties, which are ended by process id whatever happens."""
 
     def __init__(
-        self,
-        points: Sequence[Point],
-        repetitions: int,
-        protocol: ProtocolParams,
-        link: str,
+        self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, link: str
     ) -> None:
         keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
         common = {

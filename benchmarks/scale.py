@@ -25,14 +25,7 @@ from functools import partial
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.running import (
-    CNN,
-    DEADLINE_S,
-    SERVERS,
-    Round,
-    RunningServers,
-    started,
-)
+from securemedian.benchmarks.running import CNN, DEADLINE_S, SERVERS, Round, RunningServers, started
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import unwind_on_sigterm

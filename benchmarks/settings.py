@@ -165,11 +165,7 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
             ),
             settings.link,
         )
-    conditions = {
-        "extension": settings.extension,
-        "link": settings.link,
-        "native": settings.native,
-    }
+    conditions = {"extension": settings.extension, "link": settings.link, "native": settings.native}
     return [result | conditions for result in results]
 
 

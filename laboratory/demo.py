@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import (
-    add_methods,
-    add_range,
-    range_policy,
-    round_params,
-)
+from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.laboratory.worker_options import (
     add_data_options,

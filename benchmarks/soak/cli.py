@@ -77,12 +77,7 @@ def _soak(options: argparse.Namespace) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: soak.interrupt())
         complete = soak.run(60 * minutes)
-    report = {
-        "minutes": minutes,
-        "seed": options.seed,
-        "complete": complete,
-        **soak.audit.report(),
-    }
+    report = {"minutes": minutes, "seed": options.seed, "complete": complete, **soak.audit.report()}
     console.print(_table(report))
     for finding in report["findings"]:
         console.print(f"[bold red]{finding}", highlight=False)

@@ -449,13 +449,7 @@ def _check(experiment: Experiment, design: Design) -> None:
 
 
 _FIG4: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": (*_FAULTS, "negate")}
-_SHARE: dict[str, Any] = {
-    "clients": 60,
-    "images": 100,
-    "attackers": 3,
-    "first": 1,
-    "secure": False,
-}
+_SHARE: dict[str, Any] = {"clients": 60, "images": 100, "attackers": 3, "first": 1, "secure": False}
 _CRONUS: dict[str, Any] = {"images": 300, "samples": 1000, "attackers": 0}
 _SHARE_SIZES = [name for name in aggregation.SHARE_BY_SIZE if "krum" not in name]
 _PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
@@ -466,11 +460,7 @@ EXPERIMENTS = {
         Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", {"attackers": 0}),
         Experiment("fig4", "Figure 4", "MNIST", "40 min", _FIG4),
         Experiment(
-            "fig5",
-            "Figure 5",
-            "MNIST",
-            "a day",
-            _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS},
+            "fig5", "Figure 5", "MNIST", "a day", _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS}
         ),
         Experiment(
             "fig6",
