@@ -1,7 +1,4 @@
-"""The verb `submit`; `receipt` has a module of its own.
-
-What a verb needs is imported when it runs, so that --help needs nothing.
-"""
+"""The verb `submit`; what it needs is imported when it runs, so that --help needs nothing."""
 
 import argparse
 import sys
@@ -10,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
-from securemedian.clients.flags import (
-    add_cohort,
-    add_public,
-)
+from securemedian.clients.flags import add_cohort, add_public
 from securemedian.common.public_metrics import check_public_metrics
 
 if TYPE_CHECKING:

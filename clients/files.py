@@ -12,10 +12,7 @@ from securemedian.mpc.errors import ConfigError, InputError
 
 
 def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """Return the array of a .npy file or the named arrays of a .npz file.
-
-    Raises InputError if it is neither.
-    """
+    """Return the array in a .npy file or those in a .npz file by name. Raises InputError."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -33,47 +30,23 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     return arrays
 
 
-def read_vector(path: Path) -> NDArray[Any]:
-    """Return the flat vector of real numbers in a .npy file.
-
-    Raises InputError if the file holds anything else.
-    """
-    model = _read_reals(path)
-    if model.ndim != 1:
-        raise _no_vector(path)
-    return model
-
-
 def read_models(path: Path) -> NDArray[Any]:
-    """Return the flat vector of real numbers in a .npy file, or one per group as its rows.
-
-    Raises InputError if the file holds anything else.
-    """
-    models = _read_reals(path)
-    if models.ndim != 1 and not (models.ndim == 2 and len(models) > 1):
-        raise _no_vector(path)
+    """Return a .npy file's flat vector of real numbers, or one per group. Raises InputError."""
+    models = read(path)
+    if (
+        not isinstance(models, np.ndarray)
+        or not np.issubdtype(models.dtype, np.floating)
+        or not (models.ndim == 1 or (models.ndim == 2 and len(models) > 1))
+    ):
+        raise InputError(
+            f"{path} is not one flat vector of real numbers: "
+            "`securemedian init` and `securemedian round result` write such files"
+        )
     return models
 
 
-def _read_reals(path: Path) -> NDArray[Any]:
-    array = read(path)
-    if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, np.floating):
-        raise _no_vector(path)
-    return array
-
-
-def _no_vector(path: Path) -> InputError:
-    return InputError(
-        f"{path} is not one flat vector of real numbers: "
-        "`securemedian init` and `securemedian round result` write such files"
-    )
-
-
 def check_writable(path: Path) -> None:
-    """Raise ConfigError unless `path` can be written.
-
-    Call it before the work whose outcome is to be written there, and not after it.
-    """
+    """Raise ConfigError unless `path` can be written; to be called before the work."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(
             f"cannot write {path}: choose a file in a folder that exists and that you may write to"
@@ -81,10 +54,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, model: Any) -> None:
-    """Write an array as .npy, or named arrays as .npz, at exactly this path.
-
-    Raises ConfigError if the path cannot be written.
-    """
+    """Write an array as .npy, or named arrays as .npz, at this path. Raises ConfigError."""
     check_writable(path)
     with open_private(path) as file:
         if isinstance(model, dict):

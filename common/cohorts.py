@@ -9,14 +9,9 @@ DEFAULT_COHORT = "default"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?", re.ASCII)
 
 
-def is_cohort(name: str) -> bool:
-    """Return whether a cohort can have this name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def check_cohort(name: str) -> None:
     """Raise ConfigError unless a cohort can have this name."""
-    if not is_cohort(name):
+    if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{quoted(name)} is no name of a cohort: a to z, digits, dots and dashes, at most 40 "
             "characters, with a letter or a digit at both ends"

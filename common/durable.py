@@ -3,7 +3,6 @@
 A file is replaced such that a crash, or a power cut, leaves the old one or the new one.
 """
 
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,19 +10,25 @@ from typing import IO, Any
 
 from securemedian.mpc.errors import ConfigError
 
+try:
+    import fcntl
+except ImportError:
+    # Windows: there nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+
 OWNER = 0o600
+# Windows has a flag for files that are not text, and folders that cannot be opened
+_BINARY = getattr(os, "O_BINARY", 0)
+_FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
 # the file in a folder that its process has locked
 _LOCK = "lock"
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
-    """Write a file anew, from parts that are buffers of bytes, and return once it is on the disk.
-
-    Raises OSError if it cannot be written; then the old file is as it was.
-    """
+    """Write a file anew from parts, and sync it. Raises OSError, with the old file as it was."""
     new = path.with_name(f"{path.name}.new")
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, mode)
         with os.fdopen(descriptor, "wb") as file:
             for part in parts:
                 file.write(part)
@@ -38,11 +43,18 @@ def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
 
 def open_private(path: Path) -> IO[bytes]:
     """Open a file to be written anew, which nobody but its owner may read if it is a new one."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWNER), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, OWNER), "wb")
+
+
+def others_may(path: Path, bits: int) -> bool:
+    """Return whether others have one of these permissions of a path (never on Windows)."""
+    return os.name == "posix" and bool(path.stat().st_mode & bits & 0o077)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
+    if not _FOLDERS_OPEN:
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,16 +67,23 @@ def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
 
     Raises ConfigError with `refusal` if another process has it, and OSError if it cannot be used.
     """
-    lock = os.fdopen(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, OWNER), "r+b")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / _LOCK)
     except BlockingIOError as error:
-        lock.close()
         raise ConfigError(refusal) from error
+
+
+def lock_file(path: Path) -> IO[bytes]:
+    """Open a file for this process alone. Raises BlockingIOError if another one has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, OWNER)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lock.close()
+        file.close()
         raise
-    return lock
+    return file
 
 
 def is_locked(folder: Path) -> bool:
@@ -72,7 +91,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with (folder / _LOCK).open("rb") as lock:
             # another one that only looks is not in the way
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -17,6 +17,7 @@ import nacl.signing
 import zmq.auth
 from zmq.utils import z85
 
+from securemedian.common.durable import others_may
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
 # who has a signing key, and under which names they sign
@@ -89,10 +90,7 @@ def load_keys(path: str | Path) -> KeyPair:
 
 
 def load_signing_key(path: str | Path) -> SigningKey:
-    """Return the signing key in a server's .key_secret file.
-
-    Raises ConfigError as `load_keys` does, and if the file has none.
-    """
+    """Return the signing key in a server's .key_secret file. Raises ConfigError if none."""
     path = Path(path)
     _check_key_file(path)
     text = path.read_text("utf-8", errors="replace")
@@ -113,7 +111,7 @@ def _check_key_file(path: Path) -> None:
     """Raise ConfigError if there is no such file, or if others than its owner may read it."""
     if not path.is_file():
         raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
-    if path.stat().st_mode & 0o077:
+    if others_may(path, 0o077):
         raise ConfigError(
             f"others may read the secret key in {path}: run chmod 600 {path}, "
             "and make new keys if anybody has read it"
@@ -184,10 +182,7 @@ class KeyPlace:
 
 
 def key_places(values: dict[str, Any]) -> list[KeyPlace]:
-    """Return the places for public keys in the TOML of a server, client or coordinator.
-
-    What is no table there is left out, for the loader to report.
-    """
+    """Return the places for public keys in a configuration's TOML, as far as it has tables."""
     party = values.get("party")
     peer = "s1" if party == 0 else "s0" if party == 1 else "the other server"
     single = {"peer": peer, "s0": "s0", "s1": "s1"}

@@ -65,22 +65,13 @@ class Record:
             raise ConfigError("a text has characters that no server writes")
 
     def encode(self) -> bytes:
-        """Return the canonical bytes: the msgpack map of the fields, in their order.
-
-        Where there are no `participants` it lacks them, as those of earlier releases do.
-        """
-        values = flat(self)
-        if not self.participants:
-            del values["participants"]
-        encoded: bytes = msgpack.packb(values)
+        """Return the canonical bytes: the msgpack map of the fields, in their order."""
+        encoded: bytes = msgpack.packb(flat(self))
         return encoded
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
-        """Return the record with these bytes.
-
-        Raises ReceiptInvalid if they are not those that `encode` makes of one.
-        """
+        """Return the record with these canonical bytes. Raises ReceiptInvalid for others."""
         try:
             record = build(cls, msgpack.unpackb(encoded), "the record of a receipt")
         except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:

@@ -7,9 +7,9 @@ import argparse
 import errno
 import importlib.util
 import os
-import resource
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,13 @@ import numpy as np
 
 from securemedian import __version__
 from securemedian.clients.config import ClientConfig
-from securemedian.common.durable import is_locked
+from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
-from securemedian.servers.network.descriptors import limits_of
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
@@ -149,7 +148,7 @@ def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
         return
     yield _well(f"{config.key_file} is for its owner alone; its fingerprint is {fingerprint(*own)}")
     folder = Path(config.key_file).parent
-    if folder.stat().st_mode & 0o022:
+    if others_may(folder, 0o022):
         yield _warning(f"others may replace files in {folder}: run chmod 700 {folder}")
 
 
@@ -157,6 +156,9 @@ def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
 
 
 def _server(config: ServerConfig) -> Iterator[Finding]:
+    if sys.platform != "linux":
+        yield _wrong("a server needs Linux; clients and coordinators run elsewhere, too")
+        return
     running = is_locked(Path(config.state_dir))
     yield from _disk(Path(config.state_dir))
     ports = [("clients", config.listen)]
@@ -186,7 +188,7 @@ def _disk(folder: Path) -> Iterator[Finding]:
             "server, or set another state_dir"
         )
         return
-    if folder.exists() and folder.stat().st_mode & 0o077:
+    if folder.exists() and others_may(folder, 0o077):
         yield _warning(f"others may look into the state folder: run chmod 700 {folder}")
     free = shutil.disk_usage(there).free
     text = f"the state folder {folder} has {free / 1e9:,.1f} GB of room"
@@ -244,6 +246,11 @@ def _reach(name: str, endpoint: str, advice: str) -> Finding:
 
 
 def _descriptors(config: ServerConfig) -> Iterator[Finding]:
+    # both are Linux's, and a client has neither
+    import resource
+
+    from securemedian.servers.network.descriptors import limits_of
+
     _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"

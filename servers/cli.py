@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then
-finish (within stop_limit_s); a round in any other state fails. After SIGHUP the lists of
-clients and coordinators and the limits are read again (docs/operating.md). Logs go to
-standard error, one line per event, as JSON unless standard error is a terminal.
+finish (within stop_limit_s). A round in another state is taken up again at the next start.
+After SIGHUP the server reads its lists of clients and coordinators and its limits again
+(docs/operating.md). It logs one line per event to standard error, as JSON unless that is
+a terminal.
 
 Exit codes: 0 after SIGTERM or Ctrl-C; 2 if the configuration is wrong, a port or the state
 folder is in use, the other server does not appear within peer_wait_s, or computations do

@@ -118,7 +118,7 @@ class Daemon:
             descriptors=self._descriptors.limit,
         )
         self._take_signals()
-        # behind the loop, which has clients to answer; the other server waits for its end
+        # beside the loop, which has clients to answer; the other server waits for its end
         self._engines.compile()
         poller = zmq.Poller()
         for source in (self._control, self._clients.socket, self._wake_out):
@@ -158,7 +158,7 @@ class Daemon:
             self._engines.check()
             self._rounds.tick()
         except zmq.ZMQError as error:
-            # trouble with a socket, above all a lack of descriptors, interrupts the round and does
+            # an error of a socket, such as a lack of descriptors, interrupts the rounds but does
             # not end the server
             self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
@@ -198,9 +198,9 @@ class Daemon:
         self._reload_asked = True
 
     def _reload(self) -> None:
-        """Take over what can be changed while running, and log what has changed and what not.
+        """Read the configuration again, take over what can change at run time, and log the changes.
 
-        With a mistake in the file, nothing changes.
+        After a mistake in the file nothing changes.
         """
         self._reload_asked = False
         try:
@@ -240,8 +240,7 @@ class Daemon:
         if finished:
             self._context.term()
         else:
-            # `term` would wait for the sockets that are still in use; this is as long as the last
-            # messages may take
+            # `term` would wait for sockets that are still in use; the last messages need this long
             time.sleep(LINGER_MS / 1000)
         logs.event("stopped")
         return finished

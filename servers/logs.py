@@ -27,16 +27,16 @@ def event(
 ) -> None:
     """Log the event `name` with its fields, and with the traceback of `error`.
 
-    Texts are cut, because others may have written them.
+    Texts are cut, because they may come from outside.
     """
     fields = {key: cut(value) if type(value) is str else value for key, value in fields.items()}
     _logger.log(level, name, extra={"fields": fields}, exc_info=error)
 
 
 def fingerprint(kind: str, secret: bytes) -> str:
-    """Return the name of a secret in the log, 16 hex digits, from which nobody finds it.
+    """Return 16 hex digits that stand for a secret in the log and do not reveal it.
 
-    `kind` says what it is, such as a session's id: things of different kinds have different names.
+    `kind` says what it is, such as a session's id: the same bytes of two kinds have two names.
     """
     return hashlib.sha256(f"securemedian {kind} in the log".encode() + secret).hexdigest()[:16]
 
@@ -56,11 +56,11 @@ class _Allowance:
 
 
 class BoundedLog:
-    """Logs what others can cause at will, at a bounded rate per source.
+    """Logs events that others can cause at will, at a bounded rate per source.
 
-    A source causes `BURST` lines at once, then one per `EVERY_S`, which says how many were
-    `suppressed` before it. What is kept per source does not grow; sources are names on a list, so
-    that there are not more and more of them. Used by one thread.
+    A source may cause `BURST` lines at once, then one per `EVERY_S`, which says how many were
+    `suppressed` before it. Sources are names on a list, so that the memory is bounded. Used by one
+    thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

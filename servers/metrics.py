@@ -1,12 +1,9 @@
-"""A server's metrics and health over HTTP, for Prometheus and for whoever watches processes.
+"""A server's metrics and health over HTTP, for Prometheus and supervisors of processes.
 
 `/metrics` is Prometheus text, `/healthz` says whether the process works, and `/readyz` whether a
-round can be opened. What happens is counted where it is logged and answered; what is the case now
-is in a snapshot, which the loop makes. So a scrape, on a thread of its own, never touches what the
-loop works with, and the number of clients has no influence on what it costs.
-
-No label has a key, a round or the name of a client: who is missing is a number here, and has a name
-in `status`.
+round can be opened. Events are counted where they are logged and answered, and the present state is
+in a snapshot that the loop makes. So a scrape, on a thread of its own, never touches the loop's
+data, and costs the same for any number of clients. No label is a key, a round or a client's name.
 """
 
 import asyncio
@@ -91,14 +88,14 @@ class Series:
     name: str
     values: Mapping[Any, float]
     labels: tuple[str, ...] = ()
-    # whether it counts from the start on, rather than to say what is the case now
+    # whether it is a counter, and not a gauge
     counts: bool = False
 
 
 class Tally(logging.Handler):
     """Counts what is logged, so that the log and the metrics never disagree.
 
-    Lines that were suppressed count once a line says how many they were.
+    Suppressed lines count once a later line gives their number.
     """
 
     def __init__(self) -> None:
@@ -132,7 +129,7 @@ class Tally(logging.Handler):
     def _round(self, state: str, cohort: str, fields: Mapping[str, Any]) -> None:
         self._rounds[cohort, state] += 1
         if state == State.FAILED:
-            # the other server may say what it likes
+            # the other server could invent codes
             self._failures[cohort, from_code(fields["code"], "").code] += 1
         if state == State.PUBLISHED:
             self._clients[cohort, "yes"] += len(fields["included"])
@@ -159,11 +156,11 @@ class Tally(logging.Handler):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the loop says of itself at one moment."""
+    """The state of the loop at one moment."""
 
     compiled: bool = False
     linked: bool = False
-    # whether the other server's parameters are ours
+    # whether the other server has the same parameters
     agrees: bool = False
     # why no round can be opened; "" if one can
     problem: str = "this server has just been started"
@@ -178,7 +175,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, desk: Desk, rounds: Rounds, engines: Engines) -> "Snapshot":
-        """Return the snapshot of this moment. To be called by the loop's thread."""
+        """Return a snapshot. Only the loop's thread may call it."""
         peer = rounds.peer
         live: Counter[str] = Counter()
         uploads: Counter[str] = Counter()
@@ -204,7 +201,7 @@ class Snapshot:
 
 
 class Monitor:
-    """What the HTTP thread may know of a server. The loop calls `turn`; the rest any thread."""
+    """The state of a server for the HTTP thread. The loop calls `turn`; any thread the rest."""
 
     def __init__(self, config: ServerConfig, tally: Tally) -> None:
         """Begin to monitor.
@@ -224,7 +221,7 @@ class Monitor:
         ProcessCollector(registry=self._registry)
 
     def turn(self, desk: Desk, rounds: Rounds, engines: Engines) -> None:
-        """Note that the loop turns, and now and then what it knows."""
+        """Note that the loop turns, and take a snapshot each `SNAPSHOT_S`."""
         self._turned = time.monotonic()
         if self._turned >= self._due:
             self._due = self._turned + SNAPSHOT_S
@@ -262,7 +259,7 @@ class Monitor:
             yield family
 
     def _now(self) -> Iterator[Series]:
-        """Yield what is the case now."""
+        """Yield the gauges of the present state."""
         now, config = self._snapshot, self._config
         yield Series("info", {(config.name, securemedian.__version__): 1}, ("server", "release"))
         for name, value in (
@@ -284,7 +281,7 @@ class Monitor:
         yield Series("requests", now.answers, ("request", "result"), counts=True)
         try:
             disk = shutil.disk_usage(config.state_dir)
-        # the folder is gone, or its disk: that there is no figure says so
+        # the folder is gone, or its disk: there is no figure then
         except OSError:
             return
         yield Series("disk_bytes", {(): disk.total})
@@ -308,7 +305,7 @@ class HttpServer:
         self._monitor, self._connections = monitor, 0
         self._log = logs.BoundedLog()
         self._loop = asyncio.new_event_loop()
-        # what a connection, or the lack of descriptors for one, brings to light
+        # errors of connections, such as a lack of descriptors
         self._loop.set_exception_handler(self._failed)
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)

@@ -1,4 +1,4 @@
-"""A server's own policy: which rounds it takes part in, whatever a coordinator asks for."""
+"""A server's own policy: the rounds that it takes part in, whatever a coordinator asks for."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,26 +100,25 @@ class Policy:
         refusals = []
         if values["method"] not in self.methods:
             refusals.append(
-                f"{', '.join(self.methods)}; not in {values['method']}: [policy] methods"
+                f"method {values['method']}: its [policy] allows only {' and '.join(self.methods)}"
             )
         refusals += [
-            f"rounds with {name} {' or '.join(map(str, choices))}; "
-            f"not {values[name]}: [policy] allowed"
+            f"{name} {values[name]}: its [policy] allows only {' and '.join(map(str, choices))}"
             for name, choices in self.allowed.items()
             if name in values and values[name] not in choices
         ]
         refusals += [
-            f"rounds with {name} up to {most}; not {sizes[name]}: [policy] at_most"
+            f"{name} {sizes[name]}: its [policy] allows at most {most}"
             for name, most in self.at_most.items()
             if name in sizes and sizes[name] > most
         ]
         refusals += [
-            f"rounds with {name} from {least} on; not {sizes[name]}: [policy] at_least"
+            f"{name} {sizes[name]}: its [policy] asks for at least {least}"
             for name, least in self.at_least.items()
             if name in sizes and sizes[name] < least
         ]
         if refusals:
-            raise PolicyRefused(". ".join(f"{server} takes part in {text}" for text in refusals))
+            raise PolicyRefused(". ".join(f"{server} refuses {text}" for text in refusals))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the policy as the table that a configuration has."""

@@ -1,4 +1,4 @@
-"""What a server takes over from its changed configuration while it runs, and what it does not."""
+"""The settings that a running server takes over from its changed configuration."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -6,8 +6,8 @@ from typing import Self
 
 from securemedian.servers.config import Caller, ServerConfig
 
-# The lists and the limits that are read anew for every request, round, lane or stop. Everything
-# else is part of sockets, files, the session with the other server or what both have agreed on.
+# The lists and limits that are read for every request, round, lane or stop. Everything else is part
+# of sockets, files, the session with the other server or what both have agreed on.
 CHANGEABLE = frozenset(
     {
         "clients",
@@ -27,19 +27,19 @@ CHANGEABLE = frozenset(
 
 @dataclass(frozen=True)
 class Reload:
-    """A running server's next configuration, and what it says of the changes."""
+    """The next configuration of a running server, and the changes for its log."""
 
     config: ServerConfig
-    # the settings that have changed, and those that would have to
+    # the settings that change, and those whose change needs a restart
     changed: list[str]
     refused: list[str]
-    # the names of callers whose keys were not on the lists, and are no longer
+    # the names of callers whose keys are new on the lists, and of those taken off
     added: list[str]
     removed: list[str]
 
     @classmethod
     def of(cls, current: ServerConfig, wanted: ServerConfig) -> Self:
-        """Return what comes of the wish to go on with another configuration.
+        """Return the change from the current configuration to the wanted one.
 
         Raises ConfigError if the parts that can be changed do not fit those that cannot.
         """

@@ -80,6 +80,7 @@ def test_the_rooms_of_servers_are_floors() -> None:
             assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
 
 
+@pytest.mark.slow
 def test_our_folders_are_imported_under_one_name_only() -> None:
     """A bare `import clients` would find a user's own folder of that name."""
     for path in [
@@ -160,6 +161,7 @@ def test_the_search_for_underscore_names_finds_them(line: str, taken: list[str])
     assert strangers(line) == taken
 
 
+@pytest.mark.slow
 def test_the_service_needs_no_torch() -> None:
     """Importing the command, servers and clients loads neither torch nor scikit-learn."""
     program = (

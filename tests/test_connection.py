@@ -111,9 +111,21 @@ def test_question_and_answer() -> None:
             answer = connection.ask("hello", {"word": "x"}, {"numbers": np.arange(3)})
             assert (answer.type, answer.fields) == (
                 "hello",
-                {"word": "x", "training": "default", "id": number},
+                {"word": "x", "cohort": "default", "id": number},
             )
             assert answer.arrays["numbers"].tolist() == [0, 1, 2]
+
+
+def test_an_array_of_many_pieces_goes_both_ways() -> None:
+    long = np.arange((10 << 20) // 4 + 1, dtype=np.uint32)
+    assert long.nbytes > 2 * wire.PIECE_BYTES
+    with (
+        serving(echo, max_message_bytes=1 << 24) as server,
+        connected(server, timeout_s=60.0) as connection,
+    ):
+        answer = connection.ask("hello", arrays={"long": long, "short": long[:2]})
+        assert np.array_equal(answer.arrays["long"], long)
+        assert np.array_equal(answer.arrays["short"], long[:2])
 
 
 def test_errors_come_back_typed() -> None:

@@ -49,6 +49,7 @@ def test_bits_of_shared_numbers_are_those_of_numpy(bits: int, width: int, count:
     assert (ring.reduce(first + second, max(2, width)) == low).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "bits"), [(1, 2), (2, 2), (5, 9), (20, 32), (32, 32), (53, 64)])
 @pytest.mark.parametrize("count", [1, 2, 5, 33])
 def test_an_element_is_that_of_sorting(width: int, bits: int, count: int) -> None:

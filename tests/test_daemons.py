@@ -758,8 +758,10 @@ def start_long_round(pair: Pair) -> str:
 def test_s1_killed_in_mid_protocol_is_waited_for_and_the_run_made_again(alone: Pair) -> None:
     # nowhere else over real daemons
     silent = '\n[protocol]\not_extension = "silent"\n'
-    alone.configure("s0", text=f"{silent}chunk = 4096\n")
-    alone.configure("s1", text=silent)
+    # ten times what the peer's silence is waited for
+    limit = {"channel_timeout_s": 10 * SETTINGS["peer_timeout_s"]}
+    alone.configure("s0", text=f"{silent}chunk = 4096\n", **limit)
+    alone.configure("s1", text=silent, **limit)
     alone.start("s0", "s1")
     alone.link()
     round_id = start_long_round(alone)
@@ -769,7 +771,7 @@ def test_s1_killed_in_mid_protocol_is_waited_for_and_the_run_made_again(alone: P
     assert alone.stop("s1", signal.SIGKILL) == -signal.SIGKILL
     status = wait_until(lambda: (now := alone.status())["state"] == "queued" and now)
     # by the peer's silence, before the lanes' own limit
-    assert time.monotonic() - start < SETTINGS["channel_timeout_s"]
+    assert time.monotonic() - start < limit["channel_timeout_s"]
     assert "s1" in status["reason"] and not status["peer_linked"]
     assert (status["attempt"], status["attempts_left"]) == (1, 4) and status["opened"] == "maybe"
     with pytest.raises(PeerUnavailable):

@@ -98,7 +98,7 @@ def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (5, 5))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (5, 5))
     assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
 
 

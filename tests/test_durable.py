@@ -330,6 +330,7 @@ def killing(two: Two, party: int, at: int, after: bool) -> list[int]:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("params", KINDS)
 @pytest.mark.parametrize("party", [0, 1])

@@ -17,10 +17,7 @@ import pytest
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, softspoken
@@ -105,6 +102,7 @@ def test_the_chosen_key_over_many_iterations(base: BaseOts, small: ferret.Code) 
     assert 0.46 < np.concatenate(bits).mean() < 0.54
 
 
+@pytest.mark.slow
 def test_the_chosen_key_with_the_secure_code(base: BaseOts) -> None:
     ends = pair(base)
     # the first takes from the set-up too, the last from a third iteration

@@ -258,7 +258,7 @@ def check_is_calm_again(pair: Pair, before: dict[str, tuple[int, int]]) -> None:
             )
 
         try:
-            wait_until(settled, 15)
+            wait_until(settled, 60)
         except AssertionError:
             now = pair.resident_bytes(server), pair.descriptors(server)
             raise AssertionError(f"{server} had {before[server]} and has {now}") from None

@@ -178,7 +178,7 @@ def test_update_files(kind: str, tmp_path: Path, fuzz_examples: int) -> None:
     def check(data: bytes) -> None:
         path.write_bytes(data)
         refused_or_taken(lambda: files.read(path))
-        refused_or_taken(lambda: files.read_vector(path))
+        refused_or_taken(lambda: files.read_models(path))
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submiss
 from securemedian.clients.upload import ShareHalf
 from securemedian.common import durable
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from securemedian.mpc.protocols import dealing, wire
+from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.dealing import Dealing
 
 ROUND, PARAMS, START = "7-3fa9c1d2", bytes(range(32)), bytes(range(32, 64))
@@ -101,22 +101,6 @@ def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
     assert [sent.group for sent in kept.sent] == [2]
     assert [path.name for path in folder.iterdir()] == ["lock"]
     assert again(kept, folder).sent == []
-
-
-def test_an_upload_of_a_release_that_kept_no_group_is_sent_and_its_group_unknown(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = Journal(folder)
-    pack = wire.pack
-    with monkeypatch.context() as patch:
-
-        def earlier(kind: str, fields: Any, arrays: Any) -> Any:
-            return pack(kind, {k: v for k, v in fields.items() if k != "chosen"}, arrays)
-
-        patch.setattr(journal.wire, "pack", earlier)
-        kept.keep(replace(SUBMISSION, told=1))
-    found = again(kept, folder).submission(ROUND)
-    assert found is not None and (found.group, found.told) == (None, 1)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

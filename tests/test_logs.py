@@ -89,6 +89,7 @@ def test_a_source_causes_a_burst_and_then_a_line_now_and_then(
     assert len(lines("a", 100)) == logs.BURST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("party", [0, 1])
 def test_refused_callers_cost_a_server_nothing_that_grows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, party: int

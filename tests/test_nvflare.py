@@ -328,7 +328,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def secure(pair: Pair, **options: Any) -> SecureMedian:
     # what is not there is not waited for
-    return SecureMedian(str(pair.folder / "coordinator.toml"), **{"wait_s": 0.2} | options)
+    given: dict[str, Any] = {"wait_s": 0.2, "method": "radix"}
+    return SecureMedian(str(pair.folder / "coordinator.toml"), **given | options)
 
 
 def nothing_is_open(pair: Pair) -> bool:
@@ -426,7 +427,9 @@ def test_rounds_on_buckets_go_on_from_each_other(pair: Pair, tmp_path: Path) -> 
         numbers.append(pair.status()["number"])
         return model | {"w": model["w"] + np.float32(small[site])}
 
-    result = Job(pair, tmp_path, train).run(secure(pair, method="bucketed", buckets=16), 2)
+    result = Job(pair, tmp_path, train).run(
+        secure(pair, method="bucketed", options={"buckets": 16}), 2
+    )
     assert np.abs(result["w"] - START["w"] - 0.002).max() < 0.02
     assert numbers == [1, 1, 1, 2, 2, 2]
 
@@ -716,7 +719,7 @@ def test_a_site_without_a_number_needs_a_configuration_of_its_own(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [*wrong.OPTIONS, ({"options": {"dim": 5}}, "dim: the model and the nodes decide that")],
+    wrong.OPTIONS,
 )
 def test_wrong_options_are_refused_where_the_job_is_written(
     options: dict[str, Any], said: str
@@ -801,7 +804,7 @@ def test_a_job_names_the_filter_in_both_chains_and_copies_no_source(tmp_path: Pa
         model=[0.0],
         train_script=str(train),
         aggregator=SecureMedian(
-            "coordinator.toml", method="bucketed", range_policy=MeanRange(decay=0.5), buckets=16
+            "coordinator.toml", range_policy=MeanRange(decay=0.5), options={"buckets": 16}
         ),
     )
     recipe.add_client_output_filter(SecureMedianFilter("client-{client}.toml"))

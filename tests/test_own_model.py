@@ -112,7 +112,7 @@ def test_a_start_model_is_built_by_a_function_of_the_current_folder(
     for file, seed in (("a.npy", "1"), ("b.npy", "1"), ("c.npy", "2")):
         assert cli.main(["init", file, "--from", f"{name}:build", "--seed", seed]) == 0
     assert capsys.readouterr().out.startswith(f"a.npy: 8 values of {name}:build\n")
-    a, b, c = (files.read_vector(Path(file)) for file in ("a.npy", "b.npy", "c.npy"))
+    a, b, c = (files.read_models(Path(file)) for file in ("a.npy", "b.npy", "c.npy"))
     assert (a.dtype, a.shape, a[6:].tolist()) == (np.float32, (8,), [1, 1])
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
@@ -227,10 +227,10 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
                 one.submit(np.full(5, number, np.float32))
         waiting()
         assert f"result of round {ids[-1]} in " in capsys.readouterr().out
-        assert files.read_vector(tmp_path / f"{number}.npy").tolist() == [number] * 5
+        assert files.read_models(tmp_path / f"{number}.npy").tolist() == [number] * 5
     # the first one again, by its id, and what is said where the latest one is meant
     assert cli.main(["round", "result", config, str(tmp_path / "3.npy"), "--round", ids[0]]) == 0
-    assert files.read_vector(tmp_path / "3.npy").tolist() == [1] * 5
+    assert files.read_models(tmp_path / "3.npy").tolist() == [1] * 5
     assert cli.main([*opening, "--dim", "6"]) == 2
     capsys.readouterr()
     assert cli.main(["round", "result", config, str(tmp_path / "4.npy")]) == 0
@@ -511,11 +511,11 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
             os.killpg(script.pid, signal.SIGKILL)
             script.wait()
     assert script.returncode == 0, output
-    assert files.read_vector(folder / "start.npy").shape == (174,)
+    assert files.read_models(folder / "start.npy").shape == (174,)
     assert output.count("the result is loaded") == 6, output
     assert output.count("submitted to round 3-") == 2, output
-    second = files.read_vector(folder / "second.npy")
-    assert not np.array_equal(second, files.read_vector(folder / "first.npy"))
+    second = files.read_models(folder / "second.npy")
+    assert not np.array_equal(second, files.read_models(folder / "first.npy"))
     for number in (1, 2, 3):
         state = torch.load(folder / f"trained-{number}.pt", weights_only=True)
         assert np.array_equal(flatten(state)[0].astype(np.float32), second)

@@ -36,11 +36,9 @@ def test_time_inside_an_inner_clock_is_its_own() -> None:
         module.inner(b"xy")
     assert module.inner is original and module.outer is outer
     assert clocks.seconds.keys() == {"a", "a: b", "b"}
-    assert (
-        0.015 < clocks.seconds["a"] < 0.04
-        and 0.04 < clocks.seconds["a: b"] < 0.1
-        and clocks.seconds["b"] > 0.04
-    )
+    # 0.02 s, and 0.05 s twice
+    outside, within, alone = (clocks.seconds[name] for name in ("a", "a: b", "b"))
+    assert 0 < 1.5 * outside < min(within, alone)
     assert clocks.byte_counts == {"a: b": 4, "b": 2}
 
 

@@ -40,133 +40,133 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             {"methods": ["radix", "pairwise"]},
             {"method": "pairwise"},
             {"method": "bucketed"},
-            "s1 takes part in radix, pairwise; not in bucketed: [policy] methods",
+            "s1 refuses method bucketed: its [policy] allows only radix and pairwise",
         ),
         (
             {"allowed": {"selection": ["oblivious"]}},
             {"method": "pairwise"},
             {"method": "pairwise", "selection": "opened"},
-            "s1 takes part in rounds with selection oblivious; not opened: [policy] allowed",
+            "s1 refuses selection opened: its [policy] allows only oblivious",
         ),
         (
             {"allowed": {"result_to": ["clients"]}},
             {"method": "pairwise", "result_to": "clients"},
             {"method": "pairwise"},
-            "s1 takes part in rounds with result_to clients; not servers: [policy] allowed",
+            "s1 refuses result_to servers: its [policy] allows only clients",
         ),
         (
             {"allowed": {"midpoint": [False]}},
             {"method": "radix"},
             {"method": "radix", "midpoint": True},
-            "s1 takes part in rounds with midpoint False; not True: [policy] allowed",
+            "s1 refuses midpoint True: its [policy] allows only False",
         ),
         (
             {"at_most": {"ranks": 1}},
             {"method": "radix", "ranks": [3]},
             {"method": "radix", "ranks": [3, 4]},
-            "s1 takes part in rounds with ranks up to 1; not 2: [policy] at_most",
+            "s1 refuses ranks 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"quantiles": 2}},
             {"method": "radix", "quantiles": [0.25, 0.5]},
             {"method": "radix", "quantiles": [0.25, 0.5, 0.75]},
-            "with quantiles up to 2; not 3",
+            "refuses quantiles 3: its [policy] allows at most 2",
         ),
         (
             {"at_most": {"results": 1}},
             {"method": "radix", "ranks": [3]},
             {"method": "radix", "midpoint": True},
-            "with results up to 1; not 2",
+            "refuses results 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"results": 3}},
             {"method": "radix", "ranks": [1, 2], "quantiles": [0.5]},
             {"method": "radix", "ranks": [1, 2], "quantiles": [0.5, 0.75]},
-            "with results up to 3; not 4",
+            "refuses results 4: its [policy] allows at most 3",
         ),
         (
             {"at_least": {"max_clients": 10}},
             {"method": "radix"},
             {"method": "radix", "max_clients": 9},
-            "s1 takes part in rounds with max_clients from 10 on; not 9: [policy] at_least",
+            "s1 refuses max_clients 9: its [policy] asks for at least 10",
         ),
         (
             {"at_most": {"weight_cap": 0.4}},
             {"method": "bucketed"},
             {"method": "bucketed", "weight_cap": 1.0},
-            "with weight_cap up to 0.4; not 1.0",
+            "refuses weight_cap 1.0: its [policy] allows at most 0.4",
         ),
         (
             {"at_most": {"weights": 0}},
             {"method": "bucketed"},
             {"method": "bucketed", "weights": {"a": 1, "b": 1, "c": 1}},
-            "with weights up to 0; not 3",
+            "refuses weights 3: its [policy] allows at most 0",
         ),
         (
             {"at_most": {"dim": 1000}},
             {"method": "mean"},
             {"method": "mean", "dim": 1001},
-            "with dim up to 1000; not 1001",
+            "refuses dim 1001: its [policy] allows at most 1000",
         ),
         (
             {"at_most": {"buckets": 16}},
             {"method": "bucketed", "buckets": 16},
             {"method": "bucketed", "buckets": 17},
-            "with buckets up to 16; not 17",
+            "refuses buckets 17: its [policy] allows at most 16",
         ),
         (
             {"allowed": {"uploads": ["dealt"]}},
             {"method": "bucketed", "uploads": "dealt"},
             {"method": "bucketed", "uploads": "unverified"},
-            "with uploads dealt; not unverified",
+            "refuses uploads unverified: its [policy] allows only dealt",
         ),
         (
             {"allowed": {"exchange": ["parameters"]}},
             {"method": "bucketed"},
             {"method": "bucketed"} | PREDICTIONS,
-            "s1 takes part in rounds with exchange parameters; not predictions: [policy] allowed",
+            "s1 refuses exchange predictions: its [policy] allows only parameters",
         ),
         (
             {"allowed": {"exchange": ["predictions"]}},
             {"method": "bucketed"} | PREDICTIONS,
             {"method": "bucketed"},
-            "with exchange predictions; not parameters",
+            "refuses exchange parameters: its [policy] allows only predictions",
         ),
         (
             {"at_most": {"classes": 10}},
             {"method": "bucketed"} | PREDICTIONS,
             {"method": "bucketed"} | PREDICTIONS | {"classes": 20},
-            "with classes up to 10; not 20",
+            "refuses classes 20: its [policy] allows at most 10",
         ),
         (
             {"at_most": {"groups": 2}},
             {"method": "bucketed", "groups": 2},
             {"method": "bucketed", "groups": 3},
-            "with groups up to 2; not 3",
+            "refuses groups 3: its [policy] allows at most 2",
         ),
         (
             {"allowed": {"membership": ["hidden"]}},
             {"method": "bucketed", "groups": 2},
             {"method": "bucketed", "groups": 2, "membership": "visible"},
-            "with membership hidden; not visible",
+            "refuses membership visible: its [policy] allows only hidden",
         ),
         (
             {"at_most": {"clusters": 2}},
             {"method": "reclustered", "clusters": 2},
             {"method": "reclustered", "clusters": 3},
-            "with clusters up to 2; not 3",
+            "refuses clusters 3: its [policy] allows at most 2",
         ),
         (
             {"at_most": {"reclusterings": 2}},
             {"method": "zeno", "reclusterings": 2},
             {"method": "zeno", "reclusterings": 3},
-            "with reclusterings up to 2; not 3",
+            "refuses reclusterings 3: its [policy] allows at most 2",
         ),
         (
             {"allowed": {"clustering": ["hidden"]}},
             {"method": "reclustered"},
             {"method": "reclustered", "clustering": "opened", "reclusterings": 1},
-            "with clustering hidden; not opened",
+            "refuses clustering opened: its [policy] allows only hidden",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_all_reasons_are_told_at_once() -> None:
     made = policy(methods=["radix"], at_most={"dim": 10}, at_least={"max_clients": 11})
     with pytest.raises(PolicyRefused) as caught:
         made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
-    for place in ("[policy] methods", "[policy] at_most", "[policy] at_least"):
+    for place in ("refuses method mean", "refuses dim 1000", "refuses max_clients 10"):
         assert place in str(caught.value)
 
 
@@ -242,7 +242,7 @@ def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
     assert s1.sent[-1] == Failed(
         "3-00000000",
         "policy-refused",
-        "s1: s1 takes part in rounds with rounds_per_hour up to 2; not 3: [policy] at_most",
+        "s1: s1 refuses rounds_per_hour 3: its [policy] allows at most 2",
     )
     # the first round began an hour ago, the second one did not
     s1.now = HOUR_S
@@ -276,7 +276,10 @@ def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
     s0.open()
     s0.hear(Failed(s0.sent[-1].round, "round-failed", "the test goes on"))
     s0.ask_to_open()
-    assert "rounds_per_hour up to 1; not 2" in s0.replies[-1].fields["message"]
+    assert (
+        "refuses rounds_per_hour 2: its [policy] allows at most 1"
+        in s0.replies[-1].fields["message"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -293,10 +296,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) -> None:
     radix: dict[str, Any] = {"method": "radix", "dim": 4, "max_clients": 3}
     pairwise: dict[str, Any] = {"method": "pairwise", "dim": 4, "max_clients": 3}
-    with pytest.raises(PolicyRefused, match="^s0 takes part in rounds with selection oblivious"):
+    with pytest.raises(PolicyRefused, match="^s0 refuses selection opened: .* only oblivious"):
         pair.open(**pairwise, selection="opened")
     assert pair.status()["state"] == "none"
-    with pytest.raises(PolicyRefused, match="^s1: s1 takes part in rounds with results up to 1"):
+    with pytest.raises(PolicyRefused, match="^s1: s1 refuses results .* at most 1"):
         pair.open(**radix, ranks=[1, 2, 3])
     assert pair.status()["opened"] == "nothing"
     refusals = [e for e in pair.events("s1") if e["event"] == "open-refused"]
@@ -310,7 +313,7 @@ def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) 
     pair.open(**radix)
     pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="enough")
     wait_until(lambda: pair.status("s1")["state"] == "failed")
-    with pytest.raises(PolicyRefused, match="s1 takes part in rounds with rounds_per_hour up to 2"):
+    with pytest.raises(PolicyRefused, match="s1 refuses rounds_per_hour 3: .* at most 2"):
         pair.open(**radix)
     s0, s1 = (
         pair.caller("client-1", server).ask("info").fields["policy"] for server in ("s0", "s1")

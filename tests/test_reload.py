@@ -149,7 +149,7 @@ def test_limits_hold_for_the_next_round(server: Server) -> None:
     code, message = refusal(
         server.ask(server.coordinator, "open", params=server.params.to_dict(), range={})
     )
-    assert code == "policy-refused" and "dim up to 1" in message
+    assert code == "policy-refused" and "refuses dim 4: its [policy] allows at most 1" in message
     reload(server, policy=Policy())
     server.open()
     assert server.latest.server_round.limits.run_s == 7.0

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.rounds.encode import UniformBuckets
+from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
@@ -72,9 +74,11 @@ def test_bucketed_values_count_the_thresholds_reached() -> None:
     assert np.array_equal(values.sum(axis=0), 5 - bucket)
 
 
-def test_a_client_is_warned_when_most_of_its_values_lie_beyond_the_buckets() -> None:
+@pytest.mark.parametrize("uploads", ["unverified", "dealt"])
+def test_a_client_is_warned_when_most_of_its_values_lie_beyond_the_buckets(uploads: str) -> None:
     model, scale = np.zeros(D, np.float32), np.ones((), np.float32)
-    around = a_round(BUCKETED, model=model, scale=scale, policy=CoordinateRange())
+    params = replace(BUCKETED, method=Bucketed(buckets=6, uploads=uploads))
+    around = a_round(params, model=model, scale=scale, policy=CoordinateRange())
     update = np.zeros(D)
     # the range ends at +-0.5
     update[: D // 4], update[D // 4 : D // 2] = 0.5, -7
@@ -85,6 +89,21 @@ def test_a_client_is_warned_when_most_of_its_values_lie_beyond_the_buckets() -> 
     update[-1] = math.inf
     with pytest.warns(RangeWarning, match=r"351 of the 700 values .* round 1-abc"):
         upload.encode_update(update, around)
+
+
+def test_an_update_is_sorted_into_buckets_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, scale = np.zeros(D, np.float32), np.ones((), np.float32)
+    around = a_round(BUCKETED, model=model, scale=scale, policy=CoordinateRange())
+    calls: list[int] = []
+    bucketize = Published.bucketize
+
+    def counted(published: Published, values: Any, buckets: int) -> Any:
+        calls.append(buckets)
+        return bucketize(published, values, buckets)
+
+    monkeypatch.setattr(Published, "bucketize", counted)
+    upload.encode_update(np.zeros(D), around)
+    assert calls == [6]
 
 
 def test_fixed_point_result_comes_back_within_its_precision() -> None:

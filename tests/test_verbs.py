@@ -22,7 +22,7 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges.follow import FollowRange
+from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from tests.daemons import WAIT_S, Pair, running
 
@@ -153,7 +153,7 @@ def test_a_round_by_verbs_alone(
     assert together([partial(submit, name) for name in pair.names]) == [0, 0, 0]
     assert cli.main(["round", "result", coordinator, str(tmp_path / "result.npy")]) == 0
     assert "left out" not in capsys.readouterr().err
-    result = files.read_vector(tmp_path / "result.npy")
+    result = files.read_models(tmp_path / "result.npy")
     assert np.array_equal(
         result,
         plaintext.published(

@@ -22,10 +22,14 @@ UPDATES: list[tuple[Callable[[Arrays], Arrays], str]] = [
 # options of a run, and what the refusal says
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"method": "median"}, "method must be one of"),
-    ({"buckets": 8, "trim": 0.1}, "trim is an option of trimmed-mean"),
+    ({"options": {"buckets": 8, "trim": 0.1}}, "trim is an option of trimmed-mean"),
     ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
     ({"min_clients": 1}, "min_clients must be from 2"),
-    ({"method": "pairwise", "result_to": "clients"}, "the training needs the result here"),
+    (
+        {"method": "pairwise", "options": {"result_to": "clients"}},
+        "the training needs the result here",
+    ),
     ({"wait_s": 0}, "wait_s must be more than 0"),
     ({"deadline_s": 0}, "deadline_s must be more than 0"),
+    ({"options": {"dim": 5}}, "dim: the model and the nodes decide that"),
 ]

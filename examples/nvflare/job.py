@@ -26,7 +26,7 @@ def main() -> None:
         num_rounds=arguments.rounds,
         train_script=str(Path(__file__).with_name("client.py")),
         train_args=f"--sites {arguments.sites}",
-        aggregator=SecureMedian(f"{arguments.keys}/coordinator.toml"),
+        aggregator=SecureMedian(f"{arguments.keys}/coordinator.toml", method="radix"),
     )
     recipe.add_client_output_filter(SecureMedianFilter(f"{arguments.keys}/client-{{client}}.toml"))
     run = recipe.execute(SimEnv(num_clients=arguments.sites))

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy.strategy_utils import validate_message_reply_consis
 
 from securemedian.flower import records
 from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.plugins.rounds import (
     MAX_WAIT_S,
@@ -45,8 +46,8 @@ class SecureMedian(Strategy):
     configures the evaluation, and makes the next model from the aggregate: FedAvg takes it as it
     is, FedAdam and the like make a step towards it.
 
-    `method` and `options` are those of a round (`securemedian round open --help`), by default the
-    exact median. The number of clients and the size of the model come from Flower.
+    `method` and its `options` are those of a round (`securemedian round open .. METHOD --help`).
+    The number of clients and the size of the model come from Flower.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class SecureMedian(Strategy):
         coordinator: str | Path,
         strategy: FedAvg | None = None,
         *,
-        method: str = "radix",
+        method: str = DEFAULT_METHOD,
         min_clients: int = 2,
         deadline_s: float | None = None,
         range_policy: RangePolicy | None = None,
         on_failure: str = "stop",
         wait_s: float = 600.0,
-        **options: Any,
+        options: dict[str, Any] | None = None,
     ) -> None:
         """Check the coordinator's configuration and the options of the rounds.
 
@@ -69,7 +70,7 @@ class SecureMedian(Strategy):
         latest, by default the `timeout` of `start`. `on_failure`: what a training round without a
         result does, "stop" the run or "skip" the round and keep the model. `wait_s`: how long to
         wait in each round for the nodes that `strategy` needs, for servers that are away, and for
-        the end of another's round.
+        the end of another's round. `options`: those of the method, by name.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -77,7 +78,7 @@ class SecureMedian(Strategy):
         self._timed = deadline_s is None
         limit_s = _TIMEOUT_S if deadline_s is None else deadline_s
         chosen = RoundOptions(
-            method, min_clients, limit_s, range_policy, on_failure, wait_s, options
+            method, min_clients, limit_s, range_policy, on_failure, wait_s, options or {}
         )
         self._rounds = FrameworkRounds(coordinator, chosen, log, "flwr stop")
         self._strategy = FedAvg() if strategy is None else strategy
@@ -228,10 +229,7 @@ class SecureMedian(Strategy):
         self._strategy.summary()
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
-        """Wait for as many nodes as `strategy` needs, and return whether they are connected.
-
-        It would wait for them for ever by itself.
-        """
+        """Return whether enough nodes connect in time; `strategy` itself would wait for ever."""
 
         def connected() -> bool:
             if (number := len(list(grid.get_node_ids()))) < needed:
@@ -290,10 +288,7 @@ class SecureMedian(Strategy):
         return "; ".join(reasons[: _MAX_REASONS + 2])
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
-        """Go on without a round's result if `on_failure` is "skip".
-
-        Otherwise raises AggregationError, which ends the run.
-        """
+        """Raise AggregationError, which ends the run, unless `on_failure` is "skip"."""
         if not self._rounds.options.skips:
             raise AggregationError(f"securemedian: {why}") from error
         log.warning("securemedian: the model stays as it is: %s", why)

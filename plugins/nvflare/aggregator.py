@@ -17,6 +17,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
 from securemedian.mpc.errors import ConfigError, InputError, RoundFailed, SecureMedianError
+from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.nvflare import tasks
 from securemedian.plugins.rounds import ROUND_LOST, Arrays, FrameworkRounds, RoundOptions
@@ -30,22 +31,21 @@ class SecureMedian(ModelAggregator):
     when the controller waits no longer. The aggregate is weights where sites return weights, and
     weight differences where they return those; metrics are averaged, as FedAvg does.
 
-    `method` and `options` are those of a round (`securemedian round open --help`), by default the
-    exact median. The number of clients and the size of the model come from NVFlare.
+    `method` and its `options` are those of a round (`securemedian round open .. METHOD --help`).
+    The number of clients and the size of the model come from NVFlare.
     """
 
     def __init__(
         self,
         coordinator: str,
         *,
-        method: str = "radix",
+        method: str = DEFAULT_METHOD,
         min_clients: int = 2,
         deadline_s: float = 3600.0,
         range_policy: RangePolicy | None = None,
         on_failure: str = "stop",
         wait_s: float = 600.0,
         options: dict[str, Any] | None = None,
-        **named: Any,
     ) -> None:
         """Check the options of the rounds.
 
@@ -53,8 +53,7 @@ class SecureMedian(ModelAggregator):
         the servers refuse to compute. `deadline_s`: when a round closes at the latest.
         `on_failure`: what a round without a result does, "stop" the job or "skip" the round and
         keep the model. `wait_s`: how long to wait in each round for servers that are away, and for
-        the end of another's round. `options`: the other options of a round, which may also be
-        given by their names; NVFlare writes them into a job under this one.
+        the end of another's round. `options`: those of the method, by name.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -63,7 +62,7 @@ class SecureMedian(ModelAggregator):
         self.coordinator = coordinator
         self.method, self.min_clients, self.deadline_s = method, min_clients, deadline_s
         self.range_policy, self.on_failure, self.wait_s = range_policy, on_failure, wait_s
-        self.options = {**(options or {}), **named}
+        self.options = options or {}
         self._checked = RoundOptions(
             method, min_clients, deadline_s, range_policy, on_failure, wait_s, self.options
         )
@@ -131,10 +130,7 @@ class SecureMedian(ModelAggregator):
         self._metrics: list[tuple[dict[str, Any] | None, float]] = []
 
     def _open(self, fl_ctx: FLContext) -> None:
-        """Open a round for the model to be sent.
-
-        If none can be opened, ends the job, or, with "skip", lets the round pass without a result.
-        """
+        """Open a round for the model to be sent; if none can be, end the job, or "skip" it."""
         # sites get no model without a round
         self._round_id, self._sent = "", {}
         try:

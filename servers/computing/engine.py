@@ -39,6 +39,11 @@ class _Session:
     # to check what the clients of this round have sent
     checks: Cost = Cost()
 
+    def checked(self, verdicts: Checked) -> Checked:
+        """Count what a check has cost, and return its verdicts."""
+        self.checks = verdicts.cost.after(self.checks)
+        return verdicts
+
 
 @dataclass(frozen=True)
 class Coin:
@@ -106,9 +111,9 @@ class Engine:
     """Computes the rounds of a cohort for the daemon's loop. Used by that one thread.
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
-    `check_dealings` and `check_values` come between these two. A job calls `wake` when it has
-    ended. Pools take up to `pool_limit` bytes and are not filled while `others_compute`, which any
-    thread may call, both of them.
+    `check_dealings` and `check_values` come between these two. A job calls `wake` when it ends.
+    Pools take up to `pool_limit` bytes, and are not filled while `others_compute`. Any thread may
+    call these two.
     """
 
     def __init__(
@@ -138,22 +143,22 @@ class Engine:
         self.progress = (0, 0)
         self._compiler: threading.Thread | None = None
         self._compiled = False
-        # why the backend cannot be had
+        # the error with which the backend refused to start
         self._refused: SecureMedianError | None = None
 
     def compile(self) -> None:
-        """Make the backend ready, and so compile the kernels, beside what the caller does."""
+        """Start the backend, which compiles the kernels, on a thread of its own."""
         self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
         self._compiler.start()
 
     @property
     def ready(self) -> bool:
-        """Whether `compile` is done, so that no wait of the other server's is for our compiler."""
+        """Whether `compile` is done, so that the other server never waits for our compiler."""
         return self._compiled
 
     @property
     def phase(self) -> str:
-        """What is being done; `progress` is about the first thing that is named."""
+        """The current phases; `progress` refers to the first."""
         if self._compiler and not self.ready:
             return "compiling"
         checking = "checking dealings" if self._check_job else ""
@@ -196,30 +201,41 @@ class Engine:
 
     def toss(self) -> None:
         """Toss for a check of dealings together with the other server."""
-        self._check_job = _Job(self._opened(), self._toss, None, self._wake)
+
+        def toss(session: _Session) -> Coin:
+            coin, cost = session.computation.toss()
+            session.checks = cost.as_checking().after(session.checks)
+            return Coin(coin)
+
+        self._check_job = _Job(self._opened(), toss, None, self._wake)
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
     ) -> None:
-        """Check clients' dealings together with the other server, beside what else it does.
+        """Check clients' dealings with the other server, while other jobs go on.
 
         `coin` is what `toss` gave. `examine`, here and below, is called first and raises
         DamagedUpload if the shares are not what the clients have sent.
         """
 
         def check(session: _Session) -> Checked:
-            return self._check(session, shape, halves, coin, examine)
+            examine()
+            return session.checked(session.computation.check_dealings(shape, halves, coin))
 
         self._check_job = _Job(self._opened(), check, None, self._wake)
 
     def check_values(
         self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
     ) -> None:
-        """Check that every value of clients' uploads is in range, together with the other one."""
+        """Check with the other server that every value of the clients' uploads is in range."""
+
+        def check(session: _Session) -> Checked:
+            examine()
+            note = partial(self._note, session)
+            return session.checked(session.computation.check_values(params, uploads, note))
+
         self._compute_now()
-        self._begin(
-            "checking values", lambda session: self._check_values(session, params, uploads, examine)
-        )
+        self._begin("checking values", check)
 
     def start(
         self,
@@ -232,21 +248,25 @@ class Engine:
     ) -> None:
         """Compute the round that was prepared, together with the other server.
 
-        `opening` is what this server opens when it tosses, the same in every run of a round.
+        `opening` is what this server opens when it tosses, the same in every attempt at a round.
         """
+
+        def compute(session: _Session) -> Outcome:
+            examine()
+            ahead, session.ahead = session.ahead, Cost()
+            checks, session.checks = session.checks, Cost()
+            note = partial(self._note, session)
+            outcome = session.computation.run_round(params, uploads, weights, groups, opening, note)
+            return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
+
         self._compute_now()
-        self._begin(
-            "protocol",
-            lambda session: self._compute(
-                session, params, uploads, weights, groups, examine, opening
-            ),
-        )
+        self._begin("protocol", compute)
 
     def poll(self) -> Result | SecureMedianError | None:
         """Return the result of a run or a check that has ended, or the error that ended a job.
 
-        Returns it once. It is None while nothing has ended, after a preparation that went well,
-        and for jobs that were dropped.
+        It is returned once. It is None while nothing has ended, after a successful preparation, and
+        for dropped jobs.
         """
         for job in self._jobs():
             if not job.ended:
@@ -275,9 +295,9 @@ class Engine:
     def check(self) -> None:
         """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
-        Raises LocalProtocolError if so many abandoned jobs still run that the process has to be
-        started anew, or if the kernels could not be compiled, and what the backend raises if it
-        cannot be had.
+        Raises LocalProtocolError if so many abandoned jobs still run that the process must be
+        restarted, or if the kernels could not be compiled; and the error with which the backend
+        refused to start.
         """
         if self._refused:
             raise self._refused
@@ -301,7 +321,7 @@ class Engine:
         return not self._abandoned and not compiles
 
     def _compute_now(self) -> None:
-        """Let the filling of the pools end, our own and that of other cohorts."""
+        """End the filling of the pools, this cohort's and those of the others."""
         self._hurry.set()
         self._computing = True
 
@@ -387,50 +407,6 @@ class Engine:
         logs.event(
             "pool-filled", ots=session.ahead.ots, seconds=round(session.ahead.ahead_seconds, 3)
         )
-
-    def _toss(self, session: _Session) -> Coin:
-        coin, cost = session.computation.toss()
-        session.checks = cost.as_checking().after(session.checks)
-        return Coin(coin)
-
-    def _check(
-        self,
-        session: _Session,
-        shape: Dealing,
-        halves: Sequence[Upload],
-        coin: bytes,
-        examine: Examine,
-    ) -> Checked:
-        examine()
-        checked = session.computation.check_dealings(shape, halves, coin)
-        session.checks = checked.cost.after(session.checks)
-        return checked
-
-    def _check_values(
-        self, session: _Session, params: RoundParams, uploads: Sequence[Upload], examine: Examine
-    ) -> Checked:
-        examine()
-        note = partial(self._note, session)
-        checked = session.computation.check_values(params, uploads, note)
-        session.checks = checked.cost.after(session.checks)
-        return checked
-
-    def _compute(
-        self,
-        session: _Session,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        groups: Sequence[int],
-        examine: Examine,
-        opening: bytes,
-    ) -> Outcome:
-        examine()
-        ahead, session.ahead = session.ahead, Cost()
-        checks, session.checks = session.checks, Cost()
-        note = partial(self._note, session)
-        outcome = session.computation.run_round(params, uploads, weights, groups, opening, note)
-        return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 
     def _note(self, session: _Session, done: int, total: int) -> None:
         # an abandoned job may still report

@@ -1,7 +1,8 @@
-"""One engine per cohort, so that what breaks off in one of them is nothing to the others.
+"""One engine per cohort, so that a failure in one cohort does not affect the others.
 
-Each has a session of its own, with base OTs, lanes and pools. So no order of what several cohorts
-do has to be the same at both servers: only what one of them does, which its round orders.
+Each has a session of its own, with base OTs, lanes and pools. So the two servers need not handle
+several cohorts in the same order: they only need the same order within a cohort, which its round
+sets.
 """
 
 from collections.abc import Callable
@@ -31,12 +32,12 @@ class Engines:
         return self._engines[cohort]
 
     def compile(self) -> None:
-        """Compile the kernels, or load them from the cache on disk, beside what the caller does."""
+        """Compile the kernels, or load them from the cache on disk, on a thread of its own."""
         self._first.compile()
 
     @property
     def ready(self) -> bool:
-        """Whether `compile` is done, so that no wait of the other server's is for our compiler."""
+        """Whether `compile` is done, so that the other server never waits for our compiler."""
         return self._first.ready
 
     def poll(self) -> tuple[str, Result | SecureMedianError] | None:

@@ -1,13 +1,7 @@
 """Admission: whether a round takes now what clients and the coordinator ask of it."""
 
 from securemedian.common.states import State
-from securemedian.mpc.errors import (
-    BadUpload,
-    DuplicateUpload,
-    NotAllowed,
-    RoundClosed,
-    quoted,
-)
+from securemedian.mpc.errors import BadUpload, DuplicateUpload, NotAllowed, RoundClosed, quoted
 from securemedian.servers.machine.facts import RoundFacts
 
 
@@ -38,14 +32,14 @@ class RoundAdmission(RoundFacts):
         self._check_sender(client, "dealings")
 
     def repeats_upload(self, client: str, digest: bytes) -> bool:
-        """Return whether this client has uploaded exactly this before, in whatever state we are.
+        """Return whether this client has uploaded exactly this before, in any state of the round.
 
         Raises DuplicateUpload if it has uploaded something else.
         """
         return self._is_repeated(self.here.get(client), digest, "upload")
 
     def repeats_dealing(self, client: str, digest: bytes) -> bool:
-        """Return whether this client has dealt exactly this before, in whatever state we are.
+        """Return whether this client has dealt exactly this before, in any state of the round.
 
         Raises DuplicateUpload if it has dealt something else.
         """
@@ -93,7 +87,7 @@ class RoundAdmission(RoundFacts):
 
     @property
     def why_not_for_you(self) -> str:
-        """What a client is told that is not among the round's."""
+        """The refusal of a client that is not one of the round's."""
         if self.asked.participants:
             why = "is for participants whom its coordinator has named, and you are not among them"
         else:

@@ -22,15 +22,7 @@ from securemedian.servers.machine.events import (
     Unlinked,
 )
 from securemedian.servers.machine.notes import RoundNotes
-from securemedian.servers.network.control import (
-    Again,
-    Compute,
-    Done,
-    Failed,
-    Opened,
-    Ready,
-    Resume,
-)
+from securemedian.servers.network.control import Again, Compute, Done, Failed, Opened, Ready, Resume
 
 
 def always(_: RoundNotes, __: Event) -> bool:
@@ -75,7 +67,7 @@ def both_computed(here: RoundNotes, _: Event) -> bool:
 
 
 def disputed(here: RoundNotes, event: Event) -> bool:
-    """Return whether both have their result, and do not vouch for the same."""
+    """Return whether both have their result, and sign different ones."""
     other = f"s{1 - here.party}"
     return (
         both_computed(here, event)
@@ -97,7 +89,7 @@ def of_session(here: RoundNotes, event: Event) -> bool:
 
 
 def drifting(here: RoundNotes, _: Event) -> bool:
-    """Return whether the two servers have yet to tell each other where they are."""
+    """Return whether the two servers have yet to resynchronise."""
     return here.adrift
 
 

@@ -49,7 +49,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Turn:
-    """The other server is there, and it is this round's turn to do what it waits for."""
+    """It is this round's turn to do what it waits for, and the other server is linked."""
 
     # what the round is to use next, and whether it is a new one
     session: bytes
@@ -136,7 +136,7 @@ def is_message(event: Event) -> bool:
 
 
 class Use(StrEnum):
-    """What one round at a time does, of all that are live."""
+    """A resource that one live round at a time uses."""
 
     # running the protocol, or checking values
     PROTOCOL = "protocol"
@@ -153,13 +153,12 @@ class Effect(StrEnum):
 
     # Log the new state.
     LOG = "log"
-    # Keep the run that the round starts from. If the coordinator starts over, forget whom
-    # an earlier attempt binds.
+    # Keep the run that the round starts from. If the coordinator starts over, lift the constraints
+    # of an earlier attempt.
     BEGIN = "begin"
     # Open the lanes, make or keep the base OTs, and fill the pools.
     PREPARE = "prepare"
-    # Remember that further attempts at this number are for these clients only: from here on values
-    # may be opened.
+    # Restrict later attempts at this number to these clients: from here on values may be opened.
     BIND = "bind"
     # Check the clients of `under_check`, together with the other server. If they deal and there is
     # no coin, toss for it first.
@@ -176,7 +175,7 @@ class Effect(StrEnum):
     ANSWER = "answer"
 
 
-# What means nothing any more on a new link, before both servers have told where they are.
+# The messages that are ignored on a new link until both servers have told their state.
 OF_A_LINK = (Dealt, Uploaded, Check, Verdicts, Close, Held, Compute, Ready, Done, Again)
 
 Action = RoundMessage | Effect

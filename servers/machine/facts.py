@@ -8,12 +8,7 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.errors import (
-    MAX_QUOTE,
-    ClientsDiffer,
-    ConfigError,
-    cut,
-)
+from securemedian.mpc.errors import MAX_QUOTE, ClientsDiffer, ConfigError, cut
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import SHA256_BYTES, Open, group_of
 
@@ -46,20 +41,19 @@ class RoundFacts:
     # the fewest clients that this server ever computes with
     floor: int
     limits: Limits
-    # the clients of an earlier attempt at this number that may have opened values: only these may
-    # take part again. Empty if there was no such attempt.
+    # if an earlier attempt at this number may have opened values, its clients: only these may take
+    # part again
     repeats: frozenset[str] = frozenset()
     # what this server opens, in hex digits, if it tosses for the round's result: the same in every
-    # run of the protocol, and in other attempts at a number that ran
+    # attempt at the number, once one has run
     toss_opening: str = ""
     state: State = State.NEW
-    # the time at which the present state has reached its limit
+    # when the present state reaches its time limit
     deadline: float = float("inf")
-    # the time before which nothing is tried again, and until which the other server may be away
+    # when the next attempt may begin, and until when the other server may be away
     retry_at: float = 0.0
     away_until: float = float("inf")
-    # whether the two servers have yet to tell each other where they are, and at S0 whether S1 has
-    # been asked
+    # whether the two servers have yet to resynchronise, and at S0 whether it has asked S1 to
     adrift: bool = False
     resuming: bool = False
     # the session of what is under way or comes next
@@ -74,10 +68,9 @@ class RoundFacts:
     there: dict[str, bytes] = field(default_factory=dict)
     # clients that are not on this server's list, and whose uploads the other server holds
     unlisted: list[str] = field(default_factory=list)
-    # what was tossed for the check of these clients' dealings
+    # the coin of the check of these clients' dealings
     coins: dict[str, bytes] = field(default_factory=dict)
-    # the clients of the check that is under way, what was tossed for it, and which of them have
-    # failed it here and at S1
+    # the clients of the current check, its coin, and the clients that failed it here and at S1
     under_check: list[str] = field(default_factory=list)
     coin: bytes = b""
     failed_here: list[str] | None = None
@@ -85,19 +78,19 @@ class RoundFacts:
     # the verdicts: at S0 those of both servers, which are the same; at S1 its own
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    # what the two servers do not agree on, though honest servers always do
+    # a disagreement of the two servers that honest servers cannot have
     discord: str = ""
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
     left_out: dict[str, str] = field(default_factory=dict)
-    # those of them that have failed a check or of whom a server holds an upload, on its list or
-    # not: their keys by the reason, alike at both servers
+    # the keys of those that failed a check or have an upload at a server, listed there or not, by
+    # the reason; the same at both servers
     excluded: dict[str, list[str]] = field(default_factory=dict)
     # why the round has failed
     code: str = ""
     reason: str = ""
-    # the number of the latest run of the protocol, and how often something has broken off
+    # the number of the latest attempt, and how often something has broken off
     attempt: int = 0
     setbacks: int = 0
     # whether the other server was away for too long
@@ -106,8 +99,8 @@ class RoundFacts:
     computed_there: bool = False
     # the public signing key of the other server
     signing_key: str = ""
-    # the record that this server has of the round, once it has computed: signed by itself, and once
-    # the other server has computed by that one, too
+    # this server's record of the round once it has computed, signed by itself, and by the other
+    # server once that has computed
     receipt: Receipt | None = None
     # the other server's signature, once it has computed
     vouched: bytes = b""
@@ -159,7 +152,7 @@ class RoundFacts:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the log says of the round in every line: its id, and its cohort if it has one."""
+        """The fields of every log line of the round: its id, and its cohort unless the default."""
         named = self.cohort != DEFAULT_COHORT
         return {"round": self.round_id} | ({"cohort": self.cohort} if named else {})
 
@@ -176,8 +169,7 @@ class RoundFacts:
     def opened(self) -> str:
         """What the servers may have learned of values: "nothing", "maybe" or the "result".
 
-        It is "maybe" from the moment that this server runs the protocol, which is rather too early
-        than too late.
+        It is "maybe" from the moment at which this server starts to run the protocol.
         """
         if self.state is State.PUBLISHED:
             return "result"
@@ -195,7 +187,7 @@ class RoundFacts:
 
     @property
     def digest(self) -> bytes:
-        """The digest of what must be alike at both servers before they run."""
+        """The digest of what must be the same at both servers before they run the protocol."""
         clients = self.included, sorted(self.failed), sorted(self.excluded.items())
         agreed = self.params.to_dict(), self.asked.participants, *clients
         return digest(self.round_id, self.number, *agreed)
@@ -228,10 +220,10 @@ class RoundFacts:
         return {name: words[key in here, key in there] for key, name in self.names.items()}
 
     def told(self, digest: bytes) -> bytes:
-        """Return what this server tells the other one of an upload with this digest.
+        """Return the part of an upload's digest that this server tells the other one.
 
-        It is the SHA-256 where both get the upload alike, and its group where that is visible. The
-        SHA-256 of a share would let the other server try which update it is a share of.
+        That is the SHA-256 where both get the same upload, and the group where it is visible. The
+        SHA-256 of a share would let the other server test guesses of the update.
         """
         return digest if self.dealt else digest[SHA256_BYTES:]
 
@@ -262,10 +254,10 @@ class RoundFacts:
     # What survives a restart
 
     def saved(self) -> dict[str, Any]:
-        """Return as plain values what is to survive a restart.
+        """Return the plain values that survive a restart.
 
-        Of a live round that is all but what has rows of its own (`dealt_here`, `here`, `coins` and
-        the verdicts), the times, and what the other server tells again on a new link.
+        Left out are, of a live round, what has rows of its own (`dealt_here`, `here`, `coins` and
+        the verdicts); the times; and what the other server tells again on a new link.
         """
         kept = {name: getattr(self, name) for name in _SAVED}
         if not self.live:

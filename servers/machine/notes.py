@@ -1,13 +1,9 @@
-"""What events tell a round, noted before the conditions of its table are evaluated."""
+"""The changes that an event makes to a round before the table's conditions are evaluated."""
 
 from collections.abc import Mapping
 
 from securemedian.common.states import State
-from securemedian.mpc.errors import (
-    ChannelTimeout,
-    PeerUnavailable,
-    cut,
-)
+from securemedian.mpc.errors import ChannelTimeout, PeerUnavailable, cut
 from securemedian.servers.machine.events import (
     CheckEnded,
     Computed,
@@ -35,7 +31,7 @@ from securemedian.servers.network.control import (
     Verdicts,
 )
 
-# by the state of S0, the states in which S1 may be when they tell each other on a new link
+# by the state of S0, the states in which S1 may be when they resynchronise
 BESIDE: dict[str, tuple[str, ...]] = {
     State.OPEN: (State.OPEN,),
     State.CLOSING: (State.OPEN, State.CHECKING, State.QUEUED),
@@ -50,7 +46,7 @@ MOST_WAIT_S = 60.0
 
 
 class RoundNotes(RoundSelection):
-    """A round that notes what events say."""
+    """A round that takes over what events tell it."""
 
     def note(self, event: Event, now: float) -> None:
         """Note what an event says, before the conditions of the table are evaluated."""
@@ -59,7 +55,7 @@ class RoundNotes(RoundSelection):
                 self.dealt_here[event.client] = event.digest
             case Stored():
                 self.here[event.client] = event.digest
-            # of clients that this server lets in: others could be any number of any texts
+            # only of listed clients: the other server could invent any number of others
             case Dealt():
                 self.dealt_there |= {event.client} & self.names.keys()
             case Uploaded():
@@ -88,7 +84,7 @@ class RoundNotes(RoundSelection):
                 self.computed_here, self.receipt = True, event.receipt
                 self._countersign()
                 if self.party == 1:
-                    # S0 may publish, so that only S0 can say that this run is over
+                    # S0 may publish, so that only S0 can end this attempt
                     self.deadline = now + self.limits.resume_s
             case Done() if event.attempt == self.attempt:
                 self._note_vouched(event.signature)
@@ -156,7 +152,7 @@ class RoundNotes(RoundSelection):
             self.drift(now)
 
     def _note_resume(self, said: Resume, now: float) -> None:
-        """Take over where the other server is."""
+        """Go on from the earlier of the two servers' states."""
         leader, follower = (self, said) if self.party == 0 else (said, self)
         if follower.state not in BESIDE.get(leader.state, ()):
             self.discord = (
@@ -178,7 +174,7 @@ class RoundNotes(RoundSelection):
         self._note_held(said.held)
         self.coins |= {key: said.coins[key] for key in said.coins.keys() & self.dealt_here.keys()}
         if self.party == 1 and not self.ran:
-            # what S0 does not know yet is checked once more
+            # verdicts that S0 does not have are found again
             self.passed &= set(said.passed)
             self.failed &= set(said.failed)
             if self.state is State.CHECKING:
@@ -212,7 +208,7 @@ class RoundNotes(RoundSelection):
             self.coins |= dict.fromkeys(self.under_check, coin)
 
     def drift(self, now: float) -> None:
-        """Forget what is under way. The verdicts and what was tossed stay."""
+        """Forget what is under way, but for verdicts and coins."""
         if not self.adrift:
             self.away_until = now + self.limits.resume_s
         self.adrift, self.resuming = True, False

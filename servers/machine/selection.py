@@ -1,11 +1,7 @@
 """Selection: the clients that a round checks, and those on whose uploads it computes."""
 
 from securemedian.common.states import State
-from securemedian.mpc.errors import (
-    ClientsDiffer,
-    TooFewClients,
-    cut,
-)
+from securemedian.mpc.errors import ClientsDiffer, TooFewClients, cut
 from securemedian.servers.machine.admission import RoundAdmission
 
 
@@ -52,7 +48,7 @@ class RoundSelection(RoundAdmission):
             for key in self.here.keys() | self.there.keys() | self.failed
             if key not in self.included
         }
-        # as the other server says it: nothing of them can be here
+        # clients that only the other server lists: in the words that it uses, too
         what = "dealing" if self.dealt else "upload"
         excluded |= dict.fromkeys(self.unlisted, f"its {what} reached only s{1 - self.party}")
         self.excluded = {
@@ -83,14 +79,14 @@ class RoundSelection(RoundAdmission):
         return "neither server"
 
     def unchecked(self) -> list[str]:
-        """Return whom to check now, at S0: nobody while a check is under way.
+        """Return the clients to check now, at S0: none while a check is under way.
 
-        The dealings of all of them were tossed for together, or those of none.
+        They all have the same coin already, or none.
         """
         if self.under_check or self.adrift or not self.checks:
             return []
         if self.state is State.OPEN:
-            # uploads are fixed once the round is closed, and dealings as soon as they are whole
+            # dealings can be checked as soon as they are whole, uploads once the round is closed
             whole = self.dealt_here.keys() & self.dealt_there
             unchecked = sorted(whole - self.passed - self.failed)
         else:
@@ -100,7 +96,7 @@ class RoundSelection(RoundAdmission):
     def may_check(self, clients: list[str], coin: bytes) -> bool:
         """Return whether S1 can check these clients now, as S0 asks it to.
 
-        SECURITY: never under another coin than that of an earlier check of the same dealing.
+        SECURITY: a dealing is checked again only under the coin of its first check.
         """
         if self.dealt:
             held = set(self.dealt_here)
@@ -114,14 +110,14 @@ class RoundSelection(RoundAdmission):
         )
 
     def is_lost(self, key: str) -> bool:
-        """Return whether this client cannot be in the round, whatever it still sends."""
+        """Return whether nothing that this client may still send can bring it into the round."""
         both = key in self.here and key in self.there
         differ = both and self.told(self.here[key]) != self.there[key]
         weights = self.params.weights
         return differ or key in self.failed or (bool(weights) and key not in weights)
 
     def check_clients(self) -> None:
-        """Check the chosen clients by this server's own rules.
+        """Check the chosen clients against this server's own rules.
 
         Raises ClientsDiffer, TooFewClients or ConfigError.
         """

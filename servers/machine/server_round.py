@@ -5,11 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from securemedian.common.states import State
-from securemedian.mpc.errors import (
-    LocalProtocolError,
-    PeerProtocolError,
-    cut,
-)
+from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError, cut
 from securemedian.servers.machine.conditions import obstacle
 from securemedian.servers.machine.events import (
     OF_A_LINK,
@@ -48,14 +44,14 @@ class ServerRound(RoundNotes):
     """A round at one server, which takes events and says what to do."""
 
     def awaits_turn(self, now: float) -> bool:
-        """Return whether S0 may let the round go on, if S1 is there and nobody else has `use`."""
+        """Return whether S0 may give the round a turn, if S1 is linked and the resource is free."""
         if self.party == 1 or not self.live or now < self.retry_at:
             return False
         return not self.resuming if self.adrift else self.next_use is not None
 
     @property
     def use(self) -> Use | None:
-        """What of `Use` is under way."""
+        """The resource that the round uses now."""
         if self.under_check:
             return self._use_of_checks
         runs = self.state is State.RUNNING and not self.computed_here
@@ -63,7 +59,7 @@ class ServerRound(RoundNotes):
 
     @property
     def next_use(self) -> Use | None:
-        """What of `Use` a turn begins. It is None where both say first where they are."""
+        """The resource that the next turn needs; None while the servers resynchronise."""
         if self.adrift:
             return None
         if self.state is State.QUEUED:
@@ -76,7 +72,7 @@ class ServerRound(RoundNotes):
         return Use.CHECK if self.dealt else Use.PROTOCOL
 
     def told_again(self) -> RoundMessage | None:
-        """Return what S0 says on a new link of a round that has ended; S1 may not know it."""
+        """Return how a round has ended, as S0 repeats it on a new link: S1 may not know it."""
         kinds = {State.PUBLISHED: Resume, State.FAILED: Failed}
         if self.party == 1 or self.state not in kinds:
             return None
@@ -128,7 +124,7 @@ class ServerRound(RoundNotes):
         ]
 
     def _is_of_another_link(self, event: Event) -> bool:
-        """Return whether a message is from before both servers have told where they are."""
+        """Return whether a message is from before the servers have resynchronised."""
         if self.party == 0 and isinstance(event, Resume) and self.live:
             return not self.resuming or event.session != self.session
         # S1 asks to be asked once more

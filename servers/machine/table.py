@@ -10,39 +10,37 @@ table (`TABLE[party]`), because S0 leads:
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
 checked while the round is open, too, once both servers hold them: S0 sends `check` with a list of
 clients, both servers check these together, S1 answers with its verdicts, and S0 compares them with
-its own. What it opens tells nothing of an honest client's update, so that `bind` comes after it,
-before the protocol runs. That holds for one check of a dealing: what another permutation would
-open, beside the first, is an honest client's secret. So the *coin*, which both servers toss for a
-check, is stored before anything is opened under it, and a check that is repeated is repeated with
-it.
+its own. The values that one check opens reveal nothing of an honest client's update, so that `bind`
+comes after it, before the protocol runs. A second check of the same dealing under another
+permutation would reveal secrets. So both servers toss a *coin* for a check, store it before they
+open anything under it, and repeat a check with the same coin.
 
-Rounds of several cohorts may be live at once. What is heavy (`Use`) one of them does at a time:
-S0 begins it at a *turn*, for which the round waits (`awaits_turn`), and `rounds` gives the turns.
+Rounds of several cohorts may be live at once. Each heavy resource (`Use`) serves one of them at a
+time: the round waits for its *turn* (`awaits_turn`), and `rounds` gives the turns at S0.
 
-From `queued` on the clients, the verdicts and the reasons of those left out stay as they are. A run
-that breaks off (`interrupted`, `unlinked`, `again`) brings both servers back there, and S0 lets
-the round have another turn, as often as `limits` allow.
+From `queued` on the clients, the verdicts and the reasons of those left out are fixed. A run that
+breaks off (`interrupted`, `unlinked`, `again`) returns both servers to `queued`, and S0 gives the
+round another turn, as often as `limits` allow.
 
-A server is *adrift* once its link to the other one is broken, and at its start, until `resume` has
-told both where the other is. S0 asks and S1 answers, and both go on from the earlier state. What
-the other server said before that (`OF_A_LINK`) means nothing any more and is not taken.
+A server is *adrift* at its start and while its link to the other one is broken, until they have
+resynchronised with `resume`: S0 asks, S1 answers, and both go on from the earlier of their states.
+Until then the messages in `OF_A_LINK` are ignored.
 
 Every pair of a state and an event is of one of three kinds:
 
 - It has lines in `TABLE`. The first line whose condition holds is taken.
-- It is in `LATE`, with the reason why the event may come after the round has moved on. It changes
-  nothing.
+- It is in `LATE`, with the reason why the event may come late. It changes nothing.
 - It is refused: `ServerRound.handle` raises, and the round stays as it was. For a message of the
-  peer it raises PeerProtocolError, with which `runner` fails the round; for an event of our own
+  peer it raises PeerProtocolError, with which `runner` fails the round; for a local event
   LocalProtocolError.
 
-docs/wire.md shows both tables. tests/test_round_state.py compares that page with these tables, and
-tries every order of events that two honest servers can meet.
+The documentation has both tables as a page (docs/site.py). tests/test_round_state.py tries every
+order of events that two honest servers can meet.
 
 A new state is a member of `common.states.State` and its lines below; a new event is a class of
 `events` and its lines. The actions of a line are members of `Effect`, which `runner` does, or
-messages of `control`, which go to the peer. `runner` stores what a line changes before it does any
-of its actions.
+messages of `control`, which it sends to the peer. `runner` stores the changed round before it does
+any of the actions.
 """
 
 from collections.abc import Callable, Iterable
@@ -393,7 +391,7 @@ _FAILED_LATER = "the peer failed after both had their result, which stands here"
 _TOLD_AGAIN = "S1 answers what S0 has told it once more on a new link"
 _BROKE_OFF = "about a run that has broken off here"
 
-# The messages that may come although the round has moved on, and why. They change nothing.
+# The messages that may come late, and why. They change nothing.
 LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
     {
         (State.CLOSING, Uploaded): "sent before S1 heard `close`; its `held` has the client too",

@@ -2,8 +2,8 @@
 
 Each message is a dataclass whose fields have the names that they have on the wire. A message about
 a round is also one of its `events`. Whatever the peer sends goes through `decode`, which checks
-types, round ids and lengths, so that every message behind it is well formed. Whether a message may
-come now is decided by the tables of `machine.table`.
+types, round ids and lengths, so that every message that it returns is well formed. The
+tables of `machine.table` decide whether a message may come now.
 """
 
 import os
@@ -72,8 +72,7 @@ class RoundMessage:
 
     # the round's id
     round: str
-    # how many messages about rounds the sender's instance had sent before, by which it is noticed
-    # that one was lost
+    # how many messages about rounds the sender's instance has sent before, which shows lost ones
     sent: int = field(default=0, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -91,8 +90,8 @@ class Open(RoundMessage):
     session: bytes
     # whether these base OTs have to be made, and are not kept from an earlier round
     new_session: bool
-    # whether the coordinator starts from another model or resets, so that no earlier attempt at the
-    # number binds its clients
+    # whether the coordinator gives a model or resets, which lifts the constraints of an earlier
+    # attempt at the number
     start_over: bool
     # the digest of the run that the round starts from, in hex digits, for which both
     # servers vouch
@@ -125,7 +124,7 @@ class Opened(RoundMessage):
 
 @dataclass(frozen=True)
 class Resume(RoundMessage):
-    """A server says where it is in a live round, on a new link.
+    """A server tells its state in a live round, on a new link.
 
     S0 asks S1 to go on, with a session for what comes, and S1 answers with that session and its own
     state. Both then go on from the earlier one.

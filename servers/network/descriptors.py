@@ -1,4 +1,4 @@
-"""The process's file descriptors, of which connections cannot take all.
+"""The limit on file descriptors, which reserves some that connections cannot take.
 
 libzmq accepts connections until the process has no descriptor left, and has no limit of its own.
 The soft limit on descriptors serves as one: the kernel checks it for every new descriptor. It stays
@@ -38,9 +38,9 @@ class Descriptors:
     def own(self) -> Iterator[None]:
         """Let a `with` block take reserved descriptors.
 
-        Connections that are accepted during the block take some of them too, and keep them until
-        their handshakes have failed: at once all that wait, of which libzmq lets 100 queue per
-        port. So blocks are short, and the reserve is larger than the queues.
+        Connections that are accepted during the block take some of them too, up to the 100 per
+        port that libzmq queues, and keep them until their handshakes have failed. So blocks are
+        short, and the reserve is larger than the queues.
         """
         self._set(self.limit)
         try:

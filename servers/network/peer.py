@@ -1,4 +1,4 @@
-"""The watch over the other server: whether it is there, and whether it is configured alike.
+"""The watch over the other server: whether it is connected and configured alike.
 
 There is no I/O here: hellos and the time go in, changes come out.
 """
@@ -13,8 +13,8 @@ from securemedian.servers.network.control import Hello
 class Change(StrEnum):
     """A change that a message or the passing of time has brought.
 
-    All but LINKED end everything that was shared with the peer, and RESTARTED and GAP are a new
-    link at once.
+    All but LINKED end everything that was shared with the peer. RESTARTED and GAP also begin a new
+    link.
     """
 
     LINKED = "peer-linked"
@@ -52,7 +52,7 @@ class PeerWatch:
         self._lost_why = "this server still compiles its kernels"
 
     def begin(self, now: float) -> None:
-        """Begin to wait for the peer. Before that there is nobody for this server."""
+        """Begin to wait for the peer; before that this server ignores it."""
         self.begun, self._until = True, now + self._wait_s
         self._lost_why = f"{self.name} has not appeared yet"
 
@@ -86,10 +86,10 @@ class PeerWatch:
         return change
 
     def received(self, sent: int, now: float) -> bool:
-        """Return whether a message about a round is to be taken: on a link, and if none is missing.
+        """Return whether to take a message about a round, before which the peer sent `sent` others.
 
-        `sent` messages came before it. What comes after one that was lost is not taken, and the
-        next hello tells that there is a gap. One that is taken is a sign of life.
+        That is while the servers are linked and no message is missing. Nothing after a lost message
+        is taken, and the next hello shows the gap. A message that is taken is a sign of life.
         """
         taken = self.linked and sent == self._received
         if taken:

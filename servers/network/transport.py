@@ -10,7 +10,7 @@ is the same at both:
                                       |
     S1: DEALER name --inproc------> ROUTER
 
-The proxy's threads are libzmq's own and never hold the GIL. Nothing here reads what it carries.
+The proxy's threads are libzmq's own and never hold the GIL. No stream looks at its messages.
 """
 
 import errno
@@ -25,13 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from securemedian.common.addresses import ports_of
 from securemedian.common.keys import KeyPair
-from securemedian.mpc.errors import (
-    ChannelClosed,
-    ChannelTimeout,
-    ConfigError,
-    FrameError,
-    NoSocket,
-)
+from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, FrameError, NoSocket
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.wire import Part
 from securemedian.servers import allocator, logs
@@ -45,17 +39,17 @@ PEER_DOMAIN, CLIENT_DOMAIN = "peer", "clients"
 LINGER_MS = 500
 # how long a connection may take to prove a key; until it ends it holds what it has sent
 HANDSHAKE_MS = 5000
-# zmq's own signs of life on the streams between the servers, below the messages
+# zmq's heartbeats on the streams between the servers
 HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000
-# The same for clients. For zmq the bytes of an unfinished message are no sign of life, so this is
-# also the limit for a single upload, and therefore long.
+# The same for clients. zmq does not count the bytes of an unfinished message as a sign of life, so
+# this is also the time limit of a single upload, and therefore long.
 CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
-# TCP's own signs of life, which end the connections of vanished hosts within two minutes
+# TCP keep-alives, which end the connections of vanished hosts within two minutes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # how long to wait for libzmq to begin to connect; if that takes longer, it goes on by itself
 CONNECT_MS = 100
-# how many ports of a range are tried at random for each that there is: the last free one is then
-# missed once in 20,000 times
+# how many random ports are tried per port of the range: a single free one is then missed once in
+# 20,000 times
 TRIES_PER_PORT = 10
 # how often a waiting lane checks whether it has been closed
 SLICE_MS = 50
@@ -99,10 +93,9 @@ class _AllowList:
 
 
 def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> ThreadAuthenticator:
-    """Start and return the context's authenticator, with an allow-list for each domain.
+    """Start and return the context's authenticator, with an allow-list per port (`domain`).
 
-    A domain is the name of a port. The caller stops the authenticator at the end. Without it the
-    ports let nobody in.
+    The caller stops it at the end. Without it the ports let nobody in.
     """
     authenticator = ThreadAuthenticator(context)
     for domain, keys in allowed.items():
@@ -112,12 +105,12 @@ def authenticate(context: Context, allowed: Mapping[str, Collection[str]]) -> Th
 
 
 def allow(authenticator: ThreadAuthenticator, domain: str, keys: Collection[str]) -> None:
-    """Let these keys alone make connections to a port from now on; those that there are stay."""
+    """Accept new connections to a port only from these keys; existing ones stay open."""
     authenticator.configure_curve_callback(domain, _AllowList(keys))
 
 
 def _serve_curve(socket: Socket, keys: KeyPair, domain: str) -> None:
-    """Set a socket up to be guarded by `authenticate`. To be called before it is bound."""
+    """Let `authenticate` guard a socket that is not bound yet."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.zap_domain = domain.encode()
@@ -133,7 +126,7 @@ def _keep_alive(socket: Socket) -> None:
 
 
 def _connect(socket: Socket, endpoint: str) -> None:
-    """Connect, and wait until libzmq has opened the connection's descriptor, or has failed to."""
+    """Connect, and wait until libzmq has opened a descriptor for the connection or failed."""
     begun = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
     monitor = socket.get_monitor_socket(begun)
     socket.connect(endpoint)
@@ -167,9 +160,9 @@ def _bind(socket: Socket, endpoint: str) -> None:
 class ClientPort:
     """The port for clients and the coordinator.
 
-    A caller is known by the key that it has proved, whatever its message says. libzmq assembles a
-    message of several parts before it hands it over, and limits each part but not their number.
-    So only the memory of the process limits what callers on the allow-list can make it hold.
+    A caller is identified by the key of its connection, never by its message. libzmq assembles a
+    message of several parts before it delivers it, and limits each part but not their number. So
+    only the memory of the process limits how much callers on the allow-list can make it hold.
     """
 
     def __init__(
@@ -232,13 +225,13 @@ class ClientPort:
             self.send(address, wire.pack("error", fields))
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
-        """Send an answer, which a caller that is gone loses.
+        """Send an answer. It is lost if the caller is gone.
 
         Raises ChannelTimeout, and drops it, if the caller has not read the ones before.
         """
         # The parts are not copied, so that a model which many callers download is in memory once.
-        # pyzmq's collector of such frames must not be started by two threads at once (it then
-        # blocks for good after a thousand frames), so only the daemon's loop sends in this way.
+        # Two threads must not start pyzmq's collector of such frames at once (it then blocks after
+        # a thousand frames), so only the daemon's loop sends in this way.
         for _ in range(2):
             try:
                 self.socket.send_multipart([address, *parts], zmq.DONTWAIT, copy=False)
@@ -296,9 +289,9 @@ class PeerPort:
     def stream(self, name: str, keep: bool = True, silent_ms: int = HEARTBEAT_LIMIT_MS) -> Socket:
         """Open our end of the stream `name`, and return its socket.
 
-        S1 has to go first: what reaches S1's port before is lost. Without `keep`, a message that
-        cannot be sent at once is refused, and not kept until the peer is connected. A connection
-        that brings no whole message and no answer to a heartbeat for `silent_ms` is made anew.
+        S1 opens its end first: what reaches S1's port before that is lost. Without `keep`, a
+        message that cannot be sent at once is refused; with it, zmq keeps it until the peer is
+        connected. A connection without a whole message or heartbeat for `silent_ms` is made anew.
         Raises NoSocket if none can be opened.
         """
         try:
@@ -345,7 +338,7 @@ def _proxy(front: Socket, back: Socket) -> None:
 
 
 class Bell(Protocol):
-    """What ends a wait for a message: an open file that can be read once it has rung."""
+    """An open file that becomes readable to end a wait for a message."""
 
     def fileno(self) -> int: ...
 
@@ -362,7 +355,7 @@ class ZmqLink:
         socket.sndtimeo = int(timeout_s * 1000)
 
     def meet(self, party: int) -> None:
-        """Let S0 greet S1, which waits for that. To be called once, before all else.
+        """Greet S1 as S0, or wait for the greeting as S1. This is the first call, made once.
 
         Before the greeting S1's port has no route to S0's socket.
         """
@@ -398,7 +391,7 @@ class ZmqLink:
         return self._socket.recv_multipart()
 
     def ready(self, wait_s: float, bell: Bell) -> bool:
-        """Return whether a message is there, for which this waits `wait_s` or until the bell rings.
+        """Wait up to `wait_s`, or until the bell rings, and return whether a message is there.
 
         Raises ChannelClosed.
         """

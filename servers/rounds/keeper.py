@@ -1,4 +1,4 @@
-"""The keeper of the runs: S0 keeps them on disk between rounds, S1 has none."""
+"""The runs of S0's cohorts between rounds, and the receipts of both servers."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from securemedian.servers.storage.store import Store
 
 
 class RunKeeper:
-    """The current run of each cohort, and what rounds make of it."""
+    """Keeps the current run of each cohort, and finishes rounds. S1 has no runs."""
 
     def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
         self._party, self._signing = party, signing
@@ -48,8 +48,8 @@ class RunKeeper:
     ) -> RunState:
         """Return the run that a new round of a cohort starts from.
 
-        Once the round is open, `keep` makes it the current one. With `keep_range` the run
-        goes on with a given `model` in place of its own. Raises ConfigError unless there is a
+        Once the round is open, `keep` makes it the current one. With `keep_range` the run goes on
+        with a given `model` in place of its own. Raises ConfigError unless there is a
         model, and no `reset`, and InputError if the range is that of a model of another size.
         """
         kept = self.current(cohort)
@@ -62,10 +62,7 @@ class RunKeeper:
         self._kept[cohort] = changed
 
     def finish(self, entry: Entry, outcome: Outcome) -> Result:
-        """Return what the protocol's outcome leaves, with this server's signature.
-
-        At S0 the entry gets the run after the round.
-        """
+        """Return the round's result, signed by this server, and set the entry's next run at S0."""
         server_round = entry.server_round
         params, before = server_round.params, entry.before
         packed, cost = ring.pack(outcome.values, params.opened_bits), outcome.cost.to_dict()

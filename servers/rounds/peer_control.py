@@ -1,4 +1,4 @@
-"""The dealings with the other server: its hellos, the rounds it opens, its messages to rounds."""
+"""The conversation with the other server: hellos, rounds that it opens, messages about rounds."""
 
 import logging
 import os
@@ -75,7 +75,7 @@ class PeerControl:
         """Take one message.
 
         A wrong message is logged and changes nothing, or fails its round. It never ends the server.
-        Before this server is ready it takes none.
+        Messages are ignored until this server is ready.
         """
         if not self._ready():
             return
@@ -87,7 +87,7 @@ class PeerControl:
         try:
             self._take(message)
         except Exception as error:
-            # a defect in this server, which a message has brought to light
+            # a defect in this server
             self._log.event("control-error", self.watch.name, logging.ERROR, error)
             about = message.round if isinstance(message, RoundMessage) else ""
             for entry in self._register.live:
@@ -109,7 +109,7 @@ class PeerControl:
         self._changed(self.watch.tick(now))
 
     def send(self, message: RoundMessage) -> None:
-        """Send a message about a round. Without a link it is lost, and said again on the next."""
+        """Send a message about a round. Without a link it is lost, and repeated on the next one."""
         self._send(replace(message, sent=self._sent))
         self._sent += 1
 
@@ -120,10 +120,10 @@ class PeerControl:
         self._next_hello = self._clock() + HELLO_S
 
     def _ready(self) -> bool:
-        """Return whether this server can take part in a round, and once it can, begin to wait.
+        """Return whether this server has compiled, and once it has, begin to wait for the peer.
 
-        Until then it says no hello and takes none, so that the two servers are linked only when
-        both have compiled: no limit for an answer ever runs while a compiler does.
+        Until then it sends no hello and ignores those that come, so that the servers are linked
+        only when both have compiled: no time limit runs while either compiles.
         """
         if not self.watch.begun and self._engines.ready:
             config = self._config
@@ -141,7 +141,7 @@ class PeerControl:
                     self._changed(change)
                     self._send(Bye())
             case RoundMessage() if not self.watch.received(message.sent, self._clock()):
-                # it is of an earlier link, or one before it was lost
+                # of an earlier link, or after a lost message
                 pass
             case RoundMessage() if entry := self._register.get(message.round):
                 self._runner.take(entry, message)
@@ -154,7 +154,7 @@ class PeerControl:
                 )
                 self.send(control.Failed(message.round, UnknownRound.code, reason))
             case _:
-                # a message about a round from before our start, or about one that we refused
+                # about a round from before our start, or one that we refused
                 kind = type(message).__name__.lower()
                 self._log.event(
                     "message-late",
@@ -165,9 +165,9 @@ class PeerControl:
                 )
 
     def _open(self, asked: Open) -> None:
-        """Take part in a round that S0 opens, or say why not.
+        """Take part in a round that S0 opens, or answer with the reason against it.
 
-        If another round of the cohort is still live here, it fails: at S0 it has ended.
+        Another live round of the cohort fails here, because it has ended at S0.
         """
         try:
             if self._config.party == 0:
@@ -204,9 +204,9 @@ class PeerControl:
         self._runner.take(entry, Failure(RoundFailed.code, f"{self._config.name} {why}"))
 
     def _fail_unnamed(self, said: Hello) -> None:
-        """Fail the rounds of S1 that S0 does not name on this link, because S0 does not know them.
+        """Fail the live rounds of S1 that S0 does not know, since it does not name them.
 
-        Before S0 says that it is linked, it has told how the rounds have ended that it knows.
+        Before its hello, S0 has repeated how the rounds that it knows have ended.
         """
         if self._config.party == 0 or said.peer != self._instance:
             return
@@ -241,10 +241,7 @@ class PeerControl:
             self._link()
 
     def _unlink(self, reason: str, anew: bool) -> None:
-        """Forget what was under way.
-
-        `anew`: as another instance, so that the peer notices it. Otherwise the peer is one.
-        """
+        """Forget what was under way; `anew` as another instance, so that the peer notices."""
         if anew:
             self._instance, self._sent = _new_instance(), 0
             self._next_hello = self._clock()
@@ -253,7 +250,7 @@ class PeerControl:
             self._runner.take(entry, Unlinked(reason))
 
     def _link(self) -> None:
-        """Begin a new link at S0: tell how rounds have ended. Live ones get their turn later."""
+        """Begin a new link at S0: repeat how rounds have ended. Live ones get their turn later."""
         self._say_hello(names_rounds=False)
         for entry in self._register.entries:
             if told := entry.server_round.told_again():

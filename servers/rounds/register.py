@@ -34,9 +34,7 @@ from securemedian.servers.storage.store import Store
 # the number of rounds of each cohort whose status and result can still be asked for
 ROUNDS_RETAINED = 4
 HOUR_S = 3600.0
-# What an upload needs besides its words. zmq compares each part of a message, encrypted, with
-# max_message_bytes, and CURVE adds 33 bytes to a part. The header, with a round id and a digest, is
-# short.
+# The bytes of an upload besides its words: a short header, and 33 that CURVE adds to each part.
 ENVELOPE_BYTES = 1024
 
 WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
@@ -44,7 +42,7 @@ WhenOpened = Callable[[ServerRound, SecureMedianError | None], None]
 
 @dataclass(eq=False)
 class Entry:
-    """A round, and what this server keeps for it."""
+    """A round, and the data that this server keeps for it."""
 
     server_round: ServerRound
     spool: Spool
@@ -56,7 +54,7 @@ class Entry:
     when_opened: list[WhenOpened] = field(default_factory=list)
     # S0's run as the round leaves it
     after: RunState | None = None
-    # what the protocol has given
+    # the protocol's result
     result: Result | None = None
     # the public metrics that clients have sent to S0, by their keys
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -89,7 +87,7 @@ class Register:
     def check(self, config: ServerConfig) -> None:
         """Raise ConfigError if a configuration lacks the cohort of a live round.
 
-        Nobody could close, abort or fetch that round.
+        Otherwise nobody could close, abort or fetch that round.
         """
         for entry in self.live:
             cohort = entry.server_round.cohort
@@ -101,7 +99,7 @@ class Register:
                 )
 
     def reload(self, config: ServerConfig) -> None:
-        """Take over a configuration for the rounds to come; those that there are keep theirs."""
+        """Use a new configuration for later rounds; existing ones keep theirs."""
         self._config = config
         self._limits = Limits(
             config.peer_timeout_s,
@@ -136,14 +134,14 @@ class Register:
         return entry if entry and entry.server_round.live else None
 
     def get(self, round_id: str) -> Entry | None:
-        """Return a round by its id, if this server knows it, or still knows it."""
+        """Return a round by its id, if this server still knows it."""
         return self._entries.get(round_id)
 
     def find(self, round_id: str, key: str) -> Entry:
         """Return a round of a cohort in which the owner of a key takes part, by its id.
 
-        Raises UnknownRound if there is none. Nobody learns of a round of another cohort that it
-        exists.
+        Raises UnknownRound if there is none. The refusal does not tell whether another cohort has
+        such a round.
         """
         cohorts = {name for name, members in self._config.members.items() if key in members}
         mine = [one for one in self._entries.values() if one.server_round.cohort in cohorts]
@@ -171,14 +169,14 @@ class Register:
     def admit(self, asked: Open, params: RoundParams, before: RunState, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
-        SECURITY: another attempt at a number that ran has the coin of the earlier one, because two
-        results of the same updates under two coins tell more than one.
+        SECURITY: an attempt at a number that ran has the coin of the earlier attempt, because two
+        results of the same updates under two coins reveal more than one.
 
-        It is stored with its first transition (`commit`). Raises RoundBusy if this server stops,
-        PolicyRefused if its policy is against the round, ConfigError if the uploads are too long or
-        `max_clients` or the participants are below this server's own `min_clients`, ClientsDiffer
-        if they leave no room for clients that an earlier attempt binds or if this server does not
-        list a participant, and NotStored if there is no room.
+        `commit` stores it with its first transition. Raises RoundBusy if this server stops,
+        PolicyRefused, ConfigError if uploads are too long or `max_clients` or the participants are
+        fewer than this server's own `min_clients`, ClientsDiffer if they leave out clients of an
+        earlier attempt that must take part again or if this server does not list a participant, and
+        NotStored if the disk is full.
         """
         config = self._config
         if self._closed:
@@ -225,9 +223,9 @@ class Register:
         return len(begun)
 
     def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
-        """Store the public metrics of a client for a round, which are taken once.
+        """Store the public metrics of a client for a round.
 
-        Raises DuplicateUpload if it has sent others before, and NotStored if there is no room.
+        Raises DuplicateUpload if it has sent others before, and NotStored if the disk is full.
         """
         round_id = entry.server_round.round_id
         if (before := entry.public_metrics.get(key)) is not None:
@@ -250,12 +248,12 @@ class Register:
         actions: Iterable[Action] = (),
         rows: Sequence[Row] = (),
     ) -> bool:
-        """Store a round as an event leaves it, in one transaction, and make it the entry's.
+        """Store a changed round in one transaction, and make it the entry's.
 
-        With it goes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of what clients have
-        sent. What the other server tells again on a new link is not worth a transaction of its own.
-        Returns whether clients were released that an earlier attempt bound. Raises NotStored, and
-        then nothing has changed.
+        The transaction includes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of clients'
+        shares. What the other server tells again on a new link needs no transaction of its own.
+        Returns whether the constraints of an earlier attempt were lifted. Raises NotStored; then
+        nothing has changed.
         """
         old, actions = entry.server_round, list(actions)
         verdicts = _changed_verdicts(old, changed)
@@ -349,7 +347,7 @@ class Register:
         return files
 
     def tidy(self) -> None:
-        """Delete what no round needs any more."""
+        """Delete files that no round needs any more."""
         entries = self._entries.values()
         current = self._store.database.current_runs().values()
         self._store.tidy(
@@ -370,7 +368,7 @@ class Register:
             try:
                 self._entries[made.round] = self._entry(made)
             except SecureMedianError as error:
-                # or of another release, whose parameters this one does not know
+                # damaged, or of another release with parameters that this one does not know
                 logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
         self.check(self._config)
 
@@ -384,7 +382,7 @@ class Register:
             asked,
             params,
             made.names,
-            # as it was admitted; the floor of today holds for the clients that are chosen
+            # it was admitted under an earlier floor; today's holds for the clients that are chosen
             min(self._config.min_clients, most),
             self._limits,
             frozenset(made.repeats),
@@ -436,7 +434,7 @@ _TIMES = ("deadline", "retry_at", "away_until")
 
 
 def _record(one: ServerRound) -> str:
-    """Return what of a round is worth a transaction when it changes."""
+    """Return the part of a round whose change needs a transaction."""
     return json.dumps(one.saved(), sort_keys=True)
 
 

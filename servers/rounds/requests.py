@@ -1,4 +1,4 @@
-"""The requests of clients and the coordinator: who may ask what, and what is answered.
+"""The requests of clients and the coordinator, who may make them, and their answers.
 
 docs/wire.md has them as a table. A new request is a line of `OPS`, a method of `Desk` and a
 dataclass for its fields, which have the names that they have on the wire.
@@ -94,8 +94,9 @@ class ResultFields(OneRound):
 class UploadFields(OneRound):
     """The fields of an upload; the share itself is an array."""
 
-    # the digest of the parameters that the update was encoded for
+    # the digests of the parameters that the update was encoded for, and of the run state
     params: bytes
+    start: bytes
     # "seed" or "words", or where clients deal "rotations"
     form: str
     # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
@@ -106,8 +107,9 @@ class UploadFields(OneRound):
 class DealFields(OneRound):
     """The fields of a piece of a dealing; its part of the share is an array."""
 
-    # the digest of the parameters that the client dealt for
+    # the digests of the parameters and of the run state that the client dealt for
     params: bytes
+    start: bytes
     # "seed" or "words"
     form: str
     # the number of the piece, from 0 on, and how many there are
@@ -140,7 +142,7 @@ class OpenFields:
     keep_range: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)
-    # an id of the caller's, 32 hex digits: asked for once more under it, the round is the same
+    # an id that the caller has drawn, 32 hex digits: a repeated request gets the same round
     request: str = ""
     # the name of the cohort
     cohort: str = DEFAULT_COHORT
@@ -217,7 +219,7 @@ class Desk:
         self.answers: Counter[tuple[str, str]] = Counter()
 
     def reload(self, config: ServerConfig) -> None:
-        """Take over a configuration. Who is not on its lists is refused from now on."""
+        """Use a new configuration. Callers who are not on its lists are refused from now on."""
         self._config = config
         self._callers = {caller.public_key: (caller.name, CLIENT) for caller in config.clients}
         self._callers |= {
@@ -241,7 +243,7 @@ class Desk:
             self._refused(op, caller, key, error)
             self._refuse(address, key, number, op, error)
         except Exception as error:
-            # a defect in this server, which a request has brought to light
+            # a defect in this server
             self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
             defect = LocalProtocolError("a defect in this server: see its log")
             self._refuse(address, key, number, op, defect)
@@ -262,7 +264,7 @@ class Desk:
 
         Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
         """
-        # its connection is older than the lists
+        # the connection is older than the lists
         if key not in self._callers:
             raise NotAllowed(f"this key was taken off the list of {self._config.name}")
         if message.type not in OPS:
@@ -310,7 +312,7 @@ class Desk:
 
         An answer that cannot be sent is only logged, since there is nobody left to tell.
         """
-        # a name that there is not would be one of any number of labels
+        # an invented name must not become a label
         self.answers[op if op in OPS else "unknown", error.code] += 1
         fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
@@ -327,8 +329,8 @@ class Desk:
     def _cohort(self, call: Call) -> str:
         """Return the cohort that a request names.
 
-        Raises UnknownCohort if the caller takes no part in it, in the words for one that there is
-        not.
+        Raises UnknownCohort if the caller takes no part in it, in the same words as for a cohort
+        that does not exist.
         """
         name: str = call.fields.cohort
         theirs = self._cohorts_of(call.key)
@@ -368,7 +370,7 @@ class Desk:
         return Answer(server | caller | now | self._peer())
 
     def _probe(self, call: Call) -> Answer:
-        """Take a load and say nothing, so that the caller can tell how long that takes."""
+        """Take a load, so that the caller can measure the time of its upload."""
         self._cohort(call)
         return Answer()
 
@@ -465,7 +467,7 @@ class Desk:
         self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
 
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
-        """Return what answers a request once it is known whether its share is stored."""
+        """Return the function that answers a request once its share is stored, or is not."""
 
         def answered(error: SecureMedianError | None) -> None:
             if error is None:
@@ -487,7 +489,7 @@ class Desk:
         entry = self._find(call)
         names = entry.server_round.names
         said = {names[key]: metrics for key, metrics in entry.public_metrics.items()}
-        # too long for a header where there are many clients
+        # with many clients this is too long for a header
         return Answer(arrays={"metrics": np.frombuffer(json.dumps(said).encode(), np.uint8)})
 
     def _result(self, call: Call) -> Answer:
@@ -535,13 +537,10 @@ class Desk:
         )
 
     def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters with keys where the coordinator gives clients' names.
-
-        These are `weights` and `validator`.
-        """
+        """Return parameters with keys in place of clients' names in `weights` and `validator`."""
         validator = params.get("validator")
         if isinstance(validator, str):
-            # one that is on no list is refused with the round
+            # an unknown name is refused with the round
             key = self._key_of_each(cohort).get(validator, validator)
             params = params | {"validator": key}
         weights = params.get("weights")
@@ -555,10 +554,7 @@ class Desk:
         return {name: key for key, name in self._config.members[cohort].clients.items()}
 
     def _keys(self, cohort: str, names: Collection[str], where: str) -> dict[str, str]:
-        """Return the keys of clients of a cohort by the names that stand in `where`.
-
-        Raises ConfigError, which has all the names that nobody has.
-        """
+        """Return the keys of clients of a cohort by name. Raises ConfigError for unknown names."""
         keys = self._key_of_each(cohort)
         if unknown := [name for name in names if name not in keys]:
             listed = ", ".join(sorted({quoted(name) for name in unknown}))
@@ -588,7 +584,11 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
+    update of the last, unless S1 compares `start`, which it was told with `open`.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters or another
+    model.
     """
     if "share" not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `share`")
@@ -596,6 +596,11 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
         raise BadUpload(
             f"this {call.op!r} was made for other parameters than those of round "
             f"{server_round.round_id}"
+        )
+    if call.fields.start.hex() != server_round.asked.start:
+        raise BadUpload(
+            f"this {call.op!r} was made for another model or range than those that round "
+            f"{server_round.round_id} starts from: one server does not tell the truth"
         )
     return call.arrays["share"]
 
@@ -622,7 +627,7 @@ class Op:
     arrays: frozenset[str] = frozenset()
     # whether only S0 answers
     leader_only: bool = False
-    # whether refusals are logged; those of requests that callers repeat all the time are not
+    # whether refusals are logged: not those of requests that callers poll
     logged: bool = True
 
 

@@ -1,9 +1,8 @@
 """A server's rounds, from opening to result.
 
-What comes from the coordinator, the clients, the engine, the peer and the clock is turned here into
-events of a round. The parts are `register` (which rounds there are), `keeper` (the run),
-`peer_control` (the other server) and `runner`, which feeds events to a round and does what its
-table in `machine.table` says.
+The coordinator, the clients, the engine, the peer and the clock all become events of a round here.
+The parts are `register` (which rounds exist), `keeper` (the runs), `peer_control` (the other
+server) and `runner`, which feeds events to a round and does the actions of its `machine.table`.
 """
 
 import logging
@@ -108,8 +107,8 @@ class Rounds:
         )
         # the shares that `flush` commits
         self._shares: list[_Share] = []
-        # the rounds that await a turn at S0 and what they want to do, the first that was ready
-        # first
+        # the rounds that await a turn at S0, each with the resource that it needs, in the order in
+        # which they became ready
         self._queue: list[tuple[Entry, Use | None]] = []
         self._stops = False
         self.register.tidy()
@@ -121,7 +120,7 @@ class Rounds:
         self._peer_control.send(message)
 
     def reload(self, config: ServerConfig) -> None:
-        """Take over a configuration for the rounds to come."""
+        """Use a new configuration for later rounds."""
         self.register.reload(config)
 
     @property
@@ -150,11 +149,11 @@ class Rounds:
         return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
 
     def retry_in_s(self, entry: Entry) -> float:
-        """Return in how many seconds what broke off is tried again."""
+        """Return in how many seconds the next attempt may begin."""
         server_round = entry.server_round
         return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
 
-    # What the coordinator and clients ask
+    # Requests of the coordinator and of clients
 
     def open(
         self,
@@ -171,11 +170,11 @@ class Rounds:
     ) -> None:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
-        A `request` that was made before is answered with the round that it has opened.
-        `range_options` are a range policy and its options, and `optimiser_options` an optimiser and
-        its options, or {} for the current one. With `keep_range` a `model` is that of the current
-        run from now on, and begins no new one. `participants` are the keys of the clients
-        that may take part, by default all. Raises PeerUnavailable or ParametersDiffer if S1 is not
+        A repeated `request` is answered with the round that the first one opened. `range_options`
+        name a range policy and its options, and `optimiser_options` an optimiser and its options;
+        {} keeps the current one. With `keep_range` a `model` replaces that of the current run and
+        begins no new run. `participants` are the keys of the clients that may take part, by default
+        all. Raises PeerUnavailable or ParametersDiffer if S1 is not
         ready, RoundBusy if a round of the cohort is live, and InputError, ConfigError or
         ClientsDiffer if the round cannot be computed.
         """
@@ -228,19 +227,18 @@ class Rounds:
         """Store a piece of a client's dealing.
 
         `when_stored` is called once the dealing is stored (`flush`), with the error if there is
-        one, and at once if pieces are missing. A piece that is stored already is answered in the
-        same way. Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise, and
-        DuplicateUpload.
+        one, and at once while pieces are missing. A repeated piece is answered in the same way.
+        Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise, and DuplicateUpload.
         """
         self._flush_of(client)
         server_round, spool = entry.server_round, entry.spool
         if client in server_round.failed:
-            # whatever it sends, it is told why it is left out
+            # tell it why it is left out
             server_round.check_dealing(client)
         if server_round.live and server_round.dealt:
             repeated = spool.repeats_piece(client, form, piece, pieces, share)
         else:
-            # the shares of a round that has ended are deleted, and their digests are not
+            # a round that has ended has deleted the shares but kept their digests
             repeated = pieces == 1 and server_round.repeats_dealing(client, sha256(share))
         if not repeated:
             server_round.check_dealing(client)
@@ -260,8 +258,8 @@ class Rounds:
     ) -> None:
         """Store a client's share of its update, and its group where that is visible.
 
-        `when_stored` is called once it is stored (`flush`), with the error if there is one. The
-        same share once more is answered in the same way, in whatever state the round is. Raises
+        `when_stored` is called once it is stored (`flush`), with the error if there is one. A
+        repeated share is answered in the same way, in any state of the round. Raises
         what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
@@ -275,9 +273,9 @@ class Rounds:
         self._shares.append(_Share(entry, row, when_stored))
 
     def flush(self) -> None:
-        """Commit the shares that have come, all of a round at once, and say that they are stored.
+        """Commit the shares that have come, those of a round in one transaction, and answer them.
 
-        What goes wrong with those of one round is nothing to the others.
+        An error with the shares of one round does not affect other rounds.
         """
         shares, self._shares = self._shares, []
         for entry in dict.fromkeys(share.entry for share in shares):
@@ -322,7 +320,7 @@ class Rounds:
             share.when_stored(None)
 
     def _flush_of(self, client: str) -> None:
-        """Commit first what the same client has sent before."""
+        """Commit first the earlier shares of the same client."""
         if any(share.row.client == client for share in self._shares):
             self.flush()
 
@@ -345,7 +343,7 @@ class Rounds:
         entry.server_round.check_abort()
         self._runner.feed(entry, [Failure(RoundAborted.code, why)])
 
-    # What happens
+    # Other events
 
     def control(self, parts: Sequence[wire.Part]) -> None:
         """Take a message of the peer."""
@@ -354,7 +352,7 @@ class Rounds:
         self._go_on()
 
     def engine_ended(self) -> None:
-        """Take what the engines have: verdicts of a check, the result of a run, or errors."""
+        """Take coins, verdicts, results and errors from the engines."""
         while (ended := self._engines.poll()) is not None:
             cohort, result = ended
             if entry := self.register.live_of(cohort):
@@ -403,10 +401,7 @@ class Rounds:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give rounds their turns at S0, each if nobody is doing what it wants to do.
-
-        The first that was ready is the first, of all cohorts.
-        """
+        """Give a turn at S0 to each waiting round whose resource is free, first ready first."""
         now = self._clock()
         ready = [
             (entry, entry.server_round.next_use)
@@ -440,6 +435,6 @@ class Rounds:
         return any(entry.server_round.state in runs for entry in self.live)
 
     def interrupt(self, why: str) -> None:
-        """Let what is under way be tried again, because something failed at this server."""
+        """Interrupt all rounds, to be tried again, because something failed at this server."""
         for entry in self.live:
             self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))

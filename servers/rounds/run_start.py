@@ -26,14 +26,13 @@ def begin(
 ) -> RunState:
     """Return the run that a round starts from.
 
-    A given `model`, or `reset`, begins a new run: the scale is the policy's first, the
-    optimiser has no moments, and t = 1. Another policy may begin with its first scale, too
-    (`take_over`), and another kind of optimiser begins without moments, but t goes on. A round that
-    exchanges no parameters leaves what is kept as it is, and counts. Raises ConfigError if the
-    range or the model that the round needs is missing or not usable, is given where the round has
-    none, or if the optimiser would not learn the result, and InputError if the model does not fit
-    the round. With several groups `model` has a row per group, each of which begins or goes on with
-    its own.
+    A given `model`, or `reset`, begins a new run: with the policy's first scale, no moments of the
+    optimiser, and t = 1. Within a run t goes on; another policy may begin with its first scale
+    (`take_over`), and another kind of optimiser begins without moments. A round that exchanges no
+    parameters counts and changes nothing else. With several groups `model` has a row per group.
+    Raises ConfigError if the range or the model that the round needs is missing or not usable, is
+    given where the round has none, or if the optimiser would not learn the result, and InputError
+    if the model does not fit the round.
     """
     if params.exchange.fixed is not None:
         if model is not None or range_options or optimiser_options:
@@ -79,7 +78,7 @@ def _begin(
     if model is None:
         model = kept.model
         if reset and not params.uses_range and model is not None and model.size != params.dim:
-            # a run of another size, whose first result becomes its model
+            # a new run of another size: its first result becomes its model
             model = None
     policy = policy_from(range_options) if range_options or fresh else kept.policy
     scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)

@@ -1,7 +1,4 @@
-"""The runner, which does what a round's table says.
-
-It acts on the peer, the engine, the disk, the log and the coordinator.
-"""
+"""The runner, which feeds events to rounds and does the actions of their tables."""
 
 import logging
 from collections import deque
@@ -31,9 +28,9 @@ from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.storage.database import Row
 
-# how long an event waits that could not be stored
+# the wait before an event that could not be stored is tried again
 AGAIN_S = 1.0
-# What may go well when it is tried again. All other errors are final.
+# The errors after which another attempt may succeed. All others are final.
 TRANSIENT = (ChannelClosed, ChannelTimeout, PeerUnavailable, NoSocket, NoWorker, NotStored)
 
 
@@ -77,30 +74,30 @@ class RoundRunner:
         self._queues: dict[str, _Queue] = {}
 
     def take(self, entry: Entry, event: Event) -> None:
-        """Let a round take an event, and do the actions that it returns, once it is stored.
+        """Let a round take an event, store the round, and do the actions that it returns.
 
-        While it cannot be stored it is kept, and so is what comes after it for the same round. A
-        message of the peer that cannot come now is logged, and fails a live round.
+        While it cannot be stored, the event and later ones of the same round wait. A message of the
+        peer that cannot come now is logged, and fails a live round.
         """
         queue = self._queue(entry)
         queue.events.append(event)
         self._go_on(queue)
 
     def idle(self, entry: Entry) -> bool:
-        """Return whether there is no event that the round has yet to take."""
+        """Return whether no event of the round waits."""
         return not self._queue(entry).events
 
     def tick(self) -> None:
-        """Try again what could not be stored."""
+        """Try again to store what could not be stored."""
         for queue in list(self._queues.values()):
             self._go_on(queue)
         self._queues = {name: queue for name, queue in self._queues.items() if queue.events}
 
     def feed(self, entry: Entry, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
-        """Let a round take events and the rows of what its clients have sent, all or nothing.
+        """Let a round take events and the rows of its clients' shares, all or nothing.
 
-        Raises NotStored if they cannot be stored, and LocalProtocolError for an event of this
-        server itself that cannot come; then nothing has changed.
+        Raises NotStored if they cannot be stored, and LocalProtocolError for a local event that
+        cannot come now; then nothing has changed.
         """
         queue = self._queue(entry)
         self._feed(queue, events, rows)
@@ -110,7 +107,7 @@ class RoundRunner:
         return self._queues.setdefault(entry.server_round.round_id, _Queue(entry))
 
     def _go_on(self, queue: _Queue) -> None:
-        """Let a round take what it has yet to take, unless it has to wait before."""
+        """Let a round take its waiting events, unless it is too early to try again."""
         if queue.taking or self._clock() < queue.again:
             return
         queue.taking = True
@@ -152,11 +149,10 @@ class RoundRunner:
             except Exception as error:
                 event = _event_of(error)
                 if entry.server_round.live:
-                    # before all that has come meanwhile; the present event is still the first one
+                    # before the events that came meanwhile; the present one is still the first
                     queue.events.insert(1 if queue.taking else 0, event)
                     return
-                # The other actions remain to be done, such as deleting uploads and answering the
-                # coordinator.
+                # go on with the other actions, such as deleting uploads
                 logs.event(
                     "action-failed",
                     logging.ERROR,
@@ -180,11 +176,11 @@ class RoundRunner:
         self._keeper.keep(entry.server_round.cohort, entry.before)
 
     def _prepare(self, entry: Entry) -> None:
-        """Let the engine prepare the round. Both servers do so at once, while the clients train."""
+        """Let the engine prepare the round, at both servers, while the clients train."""
         self._engine(entry).prepare(entry.server_round.session, entry.server_round.params)
 
     def _check(self, entry: Entry) -> None:
-        """Let the engine check clients, or toss for it first. Both servers do so at once."""
+        """Let the engine check clients, or toss for it first, at both servers."""
         server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
         clients, shape = server_round.under_check, server_round.params.dealing
         self._require_session(entry)
@@ -221,9 +217,9 @@ class RoundRunner:
         )
 
     def _require_session(self, entry: Entry) -> None:
-        """Check that the session is there: the link may have broken while an event was stored.
+        """Raise PeerUnavailable if the session is gone.
 
-        Raises PeerUnavailable if it is gone.
+        The link may have broken while an event was stored.
         """
         if self._engine(entry).opened_session != entry.server_round.session:
             raise PeerUnavailable("the session that was prepared is gone: another one is made")
@@ -237,13 +233,13 @@ class RoundRunner:
         self._register.tidy()
 
     def _answer(self, entry: Entry) -> None:
-        """Answer all who have asked for the round to be opened."""
+        """Answer all requests to open the round."""
         waiting, entry.when_opened = entry.when_opened, []
         for when_opened in waiting:
             self.answer(entry, when_opened)
 
     def answer(self, entry: Entry, when_opened: WhenOpened) -> None:
-        """Tell whether a round was opened, whatever has become of it since."""
+        """Tell whether a round was opened, even if it has ended since."""
         server_round = entry.server_round
         error = None if server_round.begun else from_code(server_round.code, server_round.reason)
         when_opened(server_round, error)
@@ -288,7 +284,7 @@ class RoundRunner:
 
 
 def _event_of(error: Exception) -> Failure | Interrupted:
-    """Return what an error is for a round; a defect is logged with its traceback."""
+    """Return the event of a round for an error, and log a defect with its traceback."""
     if isinstance(error, SecureMedianError):
         return event_of(error)
     logs.event("action-error", logging.ERROR, error)
@@ -297,6 +293,6 @@ def _event_of(error: Exception) -> Failure | Interrupted:
 
 
 def event_of(error: SecureMedianError) -> Failure | Interrupted:
-    """Return what an error of a computation is for a round: final, or worth another attempt."""
+    """Return the event for an error of a computation: final, or worth another attempt."""
     kind = Interrupted if isinstance(error, TRANSIENT) else Failure
     return kind(error.code, str(error))

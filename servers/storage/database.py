@@ -1,7 +1,7 @@
 """The database of a server's state folder: rounds, uploads, verdicts and runs, in SQLite.
 
-Shares and models are files beside it (`store`). A server writes what changes before it acts on it,
-so that it finds its place again after a crash at any moment.
+Shares and models are files beside it (`store`). A server stores each change before it acts on it,
+so that it can go on after a crash at any moment.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a round leaves at a server once the protocol has run, as it is kept and published."""
+"""The result of a round at one server, as it is kept and published."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from securemedian.mpc.arrays import Words
 class Result:
     """All that a round leaves at one server, besides S0's run.
 
-    It can be taken apart into plain fields and arrays, so that whoever stores it needs to know none
-    of them: `to_parts` and `from_parts`.
+    `to_parts` takes it apart into plain fields and arrays for the store, and `from_parts` puts it
+    together.
     """
 
     # the record of the round, signed by this server, and once the round is published by both
@@ -28,7 +28,7 @@ class Result:
     outermost: int = 0
     # the groups, 0-based, whose model stays because they have fewer than `min_clients`
     unchanged_groups: Sequence[int] = ()
-    # what was tossed for the result, in hex digits; empty where nothing is
+    # the coin of the result, in hex digits; empty if the method tosses none
     coin: str = ""
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

@@ -54,10 +54,10 @@ class _Partial:
 class Spool:
     """The uploads of one round by client, and where they deal, their dealings.
 
-    Packed words are in one file per round, and all else is in rows of the database. `layout` is
+    Packed words are in one file per round, everything else in rows of the database. `layout` is
     that of the uploads, `shape` that of the dealings, or None where nobody deals, and `native_aes`
-    says what seeds are expanded with. A share is written by `put` or `put_dealing`, is on the disk
-    after `sync`, and counts after `add`, for which its row must be committed.
+    selects the AES that expands seeds. `put` or `put_dealing` writes a share, `sync` brings it to
+    the disk, and it counts after `add`, once its row is committed.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Spool:
     ) -> Row | None:
         """Write one piece of a dealing, and return the row of the dealing once it is whole.
 
-        Piece 0 makes room for all pieces; sent again, it begins the dealing anew. The pieces are of
-        one size, but for the last one. Raises BadUpload for a piece that is not the next one or has
+        Piece 0 makes room for all pieces; a repeated one begins the dealing anew. All pieces but
+        the last have the same size. Raises BadUpload for a piece that is not the next one or has
         another form, and NotStored if it cannot be written; then it is still due.
         """
         words = self._check_piece(form, piece, pieces, share)
@@ -164,7 +164,7 @@ class Spool:
     def _write_piece(
         self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
     ) -> _Partial:
-        """Write a piece of a dealing of so many words, and return what there is of it."""
+        """Write a piece of a dealing of so many words, and return the dealing so far."""
         partial = self._partial.get(client)
         due = partial.due if partial and partial.pieces == pieces else 0
         if piece not in (0, due):
@@ -194,7 +194,7 @@ class Spool:
 
     @property
     def stored_bytes(self) -> int:
-        """What the shares take on the disk, and of incomplete dealings the room that they have."""
+        """The bytes of the shares on the disk, with the room of incomplete dealings."""
         words = self._words_file
         return words.end if words else 0
 
@@ -232,7 +232,7 @@ class Spool:
     def examination(self, clients: Container[str]) -> Callable[[], None]:
         """Return a function that checks what these clients have sent against its SHA-256.
 
-        It is for another thread, since it reads all of it. It raises DamagedUpload.
+        It reads all of it, and is meant for another thread. It raises DamagedUpload.
         """
         file = self._file
         rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
@@ -263,7 +263,7 @@ class Spool:
     def drop(self) -> None:
         """Delete everything.
 
-        A run that still reads keeps the file, which then has no name, until it stops.
+        A computation that still reads keeps the file, which then has no name, until it stops.
         """
         self._rows.clear()
         self._partial.clear()

@@ -1,8 +1,8 @@
 """A server's state folder: the database, clients' shares, runs and results.
 
-It is for one process at a time. The words of a round's shares are in one file, and the database
-says whose they are: a share counts once it is on the disk and its row is committed. Runs
-and results are files that are named by their SHA-256, written beside, synchronised and renamed.
+One process uses it at a time. The words of a round's shares are in one file, and the database says
+whose they are: a share counts once it is on the disk and its row is committed. Runs and results
+are files named by their SHA-256, which are written under another name, synchronised and renamed.
 """
 
 import hashlib
@@ -20,11 +20,7 @@ from numpy.typing import NDArray
 
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.durable import lock_folder, replace_file, sync_folder
-from securemedian.mpc.errors import (
-    ConfigError,
-    SecureMedianError,
-    quoted,
-)
+from securemedian.mpc.errors import ConfigError, SecureMedianError, quoted
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout
 from securemedian.mpc.rounds.optimiser import optimiser_from

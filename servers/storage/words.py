@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.errors import (
-    DamagedUpload,
-)
+from securemedian.mpc.errors import DamagedUpload
 from securemedian.mpc.protocols.share import Layout
 
 # bytes that are hashed at a time, and that are worth being synchronised beside the caller
@@ -23,10 +21,10 @@ _DISK = ThreadPoolExecutor(1, "disk")
 class WordsFile:
     """One file of packed words, which many uploads share.
 
-    It needs one descriptor however many clients there are, so that nobody who takes descriptors
-    decides whose upload is stored, and one call synchronises all that has come. A thread brings to
-    the disk what is written while the caller goes on, so that `sync` has little to wait for. It is
-    closed when the last upload that reads it is gone, which may be later than its folder.
+    It needs one descriptor for any number of clients, so that connections that take descriptors do
+    not decide whose upload is stored, and one call synchronises all uploads. A thread synchronises
+    what is written meanwhile, so that `sync` has little to wait for. The file is closed when the
+    last upload that reads it is gone, which may be later than its folder.
     """
 
     def __init__(self, path: Path, end: int = 0) -> None:
@@ -34,7 +32,7 @@ class WordsFile:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         # where the next words begin
         self.end = end
-        # what is written and not being brought to the disk, in bytes
+        # the bytes that are written and not being synchronised
         self._unsynced = 0
         self._syncing: Future[None] | None = None
 
@@ -63,11 +61,11 @@ class WordsFile:
             self._unsynced = 0
 
     def _sync_beside(self) -> None:
-        """Begin to bring to the disk what is written, if it is much and the last time was fine."""
+        """Begin to synchronise what is written, if it is much and the last time succeeded."""
         done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
         if done and self._unsynced >= CHUNK_BYTES:
             self._unsynced = 0
-            # it keeps the file open until it is done
+            # the thread keeps the file open until it is done
             self._syncing = _DISK.submit(os.fdatasync, self._file)
 
     def reserve(self, count: int) -> int:
@@ -104,7 +102,7 @@ class WordsFile:
         return data
 
     def chunks(self, begin: int, count: int) -> Iterator[bytes]:
-        """Yield `count` bytes from byte `begin` on, by and by. Raises what `read_bytes` raises."""
+        """Yield `count` bytes from byte `begin` on, in chunks. Raises what `read_bytes` raises."""
         for at in range(begin, begin + count, CHUNK_BYTES):
             yield self.read_bytes(at, min(CHUNK_BYTES, begin + count - at))
 

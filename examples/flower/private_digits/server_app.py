@@ -13,7 +13,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for a number of rounds, and measure each model on the test set."""
-    strategy = SecureMedian(context.run_config["coordinator"], FedAvg())
+    strategy = SecureMedian(context.run_config["coordinator"], FedAvg(), method="radix")
     strategy.start(
         grid,
         ArrayRecord({name: Array(array) for name, array in task.start_model().items()}),
