@@ -130,11 +130,6 @@ LocalEvent = (
 Event = RoundMessage | LocalEvent
 
 
-def is_message(event: Event) -> bool:
-    """Return whether an event is a message of the peer."""
-    return isinstance(event, RoundMessage)
-
-
 class Use(StrEnum):
     """A resource that one live round at a time uses."""
 

@@ -27,9 +27,8 @@ from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import Open
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
-from securemedian.servers.storage.outcome import Result
 from securemedian.servers.storage.spool import DEALING, Spool
-from securemedian.servers.storage.store import Store
+from securemedian.servers.storage.store import Result, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
 ROUNDS_RETAINED = 4
@@ -403,13 +402,7 @@ class Register:
             if verdict.passed is not None:
                 (server_round.passed if verdict.passed else server_round.failed).add(client)
         files = {
-            kind: name
-            for kind, name in (
-                ("before", made.before),
-                ("after", made.after),
-                ("result", made.result),
-            )
-            if name
+            kind: name for kind in ("before", "after", "result") if (name := getattr(made, kind))
         }
         result = self._store.read_result(files["result"]) if "result" in files else None
         server_round.receipt = result.receipt if result else None

@@ -60,6 +60,7 @@ from securemedian.servers.network.peer import PeerWatch
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.spool import DEALING, sha256
@@ -157,27 +158,18 @@ class Rounds:
 
     def open(
         self,
-        cohort: str,
+        opening: Opening,
         params: RoundParams,
-        range_options: dict[str, Any],
-        reset: bool,
         model: Float32s | None,
-        optimiser_options: dict[str, Any],
         when_opened: WhenOpened,
-        request: str = "",
-        keep_range: bool = False,
-        participants: Sequence[str] = (),
     ) -> None:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
-        A repeated `request` is answered with the round that the first one opened. `range_options`
-        name a range policy and its options, and `optimiser_options` an optimiser and its options;
-        {} keeps the current one. With `keep_range` a `model` replaces that of the current run and
-        begins no new run. `participants` are the keys of the clients that may take part, by default
-        all. Raises PeerUnavailable or ParametersDiffer if S1 is not
-        ready, RoundBusy if a round of the cohort is live, and InputError, ConfigError or
-        ClientsDiffer if the round cannot be computed.
+        A repeated `request` is answered with the round that the first one opened. Raises
+        PeerUnavailable or ParametersDiffer if S1 is not ready, RoundBusy if a round of the cohort
+        is live, and InputError, ConfigError or ClientsDiffer if the round cannot be computed.
         """
+        cohort, request = opening.cohort, opening.request
         self.flush()
         if made := self.register.requested(cohort, request):
             if made.server_round.state is State.OPENING:
@@ -191,9 +183,7 @@ class Rounds:
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(
-            cohort, params, range_options, reset, model, optimiser_options, keep_range
-        )
+        before = self._keeper.begin(opening, params, model)
         kept = self._engines.of(cohort).session_id
         asked = Open(
             new_round_id(before.number),
@@ -201,10 +191,10 @@ class Rounds:
             params.to_dict(),
             kept or os.urandom(SESSION_BYTES),
             new_session=kept is None,
-            start_over=reset or (model is not None and not keep_range),
+            start_over=opening.reset or (model is not None and not opening.keep_range),
             start=before.digest.hex(),
             cohort=cohort,
-            participants=sorted(set(participants)),
+            participants=sorted(set(opening.participants)),
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
