@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,16 +77,9 @@ class Finding:
         return f"{self.level:8} {self.text}"
 
 
-def _well(text: str) -> Finding:
-    return Finding(Level.WELL, text)
-
-
-def _warning(text: str) -> Finding:
-    return Finding(Level.WARNING, text)
-
-
-def _wrong(text: str) -> Finding:
-    return Finding(Level.WRONG, text)
+_well = partial(Finding, Level.WELL)
+_warning = partial(Finding, Level.WARNING)
+_wrong = partial(Finding, Level.WRONG)
 
 
 def add_verbs(subparsers: "Verbs") -> None:

@@ -298,21 +298,9 @@ class Register:
             for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
                 database.forget_round(earlier.server_round.round_id)
             asked = asdict(changed.asked) | {"session": ""}
-            database.add_round(
-                SavedRound(
-                    round_id,
-                    entry.request,
-                    asked,
-                    dict(changed.names),
-                    sorted(changed.repeats),
-                    saved,
-                    times,
-                    files.get("before"),
-                    after=None,
-                    result=None,
-                    cohort=cohort,
-                )
-            )
+            names, repeats = dict(changed.names), sorted(changed.repeats)
+            given = round_id, cohort, entry.request, asked, names, repeats
+            database.add_round(SavedRound(*given, saved, times, files.get("before")))
         else:
             database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
         database.add_uploads(round_id, rows)

@@ -45,6 +45,7 @@ from securemedian.servers.network.control import is_round_id
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
+from securemedian.servers.storage.spool import Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
 Arrays = Mapping[str, NDArray[Any]]
@@ -415,16 +416,9 @@ class Desk:
     def _deal(self, call: Call) -> None:
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
-        whole = fields.piece + 1 == fields.pieces
-        self._rounds.deal(
-            entry,
-            call.key,
-            fields.form,
-            fields.piece,
-            fields.pieces,
-            share,
-            self._when_stored(call, Answer({"whole": whole})),
-        )
+        when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
+        piece = Piece(fields.form, fields.piece, fields.pieces, share)
+        self._rounds.deal(entry, call.key, piece, when_stored)
 
     def _upload(self, call: Call) -> None:
         entry = self._find(call)

@@ -63,7 +63,7 @@ from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.spool import DEALING, sha256
+from securemedian.servers.storage.spool import DEALING, Piece, sha256
 from securemedian.servers.storage.store import Store
 
 WhenStored = Callable[[SecureMedianError | None], None]
@@ -204,16 +204,7 @@ class Rounds:
             entry.spool.drop()
             raise
 
-    def deal(
-        self,
-        entry: Entry,
-        client: str,
-        form: str,
-        piece: int,
-        pieces: int,
-        share: NDArray[Any],
-        when_stored: WhenStored,
-    ) -> None:
+    def deal(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
         """Store a piece of a client's dealing.
 
         `when_stored` is called once the dealing is stored (`flush`), with the error if there is
@@ -226,13 +217,14 @@ class Rounds:
             # tell it why it is left out
             server_round.check_dealing(client)
         if server_round.live and server_round.dealt:
-            repeated = spool.repeats_piece(client, form, piece, pieces, share)
+            repeated = spool.repeats_piece(client, piece)
         else:
             # a round that has ended has deleted the shares but kept their digests
-            repeated = pieces == 1 and server_round.repeats_dealing(client, sha256(share))
+            digest = sha256(piece.share)
+            repeated = piece.count == 1 and server_round.repeats_dealing(client, digest)
         if not repeated:
             server_round.check_dealing(client)
-            if row := spool.put_dealing(client, form, piece, pieces, share):
+            if row := spool.put_dealing(client, piece):
                 self._shares.append(_Share(entry, row, when_stored))
                 return
         when_stored(None)

@@ -117,6 +117,7 @@ class SavedRound:
     """A round as the database has it."""
 
     round: str
+    cohort: str
     request: str
     asked: dict[str, Any]
     names: dict[str, str]
@@ -124,9 +125,8 @@ class SavedRound:
     saved: dict[str, Any]
     times: dict[str, float | None]
     before: str | None
-    after: str | None
-    result: str | None
-    cohort: str
+    after: str | None = None
+    result: str | None = None
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,7 @@ class Database:
         """Return all rounds, the earliest first."""
         rows = self._connection.execute(f"SELECT {_columns(SavedRound)} FROM rounds ORDER BY place")
         return [
-            SavedRound(row[0], row[1], *(json.loads(text) for text in row[2:7]), *row[7:])
-            for row in rows
+            SavedRound(*row[:3], *(json.loads(text) for text in row[3:8]), *row[8:]) for row in rows
         ]
 
     def add_round(self, made: SavedRound) -> None:

@@ -148,6 +148,25 @@ class StoredUpload:
         return self.source.read(self.begin + 8 * first, stop - start)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a client's dealing, as it was sent."""
+
+    # "seed" or "words"
+    form: str
+    # the number of the piece, from 0 on, and how many there are
+    number: int
+    count: int
+    share: NDArray[Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"piece {quoted(self.number)} of {quoted(self.count)} of a dealing"
+
+    def offset(self, words: int) -> int:
+        """Return the byte at which it begins in a dealing of so many words."""
+        return 8 * self.number * -(-words // self.count)
+
+
 @dataclass
 class _Partial:
     """A dealing of which pieces are missing; `due` is the number of the next one."""
@@ -215,90 +234,81 @@ class Spool:
             raise cannot_store("the upload", error) from error
         return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
-    def put_dealing(
-        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
-    ) -> Row | None:
+    def put_dealing(self, client: str, piece: Piece) -> Row | None:
         """Write one piece of a dealing, and return the row of the dealing once it is whole.
 
         Piece 0 makes room for all pieces; a repeated one begins the dealing anew. All pieces but
         the last have the same size. Raises BadUpload for a piece that is not the next one or has
         another form, and NotStored if it cannot be written; then it is still due.
         """
-        words = self._check_piece(form, piece, pieces, share)
-        if form == "seed":
+        words = self._check_piece(piece)
+        if piece.form == "seed":
             self._partial.pop(client, None)
-            return _seed_row(client, DEALING, share, sha256(share))
-        partial = self._write_piece(client, words, piece, pieces, share)
-        if piece + 1 < pieces:
+            return _seed_row(client, DEALING, piece.share, sha256(piece.share))
+        partial = self._write_piece(client, words, piece)
+        if piece.number + 1 < piece.count:
             return None
         digest = partial.sha256.digest()
-        return Row(client, DEALING, form, partial.begin, 8 * words, digest, time.time())
+        return Row(client, DEALING, piece.form, partial.begin, 8 * words, digest, time.time())
 
-    def repeats_piece(
-        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
-    ) -> bool:
+    def repeats_piece(self, client: str, piece: Piece) -> bool:
         """Return whether exactly this piece of a dealing is stored already, and the latest one.
 
         Raises BadUpload for a piece that cannot be, and DuplicateUpload if the client's dealing is
         whole and another one.
         """
-        words = self._check_piece(form, piece, pieces, share)
+        words = self._check_piece(piece)
         row, partial = self._rows.get((client, DEALING)), self._partial.get(client)
-        at = 8 * piece * -(-words // pieces)
         if row is None:
-            if not partial or (partial.pieces, partial.due) != (pieces, piece + 1):
+            if not partial or (partial.pieces, partial.due) != (piece.count, piece.number + 1):
                 return False
-            return form == "words" and self._holds(partial.begin + at, share)
-        if form == "seed":
-            same = row.seed == share.tobytes()
+            return piece.form == "words" and self._holds(partial.begin, words, piece)
+        if piece.form == "seed":
+            same = row.seed == piece.share.tobytes()
         else:
-            same = row.form == form and self._holds(row.begin + at, share)
+            same = row.form == piece.form and self._holds(row.begin, words, piece)
         if not same:
             raise DuplicateUpload(
                 "another dealing of yours for this round is stored already; the first one counts"
             )
         return True
 
-    def _holds(self, at: int, share: NDArray[Any]) -> bool:
-        return self._file.read_bytes(at, share.nbytes) == share.tobytes()
+    def _holds(self, begin: int, words: int, piece: Piece) -> bool:
+        held = self._file.read_bytes(begin + piece.offset(words), piece.share.nbytes)
+        return held == piece.share.tobytes()
 
-    def _check_piece(self, form: str, piece: int, pieces: int, share: NDArray[Any]) -> int:
+    def _check_piece(self, piece: Piece) -> int:
         """Return how many words the dealing has. Raises BadUpload unless this is a piece of one."""
         if self._shape is None:
             raise LocalProtocolError("nobody deals in this round")
         words = self._shape.layout.words
         # how much there is to be cut into pieces
-        whole = 1 if form == "seed" else words
-        if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
-            raise BadUpload(
-                f"there is no {_piece(piece, pieces)}, which has {whole} words or is one seed"
-            )
-        size = -(-words // pieces)
-        length = min(size, words - piece * size)
+        whole, count = 1 if piece.form == "seed" else words, piece.count
+        if not 0 <= piece.number < count or (count - 1) * -(-whole // count) >= whole:
+            raise BadUpload(f"there is no {piece}, which has {whole} words or is one seed")
+        size = -(-words // count)
+        length = min(size, words - piece.number * size)
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "seed": (np.uint8, (SEED_BYTES,)),
             "words": (np.uint64, (length,)),
         }
-        _check_share(_piece(piece, pieces), form, share, shapes)
+        _check_share(str(piece), piece.form, piece.share, shapes)
         return words
 
-    def _write_piece(
-        self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
-    ) -> _Partial:
+    def _write_piece(self, client: str, words: int, piece: Piece) -> _Partial:
         """Write a piece of a dealing of so many words, and return the dealing so far."""
         partial = self._partial.get(client)
-        due = partial.due if partial and partial.pieces == pieces else 0
-        if piece not in (0, due):
+        due = partial.due if partial and partial.pieces == piece.count else 0
+        if piece.number not in (0, due):
             raise BadUpload(
-                f"{_piece(piece, pieces)} came where piece {due} is due: "
-                "send all pieces in order, from 0 on"
+                f"{piece} came where piece {due} is due: send all pieces in order, from 0 on"
             )
-        packed = np.ascontiguousarray(share)
+        packed = np.ascontiguousarray(piece.share)
         try:
             begin = partial.begin if partial else self._file.reserve(words)
-            if piece == 0 or partial is None:
-                partial = self._partial[client] = _Partial(begin, pieces)
-            self._file.write(begin + 8 * piece * -(-words // pieces), packed)
+            if piece.number == 0 or partial is None:
+                partial = self._partial[client] = _Partial(begin, piece.count)
+            self._file.write(begin + piece.offset(words), packed)
         except OSError as error:
             raise cannot_store("the dealing", error) from error
         partial.sha256_before = partial.sha256.copy()
@@ -404,10 +414,6 @@ def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row
 
 def cannot_store(what: str, error: OSError) -> NotStored:
     return NotStored(f"this server cannot store {what}: {error.strerror}")
-
-
-def _piece(piece: int, pieces: int) -> str:
-    return f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
 
 
 def _check_share(

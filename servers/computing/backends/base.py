@@ -5,6 +5,7 @@ at the same time, with a backend of the same kind.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from securemedian.mpc.protocols.dealing import Dealing
@@ -13,6 +14,19 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
+
+
+@dataclass(frozen=True)
+class RoundInput:
+    """What a server computes a round from."""
+
+    params: RoundParams
+    # of the clients that take part, with their weights, and their groups where these are visible
+    uploads: Sequence[Upload]
+    weights: Sequence[int]
+    groups: Sequence[int] = ()
+    # what this server opens when it tosses, the same in every attempt at a round
+    opening: bytes = field(default=b"", repr=False)
 
 
 class Computation(Protocol):
@@ -54,16 +68,8 @@ class Computation(Protocol):
         """Check that every value of clients' uploads is in range (`pipeline.check_values`)."""
         ...
 
-    def run_round(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        groups: Sequence[int],
-        opening: bytes,
-        progress: Progress,
-    ) -> Outcome:
-        """Compute the round (`pipeline.run_round`); `opening` is what this server tosses with."""
+    def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
+        """Compute the round (`pipeline.run_round`)."""
         ...
 
     def close(self) -> None:
