@@ -33,7 +33,6 @@ from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, c
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # how long a server may take to answer, and a port to be reached
 REACH_S = 5.0
@@ -82,7 +81,7 @@ _warning = partial(Finding, Level.WARNING)
 _wrong = partial(Finding, Level.WRONG)
 
 
-def add_verbs(subparsers: "Verbs") -> None:
+def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `doctor` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "doctor",

@@ -91,25 +91,27 @@ class ResultFields(OneRound):
 
 
 @dataclass(frozen=True)
-class UploadFields(OneRound):
-    """The fields of an upload; the share itself is an array."""
+class ShareFields(OneRound):
+    """The fields of a request with a share, which itself is an array."""
 
-    # the digest of the parameters that the update was encoded for
+    # the digest of the parameters that it was made for
     params: bytes
-    # "seed" or "words", or where clients deal "rotations"
+    # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
+
+
+@dataclass(frozen=True)
+class UploadFields(ShareFields):
+    """The fields of an upload."""
+
     # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
     group: int = 0
 
 
 @dataclass(frozen=True)
-class DealFields(OneRound):
-    """The fields of a piece of a dealing; its part of the share is an array."""
+class DealFields(ShareFields):
+    """The fields of a piece of a dealing."""
 
-    # the digest of the parameters that the client dealt for
-    params: bytes
-    # "seed" or "words"
-    form: str
     # the number of the piece, from 0 on, and how many there are
     piece: int
     pieces: int

@@ -33,22 +33,7 @@ from securemedian.servers import logs
 from securemedian.servers.computing.engine import Coin, Result
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.machine.events import (
-    CheckEnded,
-    CloseAsked,
-    Computed,
-    DealingStored,
-    Event,
-    Failure,
-    Interrupted,
-    OpenAsked,
-    Overdue,
-    Stored,
-    Tossed,
-    Turn,
-    Unlinked,
-    Use,
-)
+from securemedian.servers.machine import events
 from securemedian.servers.network.control import (
     Message,
     Open,
@@ -78,8 +63,8 @@ class _Share:
     when_stored: WhenStored
 
     @property
-    def event(self) -> Event:
-        kind = DealingStored if self.row.kind == DEALING else Stored
+    def event(self) -> events.Event:
+        kind = events.DealingStored if self.row.kind == DEALING else events.Stored
         return kind(self.row.client, self.row.sha256)
 
 
@@ -110,11 +95,11 @@ class Rounds:
         self._shares: list[_Share] = []
         # the rounds that await a turn at S0, each with the resource that it needs, in the order in
         # which they became ready
-        self._queue: list[tuple[Entry, Use | None]] = []
+        self._queue: list[tuple[Entry, events.Use | None]] = []
         self._stops = False
         self.register.tidy()
         for entry in self.live:
-            self._runner.take(entry, Unlinked(f"{config.name} was restarted"))
+            self._runner.take(entry, events.Unlinked(f"{config.name} was restarted"))
 
     def _send(self, message: Message) -> None:
         assert isinstance(message, RoundMessage)
@@ -199,7 +184,7 @@ class Rounds:
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
         try:
-            self._runner.feed(entry, [OpenAsked()])
+            self._runner.feed(entry, [events.OpenAsked()])
         except SecureMedianError:
             entry.spool.drop()
             raise
@@ -311,7 +296,7 @@ class Rounds:
         self.flush()
         if not entry.server_round.closed:
             entry.server_round.check_close()
-            self._runner.feed(entry, [CloseAsked()])
+            self._runner.feed(entry, [events.CloseAsked()])
         self._go_on()
 
     def abort(self, entry: Entry, why: str) -> None:
@@ -323,7 +308,7 @@ class Rounds:
         if entry.server_round.code == RoundAborted.code:
             return
         entry.server_round.check_abort()
-        self._runner.feed(entry, [Failure(RoundAborted.code, why)])
+        self._runner.feed(entry, [events.Failure(RoundAborted.code, why)])
 
     # Other events
 
@@ -344,20 +329,20 @@ class Rounds:
     def _take(self, entry: Entry, result: Result | SecureMedianError) -> None:
         match result:
             case SecureMedianError():
-                event: Event = event_of(result)
+                event: events.Event = event_of(result)
             case Coin():
-                event = Tossed(result.seed)
+                event = events.Tossed(result.seed)
             case Checked():
                 event = self._verdicts(entry, result)
             case _:
                 try:
                     entry.result = self._keeper.finish(entry, result)
-                    event = Computed(entry.result.receipt)
+                    event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:
-                    event = Failure(error.code, str(error))
+                    event = events.Failure(error.code, str(error))
         self._runner.take(entry, event)
 
-    def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
+    def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         logs.event(
@@ -367,7 +352,7 @@ class Rounds:
             checked=[names[key] for key in clients],
             failed=[names[key] for key in failed],
         )
-        return CheckEnded(clients, failed)
+        return events.CheckEnded(clients, failed)
 
     def tick(self) -> None:
         """Let time pass.
@@ -379,7 +364,7 @@ class Rounds:
         self._runner.tick()
         for entry in self.live:
             if self._runner.idle(entry) and self._clock() >= entry.server_round.deadline:
-                self._runner.take(entry, Overdue())
+                self._runner.take(entry, events.Overdue())
         self._go_on()
 
     def _go_on(self) -> None:
@@ -402,7 +387,7 @@ class Rounds:
                 continue
             self._queue.remove(one)
             kept = None if entry.server_round.adrift else engine.opened_session
-            turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
+            turn = events.Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
             self._runner.take(entry, turn)
 
     def stop(self) -> None:
@@ -419,4 +404,6 @@ class Rounds:
     def interrupt(self, why: str) -> None:
         """Interrupt all rounds, to be tried again, because something failed at this server."""
         for entry in self.live:
-            self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))
+            self._runner.take(
+                entry, events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
+            )
