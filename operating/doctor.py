@@ -115,16 +115,13 @@ def examine(path: Path) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(str(error))
         return
-    yield _well(f"{path} is a complete configuration of {_whose(config)}")
+    whose = config.name if isinstance(config, ServerConfig) else repr(config.name)
+    yield _well(f"{path} is a complete configuration of {whose}")
     yield from _keys(config)
     if isinstance(config, ServerConfig):
         yield from _server(config)
     else:
         yield from _servers(config)
-
-
-def _whose(config: ServerConfig | ClientConfig) -> str:
-    return config.name if isinstance(config, ServerConfig) else repr(config.name)
 
 
 # What every party has

@@ -83,15 +83,12 @@ class Workers(Protocol):
 
     def submit(self, worker: int, function: str, *arguments: Any) -> "Future[Any]":
         """Call a function of a worker (`worker.ShardWorker`); the future may raise WorkerLost."""
-        ...
 
     def there(self) -> list[int]:
         """Return the numbers of the workers that are there now."""
-        ...
 
     def parcels(self) -> Parcels:
         """Return what takes words to where workers can fetch them."""
-        ...
 
 
 @dataclass(frozen=True)
