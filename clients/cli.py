@@ -1,7 +1,4 @@
-"""The verb `submit`; `receipt` has a module of its own.
-
-What a verb needs is imported when it runs, so that --help needs nothing.
-"""
+"""The verb `submit`; what it needs is imported when it runs, so that --help needs nothing."""
 
 import argparse
 import sys

@@ -9,9 +9,9 @@
 An update is the *trained parameters*, not their difference to the published model, because the
 buckets of a bucketed round lie around that model.
 
-A server that is away, or a connection that is lost, costs time and no round: what got no answer is
-sent again, the same bytes (`clients.journal`). With a `state_dir` this holds for a client that is
-restarted, too.
+A server that is away, or a lost connection, costs time but no round: a request without an answer is
+repeated with the same bytes (`clients.journal`). With a `state_dir` this also holds for a client
+that is restarted.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class _Shared:
 
 
 def _group_of(current: Round, group: int | None) -> int:
-    """Return the group that an update is for. Raises InputError if it must be said and is not."""
+    """Return the group that an update is for. Raises InputError if it must be given and is not."""
     if group is None:
         if current.params.method.groups > 1:
             raise InputError(
@@ -97,13 +97,7 @@ class Client(Member):
             super().close()
             raise
         self._lookup = Lookup(self.service, self.outcomes, self._journal)
-        self._sender = Sender(
-            self._journal,
-            self.servers,
-            self.service.connect,
-            lambda *given: self.deal(*given),
-            config.retry_limit_s,
-        )
+        self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it
@@ -122,8 +116,8 @@ class Client(Member):
         If `submitted` is set, the servers have an upload of this client already: there is nothing
         to train, and `result` waits for the round's result. An upload that was made before and has
         reached one server or none is sent first. If `dealing_lost` is set, the servers have a
-        dealing from before a restart whose secrets this client has not kept: there is nothing to
-        train either, because it cannot submit to this round.
+        dealing from before a restart whose secrets this client has lost: it cannot submit to this
+        round, so there is nothing to train either.
 
         Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s` of
         the configuration), and ConfigError if the round exchanges predictions on a public set that
@@ -164,7 +158,7 @@ class Client(Member):
         return upload.encode_update(vector, current)
 
     def close(self) -> None:
-        """End what goes on in the background, and close all connections."""
+        """End background work, and close all connections."""
         self._sender.close()
         super().close()
 
@@ -193,7 +187,7 @@ class Client(Member):
         if S0 refuses them, which is reported.
 
         Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
-        and then sends the few bits that are left to send.
+        and then sends the remaining few bits.
 
         In a round of several groups `group` is the one, 0-based, whose model was trained
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
@@ -267,10 +261,7 @@ class Client(Member):
             )
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
-        """Send public metrics to S0, and report it if it does not take them.
-
-        Raises ServerUnreachable if S0 does not answer.
-        """
+        """Send public metrics to S0, and report it if it does not take them."""
         try:
             self.service.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
@@ -314,7 +305,7 @@ class Client(Member):
         spec: updates.Spec | None,
         **options: Any,
     ) -> None:
-        """Send an upload (`Sender.send`), and note what its result will have to fit."""
+        """Send an upload (`Sender.send`), and note the start and form for its result."""
         self._seen, self._submitted = made.round_id, ""
         if spec is not None or made.round_id not in self._shared:
             self._shared[made.round_id] = _Shared(params, spec, made.start)
@@ -397,7 +388,7 @@ class Client(Member):
         return params, list(self.outcomes.fetch(round_id, limit, params))
 
     def _wanted(self, round_id: str, params: RoundParams, group: int | None) -> int:
-        """Return which of a round's results a caller wants who has named this group, or none."""
+        """Return the index of the result for a group, by default the one submitted to."""
         groups = params.method.groups
         if group is None:
             # several ranks are results of one group
@@ -443,10 +434,7 @@ class Client(Member):
         return str(found["round"])
 
     def _round_for(self, round_id: str) -> Round:
-        """Return the open round to submit to, and wait for it if it is not named.
-
-        Raises RoundClosed if it is named and not open.
-        """
+        """Return the open round to submit to. Raises RoundClosed if the one named is not open."""
         if self._open and round_id in ("", self._open.round_id):
             return self._open
         if not round_id:

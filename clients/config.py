@@ -1,7 +1,4 @@
-"""The configuration of a client or of the coordinator: one TOML file.
-
-Unknown keys are refused. docs/samples/ has samples.
-"""
+"""The configuration of a client or of the coordinator: one TOML file (docs/samples/)."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,10 +88,7 @@ class ClientConfig:
 
     @classmethod
     def load(cls, path: str | Path, cohort: str = "") -> Self:
-        """Read and check a configuration; a `cohort` replaces the one in it.
-
-        Raises ConfigError, which names the file and what is wrong in it.
-        """
+        """Read and check a configuration; a `cohort` replaces its own. Raises ConfigError."""
         path = Path(path)
         values = read_toml(path)
         check_key_places(values, str(path))

@@ -1,7 +1,7 @@
 """The authenticated connection to one server, whose answers have a time limit.
 
-A request that got no answer may be sent again, on a new connection: whether the first one arrived
-cannot be known, and a server answers it again like the first time.
+A request without an answer may be repeated on a new connection: whether the first one arrived
+cannot be known, and a server answers a repeated request like the first.
 """
 
 import itertools
@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.clients.upload import Round
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
+    PeerProtocolError,
+    RoundClosed,
     SecureMedianError,
     ServerUnreachable,
     from_code,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -59,7 +63,7 @@ Progress = Callable[[int, int], object]
 
 
 def unseen(sent: int, total: int) -> None:
-    """Take the progress of an upload that nobody looks at."""
+    """Ignore the progress of an upload."""
 
 
 class Connection:
@@ -81,9 +85,9 @@ class Connection:
     ) -> None:
         """Connect to `server`; `other` is what the configuration has for the other one.
 
-        The key of that one is tried if this server does not prove its own, to find out whether they
-        are exchanged. `report` is told once when the server is away and is waited for, and when it
-        is back. Requests that name no round are about this `cohort`.
+        If this server does not prove its key, the key of the other one is tried, to find out
+        whether they are exchanged. `report` gets a line when the server is away and waited for, and
+        one when it is back. Requests that name no round are about this `cohort`.
         """
         self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other = server, keys, other
@@ -122,8 +126,8 @@ class Connection:
     ) -> wire.Message:
         """Send one request and return its answer.
 
-        If it gets none, and the server has been reached before, it is sent again for `patience_s`
-        seconds, with growing pauses, and likewise if the server has no room to store it. Raises the
+        Without an answer, or if the server has no room to store it, the request is repeated with
+        growing pauses for `patience_s` seconds, if the server has been reached before. Raises the
         error that the server answers with, or ServerUnreachable if it does not answer.
         """
         deadline = time.monotonic() + patience_s
@@ -143,10 +147,7 @@ class Connection:
         return reply
 
     def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
-        """Tell the user that this server is away and is asked again, if that has not been told.
-
-        Raises `error` if the server has never been reached, or if `deadline` has passed.
-        """
+        """Report once that this server is away. Raises `error` if it is asked no more."""
         left = deadline - time.monotonic()
         if not self.reached or self._cancelled.is_set() or left <= 0:
             raise error
@@ -177,7 +178,7 @@ class Connection:
             # such as that of the connection on which the answer came
             self._take_events()
         except ServerUnreachable:
-            # What is still to be sent goes with the old connection, and so does one that stalls.
+            # a new connection drops unsent bytes, and replaces one that stalls
             self._disconnect()
             self._connect()
             raise
@@ -203,10 +204,10 @@ class Connection:
     ) -> wire.Message:
         """Return the answer to a request of `size` bytes.
 
-        Its limit begins anew whenever the other end takes more of the request, up to MESSAGE_S: a
-        slow line is no server that is away. Where the system does not tell what was taken, the
-        limit allows for a line of SLOWEST_BYTES_PER_S. `before` are the bytes that it had taken
-        before the request.
+        The time limit begins anew whenever the other end takes more of the request, up to
+        MESSAGE_S, so that a slow line does not count as a server that is away. Where the system
+        does not tell what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S. `before`
+        are the bytes that it had taken before the request.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
@@ -222,8 +223,8 @@ class Connection:
             ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
             if self._socket in ready:
                 message = wire.unpack(self._socket.recv_multipart())
-                # With 0 the server says that it could not read our frame. Other numbers are those
-                # of late answers to earlier requests.
+                # 0: the server could not read our frame. Other numbers are those of late answers
+                # to earlier requests.
                 if message.fields.get("id") in (number, 0):
                     return message
             elif self._monitor in ready:
@@ -236,10 +237,7 @@ class Connection:
         raise self._no_answer(op)
 
     def _acknowledged(self) -> int:
-        """Return how many bytes the other end's host has taken on this connection.
-
-        It is 0 where that is not known.
-        """
+        """Return how many bytes the other end's host has taken here; 0 if that is not known."""
         if self._descriptor < 0 or _TCP_INFO is None:
             return 0
         # zmq owns the descriptor, and may have closed it by now
@@ -297,7 +295,7 @@ class Connection:
         if self.reached or self._other is None:
             return
         trial = _dealer(self._keys, self._other.public_key)
-        # Both tell that the server has this key: it read our handshake, and judged our own key.
+        # both events show that the server has this key: it read our handshake and judged our key
         proved = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         monitor = trial.get_monitor_socket(proved | _FAILED)
         try:
@@ -340,10 +338,7 @@ def connect(
     timeout_s: float = float("inf"),
     report: Report = lambda text: None,
 ) -> tuple[Connection, Connection]:
-    """Return new connections to S0 and S1; an answer may take as long as the configuration says.
-
-    It may not take longer than `timeout_s` either.
-    """
+    """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""
     limit_s = min(config.reply_timeout_s, timeout_s)
     return (
         Connection("S0", config.s0, keys, limit_s, config.s1, report, config.cohort),
@@ -374,10 +369,7 @@ def _pauses() -> Iterator[float]:
 
 
 def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say about themselves (`info`).
-
-    Raises ConfigError unless [s0] is party 0 and [s1] is party 1.
-    """
+    """Return what S0 and S1 say of themselves. Raises ConfigError if they are exchanged."""
     answers = []
     for party, server in enumerate(servers):
         answers.append(server.ask("info", patience_s=patience_s).fields)
@@ -387,3 +379,20 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
                 f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
             )
     return answers
+
+
+def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
+    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+
+    Raises RoundClosed if it is another one, and PeerProtocolError if its parameters or the model
+    that it starts from differ: a corrupt S0 could give some clients another model than the others.
+    """
+    found = s1.ask("round", patience_s=patience_s).fields
+    if found["round"] != current.round_id:
+        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
+    if theirs != (current.params.digest, current.start.hex()):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other parameters or another start: "
+            "one of them does not tell the truth, and nothing was sent"
+        )

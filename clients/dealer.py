@@ -1,13 +1,10 @@
-"""A client's dealing for one round, made and sent in the background while the client trains.
-
-docs/protocols.md, section 2.
-"""
+"""A client's dealing for one round, in the background (docs/protocols.md, section 2)."""
 
 import threading
 from collections.abc import Callable, Sequence
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -29,9 +26,9 @@ TELL_S = 0.2
 class Dealer:
     """Deals for one round, on a thread and with connections of its own, and closes these.
 
-    `deal` makes the dealing. What it makes is for this round alone, and for one update. A server
-    that is away is waited for as long as `patience_s`. With `resumed` the same dealing may have
-    been sent before, and a server that has it is left out.
+    `deal` makes the dealing, which is for this round and one update. A server that is away is
+    waited for up to `patience_s`. With `resumed` the same dealing may have been sent before, and a
+    server that has it is left out.
     """
 
     def __init__(
@@ -60,10 +57,7 @@ class Dealer:
         return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
 
     def join(self, progress: Progress = unseen) -> OwnDealing:
-        """Wait until both servers have the dealing, and return it.
-
-        Every answer that it waits for has a time limit. Raises what went wrong.
-        """
+        """Return the dealing once both servers have it. Raises the error that ended it."""
         while self._thread.is_alive():
             self._thread.join(TELL_S)
             progress(self.sent, self.total)
@@ -81,10 +75,11 @@ class Dealer:
         try:
             infos = ask_parties(self._servers, self._patience_s)
             limits = [info["max_message_bytes"] for info in infos]
+            check_s1(self._servers[1], self._current, self._patience_s)
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
-            # the seed last: a dealing that is cut short before it can be sent anew
+            # the seed last: before it is sent, an interrupted dealing can still be made anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
                 if not (self._resumed and self._is_dealt(server)):
                     self._send(server, half, limit)
@@ -104,11 +99,7 @@ class Dealer:
         return found["round"] == self.round_id and bool(found["dealt"])
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
-        """Send a half piece by piece.
-
-        A piece that got no answer is sent again, and a server that no longer has the pieces before
-        it gets all of them again. Raises what the server answers.
-        """
+        """Send a half piece by piece, and anew if the server no longer has the pieces before."""
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
         share = half.share.reshape(-1)
@@ -121,6 +112,7 @@ class Dealer:
             fields = {
                 "round": self.round_id,
                 "params": self._current.params.digest,
+                "start": self._current.start,
                 "form": half.form,
                 "piece": piece,
                 "pieces": pieces,

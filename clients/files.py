@@ -12,10 +12,7 @@ from securemedian.mpc.errors import ConfigError, InputError
 
 
 def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """Return the array of a .npy file or the named arrays of a .npz file.
-
-    Raises InputError if it is neither.
-    """
+    """Return the array in a .npy file or those in a .npz file by name. Raises InputError."""
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -34,10 +31,7 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
 
 
 def read_models(path: Path) -> NDArray[Any]:
-    """Return the flat vector of real numbers in a .npy file, or one per group as its rows.
-
-    Raises InputError if the file holds anything else.
-    """
+    """Return a .npy file's flat vector of real numbers, or one per group. Raises InputError."""
     models = read(path)
     if (
         not isinstance(models, np.ndarray)
@@ -52,10 +46,7 @@ def read_models(path: Path) -> NDArray[Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ConfigError unless `path` can be written.
-
-    Call it before the work whose outcome is to be written there, and not after it.
-    """
+    """Raise ConfigError unless `path` can be written; to be called before the work."""
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(
             f"cannot write {path}: choose a file in a folder that exists and that you may write to"
@@ -63,10 +54,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, model: Any) -> None:
-    """Write an array as .npy, or named arrays as .npz, at exactly this path.
-
-    Raises ConfigError if the path cannot be written.
-    """
+    """Write an array as .npy, or named arrays as .npz, at this path. Raises ConfigError."""
     check_writable(path)
     with open_private(path) as file:
         if isinstance(model, dict):

@@ -38,10 +38,7 @@ def fit(
     public_metrics: Callable[[Any], Metrics] | None,
     loss: Callable[[Any], float] | None,
 ) -> int:
-    """Take part in rounds with a model that is trained in place, and return in how many.
-
-    `Client.fit` says what the arguments are, and what is raised.
-    """
+    """Take part in rounds as `Client.fit` says, and return in how many."""
     # whether `model` holds a result, which is known to the clients alone in some rounds
     trained = False
     done = 0

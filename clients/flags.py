@@ -152,10 +152,7 @@ def round_table(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
-    """Return the parameters of the round that the flags and `others` describe.
-
-    What is not given keeps its default. Raises ConfigError for an option of another method.
-    """
+    """Return the parameters of the round that the flags and `others` say. Raises ConfigError."""
     return RoundParams.from_dict(round_table(options) | others)
 
 

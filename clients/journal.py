@@ -1,9 +1,9 @@
-"""What a client has made for rounds, and what it keeps of its own between them.
+"""The journal of a client: what it needs to go on with its rounds after a restart.
 
-An upload is kept until both servers have acknowledged it, so that what is sent again is the same:
-two sharings of one update, or two rotations by one dealing, must never be mixed. With a folder all
-of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of three
-states:
+An upload is kept until both servers have acknowledged it, so that a repeated request has the same
+bytes: two sharings of one update, or two rotations by one dealing, must never be mixed. With a
+folder all of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of
+three states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
     upload   both halves of the update. They take the place of the dealing's secret before the first
@@ -62,10 +62,7 @@ class Draw:
     secret: bytes = field(repr=False)
 
     def entropy(self) -> Entropy:
-        """Return a source of randomness that gives the same bytes each time.
-
-        Each draw is a SHA-256 under the secret, and tells nothing about the others.
-        """
+        """Return a source of the same bytes each time; no draw reveals anything of another."""
         draws = 0
 
         def entropy(count: int) -> bytes:
@@ -112,7 +109,7 @@ class Sent:
 
 
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
-    """Return what tells one flat update, for a group, from another."""
+    """Return a digest of a flat update for a group."""
     data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
     if group:
         data.update(group.to_bytes(8, "little"))
@@ -158,7 +155,7 @@ class Journal:
 
     @property
     def rounds(self) -> list[str]:
-        """Return the ids of the rounds for which something is kept that servers lack."""
+        """Return the ids of the rounds with a dealing or upload that servers may lack."""
         return [*self._draws, *self._submissions]
 
     @property
@@ -220,7 +217,7 @@ class Journal:
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
 
     def confirm(self, submission: Submission) -> None:
-        """Keep of an upload, which both servers have, what its result has to fit, and no more."""
+        """Replace an upload that both servers have by what its result has to fit."""
         round_id = submission.round_id
         self._submissions.pop(round_id, None)
         order = 1 + max((sent.order for sent in self._sent.values()), default=0)
@@ -239,10 +236,7 @@ class Journal:
             self._delete(old.round_id)
 
     def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep fields and arrays of the caller in place of those before.
-
-        They are copied. Raises ConfigError if they cannot be written.
-        """
+        """Keep copies of the caller's fields and arrays alone. Raises ConfigError if it cannot."""
         copies = {name: np.array(array) for name, array in arrays.items()}
         for copy in copies.values():
             copy.flags.writeable = False
@@ -252,7 +246,7 @@ class Journal:
         self._own = own
 
     def forget(self, round_id: str) -> None:
-        """Delete what is kept for a round that servers lack: it has ended, or they refuse it."""
+        """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
         self._draws.pop(round_id, None)
         self._submissions.pop(round_id, None)
         self._delete(round_id)
@@ -366,10 +360,7 @@ def _parts(data: bytes) -> Sequence[bytes]:
 
 
 def _lock(folder: Path) -> IO[bytes]:
-    """Make the folder, for its owner alone, and lock it for this process.
-
-    Raises ConfigError if others may look into it, or another process has it.
-    """
+    """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):
         raise ConfigError(

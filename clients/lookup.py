@@ -18,12 +18,9 @@ class Lookup:
         self._service, self._outcomes, self._journal = service, outcomes, journal
 
     def new(self, seen: str) -> Round | None:
-        """Return the open round, or None if there is none.
-
-        The round `seen` last is returned again only if an upload for it is still to be sent.
-        """
+        """Return the open round if it is not `seen`, or has an upload that is still to be sent."""
         try:
-            # whoever waits asks again where there is no answer
+            # the caller asks again if there is no answer
             found = self._service.latest(0.0)
             known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
@@ -34,10 +31,7 @@ class Lookup:
             return None
 
     def named(self, round_id: str) -> Round:
-        """Return the round with this id, for an update that is trained already.
-
-        Raises RoundClosed if it is not open.
-        """
+        """Return the round with this id. Raises RoundClosed if it is not open."""
         found = self._service.latest()
         if found["round"] != round_id:
             raise RoundClosed(
@@ -50,16 +44,13 @@ class Lookup:
     def _round(
         self, found: dict[str, Any], timeout_s: float | None = None, trained: bool = False
     ) -> Round:
-        """Return the round that S0 describes, with its model and range.
-
-        If the caller has `trained` already, it gets no model that the upload does not need.
-        """
+        """Return the round that S0 says; who has `trained` gets no model unless it is needed."""
         self._forget_ended(found["round"], timeout_s)
         submitted = bool(found.get("submitted"))
         kept = found["round"] in self._journal.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
-        # otherwise everybody knows what the values lie around, and there is no model
+        # otherwise the values lie around constants, and there is no model
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
             state = self._outcomes.run_before(found["round"], start, timeout_s)

@@ -20,10 +20,10 @@ _log = logging.getLogger("securemedian")
 
 
 class Member:
-    """What a client and the coordinator have in common: what any member can ask of a round.
+    """The requests about a round that a client and the coordinator have in common.
 
-    `report` gets a line when a server is away and is waited for, and another one when it is back.
-    `trained` says what a receipt must fit, where this side trains.
+    `report` gets a line when a server is away and waited for, and one when it is back. `trained`
+    returns what a receipt must fit, where this side trains.
 
     Every call has a limit, `timeout_s`: how long a server that is away is asked again (default:
     `retry_limit_s` of the configuration), or, where a round must first get so far, how long that is
@@ -109,8 +109,5 @@ class Member:
         return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
     def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:
-        """Return by name who is left out of a round, and why.
-
-        As long as the round is open, these are the clients that have failed a check.
-        """
+        """Return by name who is left out of a round, or has failed a check so far, and why."""
         return dict(self.status(round_id, timeout_s).left_out)

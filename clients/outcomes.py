@@ -1,7 +1,4 @@
-"""What rounds come to: their receipts and results, waited for, checked and decoded.
-
-`results` has the checks.
-"""
+"""The receipts and results of rounds: waited for, checked (`results`) and decoded."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,9 +14,8 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
 
-# Says of a round what its receipt must fit: the digest of the run that this side trained
-# from, and its own public key. Each is empty where it has not trained, or where not both servers
-# have confirmed its upload.
+# Returns what the receipt of a round must fit: the digest of the run that this side trained from,
+# and its public key if both servers have confirmed its upload. Each is empty otherwise.
 Trained = Callable[[str], tuple[bytes | None, str]]
 
 
@@ -29,7 +25,7 @@ def untrained(round_id: str) -> tuple[bytes | None, str]:
 
 
 class Outcomes:
-    """Fetches what rounds come to, and keeps the runs between them."""
+    """Fetches receipts and results, and keeps the latest runs."""
 
     def __init__(self, service: Service, trained: Trained) -> None:
         self._service, self._trained = service, trained
@@ -41,10 +37,7 @@ class Outcomes:
         self._unchanged_groups: tuple[str, list[int]] = "", []
 
     def run_before(self, round_id: str, digest: bytes, timeout_s: float | None = None) -> RunState:
-        """Return the run that a round starts from, which has this digest.
-
-        It is downloaded unless it is kept here. Raises ReceiptInvalid if S0 sends another one.
-        """
+        """Return the run with this digest. Raises ReceiptInvalid if S0 sends another one."""
         state = self._recent.find(digest)
         if state is None:
             answer = self._service.ask("model", {"round": round_id}, timeout_s=timeout_s)
@@ -60,10 +53,7 @@ class Outcomes:
     def fetch(
         self, round_id: str, limit: Limit, params: RoundParams
     ) -> NDArray[np.float32] | NDArray[np.float64]:
-        """Wait for all results of a round and return them, checked, shape (results, d).
-
-        Those of a round that is for the clients alone are float64.
-        """
+        """Wait for all results of a round and return them, checked, shape (results, d)."""
         if params.result_to != "clients":
             # the new model may be a part of them
             return self.finish(round_id, limit, params)[1].copy()
@@ -77,10 +67,7 @@ class Outcomes:
     def finish(
         self, round_id: str, limit: Limit, params: RoundParams
     ) -> tuple[RunState, NDArray[np.float32]]:
-        """Wait for what a round has opened, and return the run after it and its results.
-
-        Both are checked; the results have shape (results, d).
-        """
+        """Wait for a round, and return the run after it and its results, shape (results, d)."""
         answers = self._answers(round_id, limit)
         record = self._checked(round_id, answers, params).record
         start = self.run_before(round_id, record.start, limit.left_s)
@@ -116,10 +103,10 @@ class Outcomes:
     ) -> dict[int, wire.Message]:
         """Return the answers by party once a round is published, of both servers if they are there.
 
-        One of them has the values if `values`, and with `both` the other one as well: then both
-        servers must answer. Otherwise one is enough, because it has the signatures of both. S0
-        leads, so that it is waited for, and if it is away S1. Raises RoundFailed, with the reason,
-        if the round has failed.
+        With `values` one of them has the values, with `both` each: then both servers must answer.
+        Otherwise one is enough, because it has the signatures of both. This waits for S0, which
+        leads, or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has
+        failed.
         """
         what = f"round {round_id} was not published"
 

@@ -48,10 +48,7 @@ class PublicSet:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Return the set in the file `inputs.npy` of a folder.
-
-        Raises InputError unless it is one array of numbers with a row per sample.
-        """
+        """Return the set in `inputs.npy` of a folder. Raises InputError unless it is one."""
         path = Path(folder) / INPUTS
         if not path.is_file():
             raise ConfigError(

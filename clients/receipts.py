@@ -104,10 +104,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def signing_keys(paths: Sequence[Path]) -> list[str]:
-    """Return the public signing keys of S0 and S1 that these files have.
-
-    Raises ConfigError if a file cannot be read, or if not exactly one key of each is found.
-    """
+    """Return the signing keys of S0 and S1 in these files. Raises ConfigError unless one each."""
     found: dict[str, set[str]] = {"s0": set(), "s1": set()}
     for path in paths:
         for server, key in _signing_keys_in(path):

@@ -1,9 +1,8 @@
-"""Results: what a server says of a round, checked against what both servers vouch for.
+"""The checks of a server's answer about a round against the record that both servers signed.
 
-A server's word alone counts for nothing here. Its answer has the round's receipt, with the
-signatures of both servers, and everything that is taken over from an answer must fit the record in
-it: the parameters, the clients, the run that the round started from, and the opened
-values. Clients decode these themselves, and take the run's step to the next round.
+Nothing is taken from one server alone. Its answer has the round's receipt with the signatures of
+both, and the parameters, the clients, the run that the round started from and the opened values
+must fit the record in it. Clients decode the values themselves, and compute the next run state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,11 +40,7 @@ class RecentRuns:
         return self._kept.get(digest)
 
     def keep(self, state: RunState) -> None:
-        """Keep a run, and forget the oldest if there are too many.
-
-        Nobody can write to its arrays any more: a caller that is handed its model must not change
-        what the next rounds start from.
-        """
+        """Keep a run, whose arrays become read-only, and forget the oldest of too many."""
         for array in state.arrays.values():
             array.flags.writeable = False
         self._kept.pop(state.digest, None)
@@ -55,10 +50,7 @@ class RecentRuns:
 
 
 def run_of(answer: wire.Message, round_id: str, digest: bytes) -> RunState:
-    """Return the run that S0 says a round starts from.
-
-    Raises ReceiptInvalid if it is not the one with this digest.
-    """
+    """Return the run a round starts from. Raises ReceiptInvalid if it has another digest."""
     fields, arrays = answer.fields, answer.arrays
     try:
         state = RunState.of_arrays(
@@ -79,10 +71,7 @@ def run_of(answer: wire.Message, round_id: str, digest: bytes) -> RunState:
 
 
 def receipt_of(answer: wire.Message) -> Receipt:
-    """Return the receipt in an answer, which is not checked yet.
-
-    Raises ReceiptInvalid if there is none.
-    """
+    """Return the unchecked receipt in an answer. Raises ReceiptInvalid if there is none."""
     encoded, signatures = answer.fields.get("record"), answer.fields.get("signatures")
     if not isinstance(encoded, bytes) or not isinstance(signatures, dict):
         raise ReceiptInvalid("the answer has no receipt")
@@ -180,10 +169,7 @@ def _left_out(record: Record) -> set[str]:
 def opened_of(
     answer: wire.Message, party: int, record: Record, params: RoundParams
 ) -> PublicValues:
-    """Return the opened values in a server's answer.
-
-    Raises ReceiptInvalid if they are not those that both servers vouch for.
-    """
+    """Return the opened values, which both servers vouch for. Raises ReceiptInvalid if not."""
     words = answer.arrays.get("opened", np.empty(0, np.uint64))
     if words.dtype != np.uint64 or words.ndim != 1 or digest_of(words) != record.opened:
         raise ReceiptInvalid(

@@ -1,6 +1,6 @@
 """A client's uploads: made once per round, and sent until both servers have them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer
 from securemedian.clients.journal import Journal, Submission, fingerprint
+from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -28,29 +29,27 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 
 
 class Sender:
-    """Makes uploads and sends them, with what `journal` keeps of them. It owns the journal.
+    """Makes uploads and sends them, and keeps them in `journal`, which it owns.
 
-    `connect` makes new connections for a dealing, and `deal` makes the dealing. A server that is
-    away is waited for as long as `patience_s`, unless a method is given another limit.
+    `deal` makes the dealing of a round. A server that is away is waited for as long as
+    `retry_limit_s` of the configuration, unless a method is given another limit.
     """
 
     def __init__(
         self,
         journal: Journal,
-        servers: Sequence[Connection],
-        connect: Callable[[], Sequence[Connection]],
+        service: Service,
         deal: Callable[[Dealing, Round, Entropy], OwnDealing],
-        patience_s: float,
     ) -> None:
-        self._journal, self._servers, self._connect, self._deal = journal, servers, connect, deal
-        self._patience_s = patience_s
+        self._journal, self._service, self._deal = journal, service, deal
+        self._servers, self._patience_s = service.servers, service.config.retry_limit_s
         # what deals for a round, until its upload is made
         self._dealer: Dealer | None = None
         # whether both servers have said which party they are
         self._parties_known = False
         if journal.rounds or journal.sent:
             # an earlier process has reached them
-            for server in servers:
+            for server in self._servers:
                 server.reached = True
 
     def begin(self, current: Round) -> None:
@@ -67,8 +66,8 @@ class Sender:
     ) -> Submission:
         """Return the upload of a flat update and its encoded `values`, ready to be sent.
 
-        Both servers have the dealing for it by then. Raises what they answer to the dealing, which
-        is then forgotten.
+        Both servers have the dealing for it by then. Raises the error with which they refuse the
+        dealing, which is then forgotten.
         """
         if not self._parties_known:
             ask_parties(self._servers, self._patience_s)
@@ -102,7 +101,7 @@ class Sender:
         """
         patience_s = self._patience_s if patience_s is None else patience_s
         total, before = sum(half.share.nbytes for half in made.halves), 0
-        # where it could not be written before, it is now
+        # it may not have been written before
         self._journal.keep(made)
         try:
             for server, half in zip(self._servers, made.halves, strict=True):
@@ -112,6 +111,7 @@ class Sender:
                         {
                             "round": made.round_id,
                             "params": made.params,
+                            "start": made.start,
                             "form": half.form,
                             "group": made.told,
                         },
@@ -137,6 +137,7 @@ class Sender:
         """Return what S0 and S1 get of encoded values, once both have the dealing for them."""
         dealer = self._dealer_for(current)
         if dealer is None:
+            check_s1(self._servers[1], current, self._patience_s)
             return upload.split(values, current)
         try:
             return upload.rotate(dealer.join(progress), values)
@@ -146,10 +147,7 @@ class Sender:
             raise
 
     def _dealer_for(self, current: Round) -> Dealer | None:
-        """Return what deals for a round, or None if nobody deals. It begins at the first call.
-
-        One that got no answers begins anew, with the same dealing.
-        """
+        """Return what deals for a round, begun at the first call or after it got no answers."""
         dealer = self._dealer
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer
@@ -157,11 +155,12 @@ class Sender:
         if shape := current.params.dealing:
             resumed = current.round_id in self._journal.rounds
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
-            connections = self._connect()
+            connections = self._service.connect()
             for connection, server in zip(connections, self._servers, strict=True):
                 connection.reached = server.reached
             self._dealer = Dealer(
-                # each server gets the half that it got the first time, whatever S0 says now
+                # each server gets the half that it got the first time, even if S0 says another
+                # index
                 replace(current, index=draw.index),
                 shape,
                 connections,
@@ -180,10 +179,7 @@ class Sender:
 def _part_sent(
     progress: Progress, before: int, half: int, total: int, sent: int, size: int
 ) -> None:
-    """Tell how much of `total` bytes has been sent, where a request of `size` is under way.
-
-    It has `half` of the bytes in it, and the rest of it is small.
-    """
+    """Tell how much of `total` bytes is sent, with a request of `size` for `half` under way."""
     progress(before + min(half, sent), total)
 
 

@@ -1,4 +1,4 @@
-"""The two servers, as one key sees them: asked, and waited for."""
+"""The connections of one key to both servers, and waits for their answers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,10 +31,7 @@ class Limit:
 
 
 class Service:
-    """A connection to each server, with the key that a configuration names.
-
-    `report` gets a line when a server is away and is waited for, and another one when it is back.
-    """
+    """A connection to each server; `report` is told when one is away, and when it is back."""
 
     def __init__(self, config: ClientConfig, report: Report) -> None:
         self.keys = load_keys(config.key_file)
@@ -68,10 +65,7 @@ class Service:
         timeout_s: float | None = None,
         party: int = 0,
     ) -> wire.Message:
-        """Return the answer of a server to a request (`Connection.ask`).
-
-        A server that is away is asked again for `timeout_s`, by default for `retry_limit_s`.
-        """
+        """Return a server's answer; one that is away is asked for `timeout_s` (`retry_limit_s`)."""
         patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
         return self.servers[party].ask(op, fields, arrays, patience_s)
 
@@ -99,8 +93,8 @@ class Service:
     def wait(self, party: int, look: Callable[[], T | None], limit: Limit, what: str) -> T:
         """Call `look`, which asks the server `party`, until it returns something other than None.
 
-        A server that has been reached before may be away for as long. Raises ChannelTimeout with
-        `what`, which says what has not come, if the limit is reached.
+        A server that has been reached before may be away until the limit. Raises ChannelTimeout
+        with `what`, which names the missing thing, at the limit.
         """
         while True:
             try:

@@ -37,11 +37,7 @@ def start_model(source: str, seed: int) -> NDArray[np.float32]:
 
 
 def function_of(source: str) -> Any:
-    """Return the function that `source`, written package.module:function, names.
-
-    Modules in the current folder are found as well as installed ones. Raises ConfigError if there
-    is no such function.
-    """
+    """Return the function package.module:function. Raises ConfigError if there is none."""
     name, _, function = source.partition(":")
     if not name or not function:
         raise ConfigError(f"{source!r} is not like package.module:function")

@@ -48,10 +48,7 @@ def flatten(update: Any) -> tuple[NDArray[np.float64], Spec]:
 
 
 def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
-    """Return the model of `spec` with the values of `vector`.
-
-    Raises InputError if there are too few values or too many.
-    """
+    """Return the model of `spec` with these values. Raises InputError for another number."""
     values = _values(vector, spec)
     if spec.form is dict:
         return values

@@ -1,7 +1,4 @@
-"""The conversion of a flat update to two shares, and of two shares of a result back to values.
-
-docs/protocols.md, section 2.
-"""
+"""Updates in two shares, and results from two shares (docs/protocols.md, section 2)."""
 
 import warnings
 from collections.abc import Callable
@@ -29,10 +26,7 @@ MOST_BEYOND = 0.5
 
 
 def number_of(round_id: str) -> int:
-    """Return the number that a round has in its run, with which its id begins.
-
-    Raises PeerProtocolError if it is no round's id.
-    """
+    """Return the number with which a round's id begins. Raises PeerProtocolError if none."""
     number = round_id.partition("-")[0]
     if not (number.isascii() and number.isdecimal()):
         raise PeerProtocolError(f"S0 calls a round {quoted(round_id)}, which is no id")
@@ -89,10 +83,7 @@ class Round:
         return [published.model for published in each if published.model is not None]
 
     def of_group(self, group: int) -> "Round":
-        """Return the round as a client of a group, 0-based, sees it: with that group's model.
-
-        Raises InputError if there is no such group.
-        """
+        """Return the round as a client of a group, 0-based, sees it. Raises InputError."""
         check_group(self.round_id, self.params.method.groups, group)
         published = self.published.of_group(group)
         return replace(
@@ -177,10 +168,7 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
 
 
 def _warn_of_range(values: NDArray[Any], current: Round) -> None:
-    """Warn if most of an update lies beyond the buckets of the round.
-
-    `values` are the indices of buckets, shape (1, d), or what `encode.cumulative` makes of them.
-    """
+    """Warn if most of these indices, or cumulative values, lie in the outermost buckets."""
     if len(values) == 1:
         outermost = encode.outermost(values[0], current.params.method.range_buckets)
     else:
@@ -205,21 +193,14 @@ def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:
 
 
 def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[ShareHalf, ShareHalf]:
-    """Return the half for S0 and the half for S1.
-
-    Clients with an even index send the seed to S0, the others to S1, so that both servers' links
-    carry the same load.
-    """
+    """Return the halves for S0 and S1: the seed goes to S0 for even indices, else to S1."""
     one = ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8))
     other = ShareHalf("words", words.packed)
     return (one, other) if current.index % 2 == 0 else (other, one)
 
 
 def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:
-    """Return the upload that follows a dealing, the same for S0 and for S1.
-
-    `values` are the indices of buckets, shape (1, d).
-    """
+    """Return the upload, the same for both servers, of the indices of buckets, shape (1, d)."""
     half = ShareHalf("rotations", dealt.rotations(values[0]))
     return half, half
 

@@ -17,10 +17,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Return the two parts of HOST:PORT; an IPv6 address stands in brackets. 0 is any free port.
-
-    Raises ConfigError for anything else.
-    """
+    """Return the parts of HOST:PORT or [IPV6]:PORT; 0 is any free port. Raises ConfigError."""
     host, _, port = listen.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -25,10 +25,7 @@ _LOCK = "lock"
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
-    """Write a file anew, from parts that are buffers of bytes, and return once it is on the disk.
-
-    Raises OSError if it cannot be written; then the old file is as it was.
-    """
+    """Write a file anew from parts, and sync it. Raises OSError, with the old file as it was."""
     new = path.with_name(f"{path.name}.new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, mode)
@@ -50,10 +47,7 @@ def open_private(path: Path) -> IO[bytes]:
 
 
 def others_may(path: Path, bits: int) -> bool:
-    """Return whether others than the owner have one of these permissions of a file or folder.
-
-    Windows has other permissions, of which Python knows nothing: there the answer is no.
-    """
+    """Return whether others have one of these permissions of a path (never on Windows)."""
     return os.name == "posix" and bool(path.stat().st_mode & bits & 0o077)
 
 
@@ -80,10 +74,7 @@ def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
 
 
 def lock_file(path: Path) -> IO[bytes]:
-    """Open a file for this process alone, and make it if it is not there.
-
-    Raises BlockingIOError if another process has locked it, and OSError if it cannot be used.
-    """
+    """Open a file for this process alone. Raises BlockingIOError if another one has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, OWNER)
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:

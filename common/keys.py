@@ -90,10 +90,7 @@ def load_keys(path: str | Path) -> KeyPair:
 
 
 def load_signing_key(path: str | Path) -> SigningKey:
-    """Return the signing key in a server's .key_secret file.
-
-    Raises ConfigError as `load_keys` does, and if the file has none.
-    """
+    """Return the signing key in a server's .key_secret file. Raises ConfigError if none."""
     path = Path(path)
     _check_key_file(path)
     text = path.read_text("utf-8", errors="replace")
@@ -185,10 +182,7 @@ class KeyPlace:
 
 
 def key_places(values: dict[str, Any]) -> list[KeyPlace]:
-    """Return the places for public keys in the TOML of a server, client or coordinator.
-
-    What is no table there is left out, for the loader to report.
-    """
+    """Return the places for public keys in a configuration's TOML, as far as it has tables."""
     party = values.get("party")
     peer = "s1" if party == 0 else "s0" if party == 1 else "the other server"
     single = {"peer": peer, "s0": "s0", "s1": "s1"}

@@ -15,10 +15,7 @@ LONGEST_NAME = 64
 
 
 def check_public_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
-    """Return public metrics as they are sent, stored and shown: finite numbers by name.
-
-    Raises InputError, which names what cannot be sent.
-    """
+    """Return finite numbers by name, as they are sent. Raises InputError for anything else."""
     if len(metrics) > MOST_METRICS:
         raise InputError(f"{len(metrics)} public metrics, and a round takes {MOST_METRICS} of each")
     return {_name(name): _number(name, value) for name, value in metrics.items()}

@@ -71,10 +71,7 @@ class Record:
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
-        """Return the record with these bytes.
-
-        Raises ReceiptInvalid if they are not those that `encode` makes of one.
-        """
+        """Return the record with these canonical bytes. Raises ReceiptInvalid for others."""
         try:
             record = build(cls, msgpack.unpackb(encoded), "the record of a receipt")
         except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:

@@ -8,10 +8,7 @@ from securemedian.mpc.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file's table.
-
-    Raises ConfigError if the file cannot be read or is not TOML.
-    """
+    """Return a TOML file's table. Raises ConfigError if there is none."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -1,7 +1,4 @@
-"""The coordinator's verbs: `round`, `coordinate` and `dashboard`.
-
-What a verb needs is imported when it runs, so that --help needs nothing.
-"""
+"""The coordinator's verbs; what they need is imported when they run, not for --help."""
 
 import argparse
 import json

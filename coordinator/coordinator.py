@@ -32,13 +32,13 @@ class Coordinator(Member):
         """Open a round and return its id.
 
         If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
-        hex digits that the caller draws and keeps, the caller can do so, too, when there was no
-        answer, or after its own restart: S0 answers a request in the same way each time.
+        hex digits that the caller draws and keeps, the caller can repeat the call itself, also
+        after its own restart: S0 answers a repeated request with the same round.
 
-        A `model` (flat) starts a new run, and so does `reset`; without them the last
-        run goes on. With `keep_range` it goes on as well, with the `model` in place of its
-        own. Without a `range_policy` or an `optimiser` the current one is kept.
-        The optimiser makes the next round's model of this one's result.
+        A `model` (flat) starts a new run, and so does `reset`; without them the last run goes on.
+        With `keep_range` it goes on with the `model` in place of its own. Without a `range_policy`
+        or an `optimiser` the current one is kept. The optimiser makes the next round's model of
+        this one's result.
 
         `participants` are the names of clients, as S0 has them. Only they can take part then, and
         the round closes by itself once all of them have uploaded. Raises ConfigError if S0 does not
@@ -60,10 +60,7 @@ class Coordinator(Member):
         return str(answer.fields["round"])
 
     def dim(self, timeout_s: float | None = None) -> int:
-        """Return how many values the model has that S0 keeps, or otherwise the latest round.
-
-        Raises ConfigError if S0 has neither.
-        """
+        """Return the size of S0's model or latest round. Raises ConfigError if it has neither."""
         dim = int(self.service.ask("info", timeout_s=timeout_s).fields["dim"])
         if not dim:
             raise ConfigError(

@@ -1,8 +1,4 @@
-"""The lease of a coordinator: one run at a time opens rounds, and the next one ends what it left.
-
-A run that is stopped may have no chance to end its open round. The next run knows from the lease
-which round that was.
-"""
+"""The lease of a coordinator: one run opens rounds at a time, and ends those left open."""
 
 from pathlib import Path
 
@@ -11,16 +7,10 @@ from securemedian.mpc.errors import ConfigError, RoundBusy
 
 
 class Lease:
-    """A locked file with the id of the round that its holder has open.
-
-    The operating system ends the lock with the process, however it ends.
-    """
+    """A locked file with the id of the round its holder has open; it ends with the process."""
 
     def __init__(self, path: Path, stop: str) -> None:
-        """Take the lease; `stop` is the command that ends a run.
-
-        Raises RoundBusy if another run has it, and ConfigError if its file cannot be written.
-        """
+        """Take the lease. Raises RoundBusy, which names the command `stop`, or ConfigError."""
         try:
             self._file = lock_file(path)
         except BlockingIOError as error:

@@ -40,20 +40,14 @@ class RoundPlan:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read and check a plan.
-
-        Raises ConfigError, which names the file and what is wrong in it.
-        """
+        """Read and check a plan. Raises ConfigError, which names the file."""
         plan = build(cls, read_toml(path), str(path))
         named = {key: getattr(plan, key) for key in cls.FILES if getattr(plan, key)}
         found: dict[str, Any] = {key: str(path.parent / name) for key, name in named.items()}
         return replace(plan, **found)
 
     def start(self) -> NDArray[np.float32] | None:
-        """Return the model to start from, or one per group, if there is a file.
-
-        Raises InputError if it is none.
-        """
+        """Return the model to start from, or one per group, if a file is named."""
         return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
 
     def params(self, dim: int) -> RoundParams:

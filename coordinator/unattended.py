@@ -1,6 +1,6 @@
-"""The coordination of a run, unattended from its first round to its last.
+"""The unattended run: opens, closes and retries rounds from the first to the last.
 
-What it leaves is in one folder. For each published round there are model-NUMBER.npy, the model that
+Its output is in one folder. For each published round there are model-NUMBER.npy, the model that
 the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
 else than that model: with an optimiser, or of several ranks. Where predictions are exchanged there
 is predictions-NUMBER.npy in place of a model. rounds.jsonl has a line of JSON per attempt at a
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 # the file of finished attempts at rounds in a run's folder
 LINES = "rounds.jsonl"
-# what passes by itself: a server that is away, has no room or still has another round
+# the errors that may pass: a server is away, has no room or still has another round
 _PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
 # the first and the longest wait before something is tried again
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
@@ -89,11 +89,7 @@ class RunPlan(RoundPlan):
 
 
 def attempts(folder: Path) -> list[dict[str, Any]]:
-    """Return the finished attempts at rounds of a run in their order.
-
-    A last line that was cut short, as a crash leaves it, does not count. Raises ConfigError if
-    another one is no line of ours.
-    """
+    """Return a run's finished attempts; a last line cut by a crash is none. Raises ConfigError."""
     file = folder / LINES
     if not file.exists():
         return []
@@ -105,13 +101,10 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """What has happened in a run, on disk. It is for one process at a time."""
+    """The log of a run on disk. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the log in a folder, and make the folder if it is not there.
-
-        Raises ConfigError if the folder cannot be used, or another process uses it.
-        """
+        """Open or make a log in a folder. Raises ConfigError if another process uses it."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             refusal = f"another process coordinates the run in {folder}"
@@ -164,10 +157,7 @@ class RunLog:
 
 
 class UnattendedRun:
-    """A run that goes on from where its log ends, to be closed after use.
-
-    `report` gets a line per step, and `show` what the round under way does, each time anew.
-    """
+    """A run that goes on from its log's end; `show` gets what the round does at the moment."""
 
     def __init__(
         self,
@@ -242,11 +232,7 @@ class UnattendedRun:
         )
 
     def _open_round(self, which: int) -> str:
-        """Return the id of the round under way, or open one.
-
-        A request that may have been lost is repeated under its own id, and then opens no second
-        round.
-        """
+        """Return the round under way or open one; a repeated request opens no second round."""
         if round_id := self._log.under_way.get("round"):
             return round_id
         # the first round begins a run, whose model, range and optimiser S0 then keeps

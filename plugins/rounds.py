@@ -180,11 +180,7 @@ class FrameworkRounds:
         return round_id
 
     def result(self, round_id: str, model: Arrays) -> Arrays:
-        """Close the round, as no more clients will submit, and return its result.
-
-        It has the form of `model`, the one that clients have trained. Raises one of ROUND_LOST if
-        there will be none.
-        """
+        """Close the round and return its result, formed as `model`. Raises one of ROUND_LOST."""
         with Coordinator(self.config) as coordinator:
             # it has closed by itself if all clients have submitted
             with suppress(RoundClosed):
@@ -240,10 +236,7 @@ class FrameworkRounds:
         self._lease.round_id = ""
 
     def wait(self, attempt: Callable[[], T], passes: tuple[type[Exception], ...]) -> T:
-        """Return the first result of `attempt` that is no error of those that may pass.
-
-        Raises the last such error after `wait_s`.
-        """
+        """Return the result of `attempt`. Raises the error it keeps failing with after `wait_s`."""
         deadline, said = time.monotonic() + self.options.wait_s, ""
         while True:
             try:
@@ -259,10 +252,7 @@ class FrameworkRounds:
 
 
 def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
-    """Submit an update to a round in shares, and return the name that S0 has for this client.
-
-    Raises what `Client.submit` raises.
-    """
+    """Submit an update in shares, and return this client's name. Raises as `Client.submit`."""
     with Client(config) as client:
         try:
             client.submit(update, round_id)
@@ -272,10 +262,7 @@ def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
 
 
 def same_form(given: Mapping[str, NDArray[Any]], expected: Arrays) -> Arrays:
-    """Return the given arrays in the order of the expected ones.
-
-    Raises InputError unless they have the same names, shapes and dtypes.
-    """
+    """Return the arrays in the order expected. Raises InputError if names or forms differ."""
     if missing := [name for name in expected if name not in given]:
         raise InputError(f"the update lacks {', '.join(missing)}, which the model has")
     if unknown := [name for name in given if name not in expected]:

@@ -1,8 +1,4 @@
-"""The command `securemedian VERB ...`.
-
-The module of every verb is imported for its options alone. What a verb needs is imported when it
-runs.
-"""
+"""The command `securemedian VERB ...`; what a verb needs is imported when it runs."""
 
 import argparse
 import sys

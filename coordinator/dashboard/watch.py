@@ -1,9 +1,8 @@
-"""The watch over a service: what both servers say, and the rounds that were seen, bounded.
+"""The watch over a service: the status of both servers, and a bounded history of rounds.
 
-One thread per server asks `status`, all together at most once a second, however many look at it.
-Once a round is published, S0 is asked for its receipt in place of one `status`. Rounds of a
-run that `coordinate` leads come from its folder too, with their receipts and what was measured
-of their models.
+One thread per server asks `status`, all together at most once a second for any number of viewers.
+Once a round is published, S0 is asked for its receipt in place of one `status`. The rounds of a run
+that `coordinate` leads come from its folder too, with their receipts and evaluations.
 """
 
 import calendar
@@ -260,10 +259,7 @@ class Watch:
         folder: Path | None = None,
         periods_s: Sequence[float] = PERIODS_S,
     ) -> None:
-        """Prepare to watch S0 and S1, and the folder of a run that `coordinate` leads.
-
-        `signing_keys` are the public ones of S0 and S1, by which receipts are verified.
-        """
+        """Prepare to watch S0 and S1, with their signing keys, and the folder of a run."""
         self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()

@@ -14,10 +14,7 @@ def start_model() -> NDArray[np.float32]:
 
 
 def load_data(part: int, parts: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the images, with a 1 for the bias behind each, and labels of a site, from 0 on.
-
-    The images of part -1 are the test set.
-    """
+    """Return a site's images, with a 1 for the bias, and labels; -1 is the test set."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     test, rest = order[:TEST_IMAGES], order[TEST_IMAGES:]

@@ -31,10 +31,7 @@ def address(content: RecordDict, arrays_key: str, round_id: str) -> RecordDict:
 
 
 def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
-    """Return the content as a ClientApp knows it, the arrays in it, and the id of the round.
-
-    Raises ConfigError if the message is not `SecureMedian`'s.
-    """
+    """Return the usual content, its arrays and the round's id. Raises ConfigError if none."""
     about, arrays = content.get(ROUND), content.get(ARRAYS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ConfigError(

@@ -229,10 +229,7 @@ class SecureMedian(Strategy):
         self._strategy.summary()
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
-        """Wait for as many nodes as `strategy` needs, and return whether they are connected.
-
-        It would wait for them for ever by itself.
-        """
+        """Return whether enough nodes connect in time; `strategy` itself would wait for ever."""
 
         def connected() -> bool:
             if (number := len(list(grid.get_node_ids()))) < needed:
@@ -291,10 +288,7 @@ class SecureMedian(Strategy):
         return "; ".join(reasons[: _MAX_REASONS + 2])
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
-        """Go on without a round's result if `on_failure` is "skip".
-
-        Otherwise raises AggregationError, which ends the run.
-        """
+        """Raise AggregationError, which ends the run, unless `on_failure` is "skip"."""
         if not self._rounds.options.skips:
             raise AggregationError(f"securemedian: {why}") from error
         log.warning("securemedian: the model stays as it is: %s", why)

@@ -130,10 +130,7 @@ class SecureMedian(ModelAggregator):
         self._metrics: list[tuple[dict[str, Any] | None, float]] = []
 
     def _open(self, fl_ctx: FLContext) -> None:
-        """Open a round for the model to be sent.
-
-        If none can be opened, ends the job, or, with "skip", lets the round pass without a result.
-        """
+        """Open a round for the model to be sent; if none can be, end the job, or "skip" it."""
         # sites get no model without a round
         self._round_id, self._sent = "", {}
         try:

@@ -50,10 +50,7 @@ class SecureMedianFilter(DXOFilter):
         self.config = config
 
     def add_to_fed_job(self, job: Any, ctx: Any, **options: Any) -> None:
-        """Add the filter to both chains, in whichever of them a job asks for it.
-
-        Unless the job names tasks, these are the ones whose results are weights.
-        """
+        """Add the filter to both chains of a job, for the named tasks or those with weights."""
         # sites run the package that is installed there, and no copy of it in the job
         job.set_app_packages([*job.job.app_packages, __name__.partition(".")[0]])
         named = options.get("tasks")
@@ -108,10 +105,7 @@ class SecureMedianFilter(DXOFilter):
             raise _no_round(fl_ctx)
 
     def _client_config(self, fl_ctx: FLContext) -> ClientConfig:
-        """Return the configuration of this site: its own, or otherwise the one that the job names.
-
-        Raises ConfigError if there is none, or a mistake in it.
-        """
+        """Return this site's own configuration, or the one the job names. Raises ConfigError."""
         own = Path(fl_ctx.get_workspace().get_file_path_in_site_config(CONFIG_FILE))
         if own.exists():
             return ClientConfig.load(own.resolve())

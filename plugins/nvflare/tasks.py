@@ -26,10 +26,7 @@ KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
 def address(task: Shareable, round_id: str) -> Arrays | None:
-    """Address a task to the clients of a round, and return its model.
-
-    A task without weights, or one that is addressed already, stays as it is.
-    """
+    """Address a task with weights to the clients of a round, and return its model."""
     if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _USUAL_CONTENT_TYPE:
         return None
     dxo = from_shareable(task)
@@ -41,10 +38,7 @@ def address(task: Shareable, round_id: str) -> Arrays | None:
 
 
 def receive(task: Shareable) -> tuple[Arrays, str] | None:
-    """Give a task its usual form back, and return the model in it and the id of the round.
-
-    Returns None if the task is not `SecureMedian`'s.
-    """
+    """Give a task of `SecureMedian`'s its usual form, and return its model and round id."""
     if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _CONTENT_TYPE:
         return None
     task.set_header(ReservedHeaderKey.CONTENT_TYPE, _USUAL_CONTENT_TYPE)
@@ -62,10 +56,7 @@ def in_order(weights: Mapping[str, Any]) -> Arrays:
 
 
 def arrays_in(value: Any, path: str = "") -> Iterator[str]:
-    """Return where in a message there are arrays or tensors, as keys with dots between them.
-
-    A collection of numbers is an array as well: a list of them, or bytes.
-    """
+    """Return the keys in a message at which arrays, tensors or lists of numbers are."""
     if isinstance(value, DXO):
         value = value.to_dict()
     if isinstance(value, Mapping):

@@ -94,8 +94,9 @@ class ResultFields(OneRound):
 class ShareFields(OneRound):
     """The fields of a request with a share, which itself is an array."""
 
-    # the digest of the parameters that it was made for
+    # the digests of the parameters that it was made for, and of the run state
     params: bytes
+    start: bytes
     # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
 
@@ -537,7 +538,11 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
+    update of the last, unless S1 compares `start`, which it was told with `open`.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters or another
+    model.
     """
     if "share" not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `share`")
@@ -545,6 +550,11 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
         raise BadUpload(
             f"this {call.op!r} was made for other parameters than those of round "
             f"{server_round.round_id}"
+        )
+    if call.fields.start.hex() != server_round.asked.start:
+        raise BadUpload(
+            f"this {call.op!r} was made for another model or range than those that round "
+            f"{server_round.round_id} starts from: one server does not tell the truth"
         )
     return call.arrays["share"]
 
