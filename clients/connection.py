@@ -175,7 +175,7 @@ class Connection:
             self._take_events()
         except ServerUnreachable:
             # a new connection drops unsent bytes, and replaces one that stalls
-            self._disconnect()
+            self.close()
             self._connect()
             raise
         return reply
@@ -189,9 +189,6 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
-        self._disconnect()
-
-    def _disconnect(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
 

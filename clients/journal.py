@@ -129,7 +129,8 @@ class Journal:
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
-        self._own = wire.Message(_OWN, {}, {})
+        # the fields and arrays that the caller has kept last, which nobody must change
+        self.own = wire.Message(_OWN, {}, {})
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -162,11 +163,6 @@ class Journal:
     def sent(self) -> list[Sent]:
         """Return the latest uploads that both servers have, the oldest first."""
         return sorted(self._sent.values(), key=lambda sent: sent.order)
-
-    @property
-    def own(self) -> wire.Message:
-        """Return what the caller has kept last: fields and arrays, which nobody must change."""
-        return self._own
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -243,7 +239,7 @@ class Journal:
         own = wire.Message(_OWN, dict(fields), copies)
         if self._folder:
             self._replace(self._folder / _OWN, own)
-        self._own = own
+        self.own = own
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
@@ -296,7 +292,11 @@ class Journal:
         try:
             message = wire.unpack(_parts(path.read_bytes()))
             if message.type == "dealing":
-                draw = _draw(message)
+                draw = Draw(
+                    message.fields["params"],
+                    message.fields["index"],
+                    message.arrays["secret"].tobytes(),
+                )
                 # another release may draw another dealing from the same secret
                 if message.fields["release"] != securemedian.__version__:
                     path.unlink()
@@ -323,17 +323,11 @@ class Journal:
         if not path.exists():
             return
         try:
-            self._own = wire.unpack(_parts(path.read_bytes()))
+            self.own = wire.unpack(_parts(path.read_bytes()))
         except (FrameError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{path} is damaged: remove it. What this client kept of its own is lost"
             ) from error
-
-
-def _draw(message: wire.Message) -> Draw:
-    """Return the draw in the file of a round."""
-    fields = message.fields
-    return Draw(fields["params"], fields["index"], message.arrays["secret"].tobytes())
 
 
 def _submission(round_id: str, message: wire.Message) -> Submission:

@@ -8,8 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
-from securemedian.clients.dealer import Dealer
+from securemedian.clients.connection import Progress, ask_parties, unseen
+from securemedian.clients.dealer import Dealer, holds
 from securemedian.clients.journal import Journal, Submission, fingerprint
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
@@ -105,7 +105,7 @@ class Sender:
         self._journal.keep(made)
         try:
             for server, half in zip(self._servers, made.halves, strict=True):
-                if not (again and _is_uploaded(server, made.round_id, patience_s)):
+                if not (again and holds(server, made.round_id, "submitted", patience_s)):
                     server.ask(
                         "upload",
                         {
@@ -179,12 +179,3 @@ def _part_sent(
 ) -> None:
     """Tell how much of `total` bytes is sent, with a request of `size` for `half` under way."""
     progress(before + min(half, sent), total)
-
-
-def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
-    """Return whether a server has this client's upload for a round."""
-    try:
-        found = server.ask("round", patience_s=patience_s).fields
-    except UnknownRound:
-        return False
-    return found["round"] == round_id and bool(found["submitted"])

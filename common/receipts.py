@@ -128,7 +128,10 @@ class Receipt:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record's fields and the signatures, with bytes as hex digits."""
-        record = {name: _plain(value) for name, value in flat(self.record).items()}
+        record = {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in flat(self.record).items()
+        }
         return {
             "record": record,
             "signatures": {name: signature.hex() for name, signature in self.signatures.items()},
@@ -178,7 +181,3 @@ def differences(one: Record, other: Record) -> str:
         each.name for each in fields(Record) if getattr(one, each.name) != getattr(other, each.name)
     ]
     return ", ".join(names)
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value

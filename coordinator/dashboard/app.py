@@ -139,7 +139,12 @@ def serve(
     if output and not output.is_dir():
         raise InputError(f"there is no folder {output}: it is the `output` of a run")
     host, port = host_and_port(listen)
-    app = make_app((watch := _watch(config, output)).view, is_loopback(host), {host, *names})
+    watch = Watch(
+        connect(config, load_keys(config.key_file), ANSWER_S),
+        [config.s0.signing_key, config.s1.signing_key],
+        output,
+    )
+    app = make_app(watch.view, is_loopback(host), {host, *names})
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family)
@@ -168,12 +173,3 @@ def serve(
     with bound, watch:
         report(f"the dashboard is at http://{shown}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
         server.run(sockets=[bound])
-
-
-def _watch(config: ClientConfig, output: Path | None) -> Watch:
-    """Return a watch that asks with the coordinator's key."""
-    return Watch(
-        connect(config, load_keys(config.key_file), ANSWER_S),
-        [config.s0.signing_key, config.s1.signing_key],
-        output,
-    )
