@@ -403,7 +403,7 @@ def calibrate(
 
     Returns the best of CALIBRATION_RUNS runs.
     """
-    begin, end = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)[0]
+    begin, end = cut(params, len(weights), protocol)[0]
     size = end - begin
     while size > 1 and round_demand(params, weights, size).ots > CALIBRATION_OTS:
         size //= 2
@@ -411,7 +411,7 @@ def calibrate(
         lone_party(protocol),
         lambda party: rehearse_round(party, params, weights, size, protocol.batch),
     )
-    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch)
+    pieces = cut_check(params, len(weights), protocol)
     ot, checked = computed.ot, 0.0
     if pieces:
         piece = pieces[0]

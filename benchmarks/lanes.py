@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import Any
 
@@ -161,7 +161,7 @@ def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[
 def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
     """Return what does all chunks of a round on a lane."""
     weights = [1] * params.max_clients
-    chunks = cutting.cut(params, params.max_clients, 1, protocol.chunk, protocol.batch)
+    chunks = cutting.cut(params, params.max_clients, replace(protocol, lanes=1))
 
     def work(party: Party) -> None:
         for begin, end in chunks:

@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.clients.upload import Round
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
+    PeerProtocolError,
+    RoundClosed,
     SecureMedianError,
     ServerUnreachable,
     from_code,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -372,3 +376,20 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
                 f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
             )
     return answers
+
+
+def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
+    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+
+    Raises RoundClosed if it is another one, and PeerProtocolError if its parameters or the model
+    that it starts from differ: a corrupt S0 could give some clients another model than the others.
+    """
+    found = s1.ask("round", patience_s=patience_s).fields
+    if found["round"] != current.round_id:
+        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
+    if theirs != (current.params.digest, current.start.hex()):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other parameters or another start: "
+            "one of them does not tell the truth, and nothing was sent"
+        )

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -75,6 +75,7 @@ class Dealer:
         try:
             infos = ask_parties(self._servers, self._patience_s)
             limits = [info["max_message_bytes"] for info in infos]
+            check_s1(self._servers[1], self._current, self._patience_s)
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
@@ -103,6 +104,7 @@ class Dealer:
             fields = {
                 "round": self.round_id,
                 "params": self._current.params.digest,
+                "start": self._current.start,
                 "form": half.form,
                 "piece": piece,
                 "pieces": pieces,

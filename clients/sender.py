@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Progress, ask_parties, unseen
+from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer, holds
 from securemedian.clients.journal import Journal, Submission, fingerprint
 from securemedian.clients.service import Service
@@ -111,6 +111,7 @@ class Sender:
                         {
                             "round": made.round_id,
                             "params": made.params,
+                            "start": made.start,
                             "form": half.form,
                             "group": made.told,
                         },
@@ -136,6 +137,7 @@ class Sender:
         """Return what S0 and S1 get of encoded values, once both have the dealing for them."""
         dealer = self._dealer_for(current)
         if dealer is None:
+            check_s1(self._servers[1], current, self._patience_s)
             return upload.split(values, current)
         try:
             return upload.rotate(dealer.join(progress), values)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.rounds import aggregators
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -36,16 +36,16 @@ def published(
                 for group in range(params.method.groups)
             ]
         )
-    results = params.method.in_the_clear(
-        updates, weights or [1] * len(updates), replace(before, coin=coin), params.max_clients
-    )
+    weights, published = weights or [1] * len(updates), replace(before, coin=coin)
+    clear = Clear(updates, weights, published, params.max_clients)
+    results = params.method.in_the_clear(clear)
     return np.asarray(params.exchange.result(results), np.float32)
 
 
 def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:
     if len(updates) >= params.min_clients:
         alone = [1] * len(updates)
-        results = params.method.in_the_clear(updates, alone, before, params.max_clients)
+        results = params.method.in_the_clear(Clear(updates, alone, before, params.max_clients))
         return np.asarray(results, np.float32)
     assert before.model is not None
     return before.model[None]

@@ -6,6 +6,7 @@ What a message quotes from outside goes through `quoted`, and a text that others
 repeats a caller's escapes commands the terminal that it is printed on.
 """
 
+import re
 import reprlib
 
 # Characters of a quoted value, and of a text from outside.
@@ -36,10 +37,15 @@ def quoted(value: object, limit: int = MAX_QUOTE) -> str:
 class SecureMedianError(Exception):
     """The base class of every error that this project raises on purpose.
 
-    `code` is its stable name on the wire and in logs.
+    `code` is its stable name on the wire and in logs: that of the class, hyphenated, unless it says
+    another.
     """
 
     code = "error"
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub("(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
 
 class ConfigError(SecureMedianError):
@@ -91,121 +97,81 @@ class ChannelTimeout(SecureMedianError):
 class NotAllowed(SecureMedianError):
     """The caller's key has no role that may do this."""
 
-    code = "not-allowed"
-
 
 class PolicyRefused(SecureMedianError):
     """A server takes no part in such a round: the message names the server and its limits."""
-
-    code = "policy-refused"
 
 
 class UnknownRound(SecureMedianError):
     """The server knows no such round."""
 
-    code = "unknown-round"
-
 
 class UnknownCohort(SecureMedianError):
     """The server knows no such training, or the caller takes no part in it."""
-
-    code = "unknown-cohort"
 
 
 class RoundClosed(SecureMedianError):
     """The round no longer takes uploads, or is not in a state for this request."""
 
-    code = "round-closed"
-
 
 class RoundBusy(SecureMedianError):
     """Another round of the cohort is under way: a server runs one at a time per cohort."""
-
-    code = "round-busy"
 
 
 class DuplicateUpload(SecureMedianError):
     """The client's upload for this round is already stored; the first one counts."""
 
-    code = "duplicate-upload"
-
 
 class ClientsDiffer(SecureMedianError):
     """An attempt that may have opened values can only be repeated with exactly the same clients."""
-
-    code = "clients-differ"
 
 
 class BadUpload(SecureMedianError):
     """An upload's shape, dtype, length or form is not the round's; nothing of it was stored."""
 
-    code = "bad-upload"
-
 
 class TooFewClients(SecureMedianError):
     """The round has fewer complete uploads than `min_clients`."""
-
-    code = "too-few-clients"
 
 
 class ParametersDiffer(SecureMedianError):
     """The two servers are configured differently: the message names the fields."""
 
-    code = "parameters-differ"
-
 
 class PeerUnavailable(SecureMedianError):
     """The other server is not there, or stopped answering."""
-
-    code = "peer-unavailable"
 
 
 class RoundFailed(SecureMedianError):
     """The round ended without a result; the message is the reason."""
 
-    code = "round-failed"
-
 
 class ReceiptInvalid(SecureMedianError):
     """What a server says of a round is not what both servers have signed."""
-
-    code = "receipt-invalid"
 
 
 class RoundAborted(RoundFailed):
     """The coordinator has ended the round; the message is the reason that it gave."""
 
-    code = "round-aborted"
-
 
 class NotStored(SecureMedianError):
     """A server could not write to its disk: nothing of this counts, and it may be tried again."""
-
-    code = "not-stored"
 
 
 class NoSocket(SecureMedianError):
     """A server cannot open a socket now: it has too many connections."""
 
-    code = "no-socket"
-
 
 class NoWorker(SecureMedianError):
     """None of the workers of a server is there, or the cluster has no room for them."""
-
-    code = "no-worker"
 
 
 class DamagedUpload(SecureMedianError):
     """What a server reads from its disk is not what a client has sent."""
 
-    code = "damaged-upload"
-
 
 class ServerUnreachable(SecureMedianError):
     """A server did not answer within the limit, or refused the key."""
-
-    code = "server-unreachable"
 
 
 def from_code(code: str, message: str) -> SecureMedianError:

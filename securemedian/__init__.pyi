@@ -45,8 +45,8 @@ from securemedian.mpc.rounds.optimiser import NoOptimiser as NoOptimiser
 from securemedian.mpc.rounds.optimiser import Optimiser as Optimiser
 from securemedian.mpc.rounds.params import RoundParams as RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy as RangePolicy
-from securemedian.mpc.rounds.ranges.follow import FollowRange as FollowRange
-from securemedian.mpc.rounds.ranges.log import LogRange as LogRange
+from securemedian.mpc.rounds.ranges.uneven import FollowRange as FollowRange
+from securemedian.mpc.rounds.ranges.uneven import LogRange as LogRange
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange as ConstantRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange as CoordinateRange
 from securemedian.mpc.rounds.ranges.uniform import L1Range as L1Range

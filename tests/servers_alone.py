@@ -232,6 +232,10 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
+        if op in ("deal", "upload"):
+            entry = self.rounds.register.get(str(fields.get("round")))
+            start = entry.server_round.asked.start if entry else START
+            fields = {"start": bytes.fromhex(start)} | fields
         self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
         self.rounds.flush()
         return self.replies[-1] if self.replies else wire.Message("")

@@ -12,7 +12,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import cost, lanes, pipeline
 from securemedian.mpc.rounds.cutting import cut_check
 from securemedian.mpc.rounds.methods import bounds
-from securemedian.mpc.rounds.methods.base import FixedPoint, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -109,7 +109,7 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     values, uploads = honest(params, CLIENTS)
-    pieces = cut_check(params, CLIENTS, SMALL.lanes, SMALL.chunk, SMALL.batch)
+    pieces = cut_check(params, CLIENTS, SMALL)
     assert len(pieces) > 2 and len({piece.clients.start for piece in pieces}) > 1
     cuts = sorted({at for piece in pieces for at in (piece.begin, piece.end - 1)})
     assert cuts[0] == 0 and cuts[-1] == DIM - 1
@@ -130,7 +130,7 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
         lambda j: run_round(lanes[j], params, SMALL, [mixed[client][j] for client in left])
     )
     assert (one.values == other.values).all()
-    want = method.in_the_clear(values[left], [1] * len(left), Published(), CLIENTS)
+    want = method.in_the_clear(Clear(values[left], [1] * len(left), Published(), CLIENTS))
     got = method.decode(method.public(one.values), len(left), Published())
     assert np.array_equal(got, want)
 
@@ -246,7 +246,9 @@ def test_a_check_is_cut_to_the_batch() -> None:
     for clients in (2, 3, 100, 70_000):
         for method in (Pairwise(), TrimmedMean()):
             params = RoundParams(method, dim=2000, max_clients=min(clients, 1 << 16))
-            pieces = cut_check(params, clients, 3, 1 << 16, 1 << 12)
+            pieces = cut_check(
+                params, clients, ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
+            )
             per_value = method.comparisons_per_value(params.max_clients)
             sizes = [(piece.clients.stop - piece.clients.start) * piece.dim for piece in pieces]
             slices = max((piece.clients.stop - piece.clients.start) for piece in pieces)
@@ -259,5 +261,5 @@ def test_a_check_is_cut_to_the_batch() -> None:
 def test_the_reference_agrees() -> None:
     """`in_the_clear`, with which results are compared above, is plain numpy here too."""
     values = np.random.default_rng(1).integers(-50, 50, (5, 40))
-    got = Pairwise(fraction_bits=0).in_the_clear(values, [1] * 5, Published(), 5)
+    got = Pairwise(fraction_bits=0).in_the_clear(Clear(values, [1] * 5, Published(), 5))
     assert (got[0] == reference.lower_median(values)).all()

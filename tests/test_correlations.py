@@ -9,11 +9,13 @@ import pytest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import boolean, ring
 from securemedian.mpc.protocols.correlations.base import Demand, Ends, Half, Kind
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import (
+    DaBits,
+    PlaneOts,
+    RandomOts,
+    Tables,
+    Triples,
+)
 from securemedian.mpc.protocols.kernels import planes
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender

@@ -17,10 +17,7 @@ import pytest
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, softspoken

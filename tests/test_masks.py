@@ -29,7 +29,7 @@ import pytest
 from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.correlations.tables import Tables
+from securemedian.mpc.protocols.correlations.kinds import Tables
 from securemedian.mpc.protocols.kernels import jit
 from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.ot.extension import ALIGN

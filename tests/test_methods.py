@@ -32,9 +32,8 @@ from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, Roun
 from securemedian.mpc.rounds.pipeline import check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.follow import FollowRange
-from securemedian.mpc.rounds.ranges.log import LogRange
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
 from tests.parties import make_parties, run_both, shared

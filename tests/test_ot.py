@@ -7,7 +7,7 @@ from nacl import bindings as sodium
 from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.channel import local_pair
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.kinds import RandomOts
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
 from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, bit_planes

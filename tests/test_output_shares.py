@@ -29,11 +29,13 @@ from securemedian.mpc.protocols import (
 )
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Kind
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import (
+    DaBits,
+    PlaneOts,
+    RandomOts,
+    Tables,
+    Triples,
+)
 from securemedian.mpc.protocols.kernels import planes
 from securemedian.mpc.protocols.ot import base, ferret, softspoken
 from securemedian.mpc.protocols.ot.extension import ALIGN

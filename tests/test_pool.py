@@ -19,11 +19,13 @@ from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import (
+    DaBits,
+    PlaneOts,
+    RandomOts,
+    Tables,
+    Triples,
+)
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams

@@ -21,12 +21,14 @@ from securemedian.mpc.arrays import PublicBits, PublicWords, XorBits
 from securemedian.mpc.protocols import boolean, ring, share
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Half, Kind
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.kinds import (
+    DaBits,
+    PlaneOts,
+    RandomOts,
+    Tables,
+    Triples,
+)
 from securemedian.mpc.protocols.correlations.pool import Pool
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
 from securemedian.mpc.protocols.dealing import Dealing, check, deal
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy

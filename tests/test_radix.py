@@ -14,7 +14,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
@@ -191,7 +191,7 @@ def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
     assert np.abs(back - np.clip(values, 0, 1)).max() <= 0.5001 / steps
     # in the clear as well, where updates are not float64
     single = np.random.default_rng(bits).random((1, 1000), np.float32)
-    cleared = method.in_the_clear(single, [1], Published(), 2)
+    cleared = method.in_the_clear(Clear(single, [1], Published(), 2))
     assert np.array_equal(cleared[0], method.values(PublicValues(method.words(single[0]))))
 
 

@@ -24,10 +24,9 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.ranges import follow
-from securemedian.mpc.rounds.ranges.follow import FollowRange
-from securemedian.mpc.rounds.ranges.log import LogRange
+from securemedian.mpc.rounds.ranges import uneven
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
+from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.rounds.run_start import begin
@@ -327,12 +326,12 @@ def test_a_scale_stays_a_number() -> None:
     scale = policy.next(FIRST, zeros, zeros, 1, 16)
     for _ in range(200):
         scale = policy.next(scale, zeros, zeros, 2, 16)
-    assert scale.tolist() == [np.float32(follow.SMALLEST)] * 4
+    assert scale.tolist() == [np.float32(uneven.SMALLEST)] * 4
     # everything moves as far as it can
     model = np.array([0.0, 1.0, -1e30, 3e38], np.float32)
     for number in range(2, 200):
         scale = policy.next(scale, 0 * model, np.float32(4) * scale, number, 16)
-    assert scale.tolist() == [np.float32(follow.LARGEST)] * 4
+    assert scale.tolist() == [np.float32(uneven.LARGEST)] * 4
     lying = policy.buckets(scale, 16)
     assert np.isfinite(lying.quantize(np.full(4, 15), 0 * model).astype(np.float32)).all()
 

@@ -20,6 +20,7 @@ from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
+    BadUpload,
     ConfigError,
     PeerProtocolError,
     ReceiptInvalid,
@@ -469,12 +470,23 @@ def test_a_server_that_hands_out_another_model_is_noticed(played: Round) -> None
     with pytest.raises(ReceiptInvalid, match="S0 sent another model or range"):
         played.run(Bucketed())
     played.coordinator.abort_round(played.id, "only a test")
-    # one that also says so, to all clients alike, is found out when S1 has signed
+    # one that also says so is found out by whoever asks S1, before anything is sent
     played.lie("model and digest")
-    played.run(Bucketed())
-    for client in played.clients:
-        with pytest.raises(ReceiptInvalid, match="started from another model or range"):
-            client.result(played.id, WAIT_S)
+    with pytest.raises(PeerProtocolError, match="another start"):
+        played.run(Bucketed())
+    played.coordinator.abort_round(played.id, "only a test")
+    params = RoundParams(Radix(), dim=DIM, max_clients=3)
+    with pytest.raises(PeerProtocolError, match="another start"):
+        played.run(params.method)
+    status = played.pair.status("s1")
+    assert set(status["clients"].values()) == {"none"} and not any(status["dealt"].values())
+    # nor does S1 take what a client makes that does not ask
+    fields = {"round": played.id, "params": params.digest, "form": "seed", "start": bytes(32)}
+    for op, more in (("upload", {}), ("deal", {"piece": 0, "pieces": 1})):
+        with pytest.raises(BadUpload, match="another model or range"):
+            caller = played.pair.caller("client-1", "s1")
+            caller.ask(op, {"share": np.zeros(16, np.uint8)}, **fields, **more)
+    played.coordinator.abort_round(played.id, "only a test")
 
 
 @pytest.mark.slow

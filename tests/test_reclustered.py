@@ -18,7 +18,7 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import Exposure, draw, exposed
 from securemedian.mpc.rounds.methods import reclustered
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.reclustered import (
     FEWEST,
@@ -218,7 +218,7 @@ def test_sums_at_the_ends_of_their_range_are_right(
         params = RoundParams(method, dim=DIM, max_clients=clients)
         outcome = run(lanes, params, updates, None, weights)
         got = method.decode(method.public(outcome.values), sum(weights), Published())
-        clear = method.in_the_clear(updates, weights, Published(coin=outcome.coin), clients)
+        clear = method.in_the_clear(Clear(updates, weights, Published(coin=outcome.coin), clients))
         assert np.array_equal(got, clear)
 
 
@@ -234,7 +234,7 @@ def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str
     params = RoundParams(method, dim=DIM, max_clients=9)
     outcome = run(lanes, params, updates, None, protocol=least)
     got = method.decode(method.public(outcome.values), 9, Published())
-    clear = method.in_the_clear(updates, [1] * 9, Published(coin=outcome.coin), 9)
+    clear = method.in_the_clear(Clear(updates, [1] * 9, Published(coin=outcome.coin), 9))
     assert np.array_equal(got, clear)
 
 
@@ -586,7 +586,7 @@ def test_through_real_daemons(pair: Pair) -> None:
         assert isinstance(method, Reclustered)
         coin = bytes.fromhex(status["coin"])
         want = (
-            method.in_the_clear(placed, [1] * 7, Published(model, coin=coin), 7)[0]
+            method.in_the_clear(Clear(placed, [1] * 7, Published(model, coin=coin), 7))[0]
             if way is opened
             else expected(method, placed, model, [1] * 7, coin)
         )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.kinds import RandomOts
 from securemedian.mpc.protocols.square import square, square_demand
 from tests.parties import additive, make_parties, run_both
 

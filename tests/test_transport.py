@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -554,7 +555,7 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
             return super().recv(label, dtype, shape)
 
     clients = params.max_clients
-    begin, end = cut(params, clients, 1, protocol.chunk, protocol.batch)[0]
+    begin, end = cut(params, clients, replace(protocol, lanes=1))[0]
     with patch.object(rehearsal, "LoneChannel", Noting):
         party = rehearsal.lone_party(protocol)
     rehearsal.rehearse(party, params, [1] * clients, end - begin, protocol.batch)

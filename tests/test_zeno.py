@@ -12,7 +12,7 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods import zeno
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
@@ -117,7 +117,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
     want = 0.5 * (movement / 2.0**10 / (reclusterings * sum(given)))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     assert np.array_equal(got[0], want)
-    clear = method.in_the_clear(updates, given, Published(coin=outcome.coin), clients)
+    clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
     assert np.array_equal(clear, got)
     if clients > 4:
         assert 0 < sum(map(sum, verdicts)) < sum(map(len, verdicts))
@@ -268,7 +268,7 @@ def test_through_real_daemons(pair: Pair) -> None:
     method = RoundParams.from_dict(given).method
     weights = [0 if name == "client-2" else 1 for name in included]
     published = Published(coin=bytes.fromhex(status["coin"]))
-    (want,) = method.in_the_clear(placed, weights, published, 5)
+    (want,) = method.in_the_clear(Clear(placed, weights, published, 5))
     assert np.array_equal(pair.result(round_id), want.astype(np.float32))
     assert 0 < np.abs(want).sum() < np.abs(updates[:4].mean(axis=0)).sum() + 1
 

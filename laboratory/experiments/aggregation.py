@@ -20,8 +20,7 @@ from securemedian.mpc.rounds.aggregators import AGGREGATORS, mean, trimmed_mean
 from securemedian.mpc.rounds.methods.reclustered import HIDDEN, MEDIAN, TRIMMED_MEAN
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-from securemedian.mpc.rounds.ranges.follow import FollowRange
-from securemedian.mpc.rounds.ranges.log import LogRange, Sizes
+from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange, Sizes
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange, CoordinateRange
 
 # the policy of a method without buckets, on whose results it has no influence

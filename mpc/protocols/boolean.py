@@ -11,9 +11,7 @@ import numpy as np
 from securemedian.mpc.arrays import Bits, RingShare, Words, XorBits
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.dabits import DaBits
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Triples
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.party import Party, half_counts
 

@@ -17,7 +17,7 @@ from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.boolean import conjunctions, to_ring, to_ring_demand, words_of
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import Triples
 from securemedian.mpc.protocols.party import Party
 
 

@@ -25,8 +25,7 @@ import numpy as np
 from securemedian.mpc.arrays import Words, XorBits
 from securemedian.mpc.protocols.boolean import conjunctions, words_of
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.tables import Tables
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import Tables, Triples
 from securemedian.mpc.protocols.kernels import tables as kernels
 from securemedian.mpc.protocols.party import Party, half_counts
 

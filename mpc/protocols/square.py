@@ -16,7 +16,7 @@ import numpy as np
 from securemedian.mpc.arrays import Bits, Ring, RingShare
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.random_ots import RandomOts
+from securemedian.mpc.protocols.correlations.kinds import RandomOts
 from securemedian.mpc.protocols.party import Party, half_counts
 
 

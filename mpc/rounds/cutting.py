@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -69,31 +70,19 @@ class Piece:
 
 
 def cut(
-    params: RoundParams,
-    clients: int,
-    lanes: int,
-    chunk: int,
-    batch: int,
-    shard: Shard | None = None,
+    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
 ) -> list[tuple[int, int]]:
     """Return the chunks of a round, or of a shard of it, [begin, end) each.
 
     Lane i of L computes chunks i, i + L, ..
     """
-    return _cut(params.dim, params.method.at_once(clients), lanes, chunk, batch, shard)
+    return _cut(params.dim, params.method.at_once(clients), protocol, shard)
 
 
 def cut_check(
-    params: RoundParams,
-    clients: int,
-    lanes: int,
-    chunk: int,
-    batch: int,
-    shard: Shard | None = None,
+    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
 ) -> list[Piece]:
-    """Return the pieces of a check of values, of a shard if there is one.
-
-    Lane i of L checks pieces i, i + L, ..
+    """Return the pieces of a check of values, of a shard if there is one, in turns as in `cut`.
 
     There are none where the method has nothing to check.
     """
@@ -101,19 +90,20 @@ def cut_check(
     if not params.method.checks_values:
         return []
     # as many as leave room for the smallest chunk
-    together = min(clients, max(1, batch // (per_value * share.SLICE_ALIGN)))
+    together = min(clients, max(1, protocol.batch // (per_value * share.SLICE_ALIGN)))
     return [
         Piece(slice(first, min(first + together, clients)), begin, end)
         for first in range(0, clients, together)
-        for begin, end in _cut(params.dim, together * per_value, lanes, chunk, batch, shard)
+        for begin, end in _cut(params.dim, together * per_value, protocol, shard)
     ]
 
 
 def _cut(
-    dim: int, at_once: int, lanes: int, chunk: int, batch: int, shard: Shard | None
+    dim: int, at_once: int, protocol: ProtocolParams, shard: Shard | None
 ) -> list[tuple[int, int]]:
     first, last = (shard.begin, shard.end) if shard else (0, dim)
     # no larger than an even part per lane, in whole slices, and never less than one slice
-    size = min(chunk, batch // max(1, at_once), -(-(last - first) // lanes))
+    even = -(-(last - first) // protocol.lanes)
+    size = min(protocol.chunk, protocol.batch // max(1, at_once), even)
     size = max(1, -(-size // share.SLICE_ALIGN)) * share.SLICE_ALIGN
     return [(begin, min(begin + size, last)) for begin in range(first, last, size)]

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,10 +25,10 @@ def exchange_verdicts(party: Party, passed: Sequence[bool]) -> tuple[Words, Word
 
 def agree_on_sizes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
-) -> tuple[int, int, int]:
-    """Return the `chunk`, `batch` and limit of a filled pool that both parties use.
+) -> tuple[ProtocolParams, int]:
+    """Return the parameters for these lanes, and the limit of a filled pool, that both parties use.
 
-    They are LOCAL wishes, so the parties exchange them in one round and take the smaller. Raises
+    `chunk`, `batch` and the limit are LOCAL wishes, of which they take the smaller. Raises
     PeerProtocolError if the parties' pools are not the two halves of the same correlations, or for
     a wish that is too small.
     """
@@ -42,7 +43,7 @@ def agree_on_sizes(
             "the two servers' pools of correlations do not belong together: both are dropped"
         )
     chunk, batch, limit = (int(size) for size in np.minimum(mine, theirs)[:3])
-    return chunk, batch, limit
+    return replace(protocol, lanes=len(parties), chunk=chunk, batch=batch), limit
 
 
 def exchange_wishes(

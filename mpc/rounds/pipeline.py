@@ -111,8 +111,8 @@ def check_values(
     if not params.method.checks_values:
         return Checked([True] * len(uploads), Cost())
     meter = Meter(parties)
-    chunk, batch, _ = agree_on_sizes(parties, protocol)
-    pieces = cut_check(params, len(uploads), len(parties), chunk, batch, shard)
+    protocol, _ = agree_on_sizes(parties, protocol)
+    pieces = cut_check(params, len(uploads), protocol, shard)
     # one row per lane, because lanes run at once
     failed = np.zeros((len(parties), len(uploads)), np.bool_)
     report = Report(sum(piece.dim for piece in pieces), progress)
@@ -120,7 +120,7 @@ def check_values(
     def lane(number: int) -> None:
         for piece in pieces[number :: len(parties)]:
             failed[number, piece.clients] |= check_piece(
-                parties[number], params, piece, uploads, batch
+                parties[number], params, piece, uploads, protocol.batch
             )
             report.add(piece.dim)
 
@@ -161,13 +161,14 @@ def run_round(
     _check_count(params, uploads)
     weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
-    chunk, batch, _ = agree_on_sizes(parties, protocol)
+    protocol, _ = agree_on_sizes(parties, protocol)
     coin = shard.coin if shard else b""
     if params.method.tosses and not shard:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
-    chunks = cut(params, len(uploads), len(parties), chunk, batch, shard)
+    chunks = cut(params, len(uploads), protocol, shard)
     pieces = [
-        params.chunk(uploads, weights, *ends, batch, groups=groups, coin=coin) for ends in chunks
+        params.chunk(uploads, weights, *ends, protocol.batch, groups=groups, coin=coin)
+        for ends in chunks
     ]
     if params.method.surveys:
         verdicts = shard.verdicts if shard else _judged(parties, params, pieces)
@@ -218,10 +219,10 @@ def survey_shard(
     """
     _check_count(params, uploads)
     meter = Meter(parties)
-    chunk, batch, _ = agree_on_sizes(parties, protocol)
+    protocol, _ = agree_on_sizes(parties, protocol)
     pieces = [
-        params.chunk(uploads, weights, *ends, batch, coin=shard.coin)
-        for ends in cut(params, len(uploads), len(parties), chunk, batch, shard)
+        params.chunk(uploads, weights, *ends, protocol.batch, coin=shard.coin)
+        for ends in cut(params, len(uploads), protocol, shard)
     ]
     return _surveyed(parties, params, pieces), meter.read()
 
@@ -264,10 +265,10 @@ def fill(
     missing. Drops the stock that this round has no use for. With a `shard`, they are for it alone.
     """
     meter = Meter(parties)
-    chunk, batch, limit = agree_on_sizes(parties, protocol, limit_bytes)
+    protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
     weights = list(params.weights.values()) or [1] * params.max_clients
-    pieces = cut_check(params, len(weights), len(parties), chunk, batch, shard)
-    chunks = cut(params, len(weights), len(parties), chunk, batch, shard)
+    pieces = cut_check(params, len(weights), protocol, shard)
+    chunks = cut(params, len(weights), protocol, shard)
     sizes = [end - begin for begin, end in chunks]
     # in the order in which they are taken: number, coordinates and demand of each
     work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]

@@ -103,7 +103,7 @@ def predict(
     its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
     too large for any machine.
     """
-    chunks = cut(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
+    chunks = cut(params, len(weights), protocol, shard)
     sizes = [end - begin for begin, end in chunks]
     ots = demand(params, weights, sizes[0]).ots
     if ots > MAX_CHUNK_OTS:
@@ -112,7 +112,7 @@ def predict(
             f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
-    pieces = cut_check(params, len(weights), protocol.lanes, protocol.chunk, protocol.batch, shard)
+    pieces = cut_check(params, len(weights), protocol, shard)
     # the kernels are loaded first, because their memory is no chunk's
     loading = _Rehearsal(params, weights, protocol)
     loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)

@@ -94,8 +94,9 @@ class ResultFields(OneRound):
 class UploadFields(OneRound):
     """The fields of an upload; the share itself is an array."""
 
-    # the digest of the parameters that the update was encoded for
+    # the digests of the parameters that the update was encoded for, and of the run state
     params: bytes
+    start: bytes
     # "seed" or "words", or where clients deal "rotations"
     form: str
     # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
@@ -106,8 +107,9 @@ class UploadFields(OneRound):
 class DealFields(OneRound):
     """The fields of a piece of a dealing; its part of the share is an array."""
 
-    # the digest of the parameters that the client dealt for
+    # the digests of the parameters and of the run state that the client dealt for
     params: bytes
+    start: bytes
     # "seed" or "words"
     form: str
     # the number of the piece, from 0 on, and how many there are
@@ -582,7 +584,11 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
+    update of the last, unless S1 compares `start`, which it was told with `open`.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters or another
+    model.
     """
     if "share" not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `share`")
@@ -590,6 +596,11 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
         raise BadUpload(
             f"this {call.op!r} was made for other parameters than those of round "
             f"{server_round.round_id}"
+        )
+    if call.fields.start.hex() != server_round.asked.start:
+        raise BadUpload(
+            f"this {call.op!r} was made for another model or range than those that round "
+            f"{server_round.round_id} starts from: one server does not tell the truth"
         )
     return call.arrays["share"]
 

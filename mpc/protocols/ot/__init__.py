@@ -2,7 +2,7 @@
 
 `base` is OT from public-key cryptography. `extension` says what it means to extend it to millions
 of OTs, and `softspoken` and `ferret` do so. `one_of_two` turns these OTs into forms that protocols
-use; 1-of-N OT is a correlation (`mpc.protocols.correlations.tables`).
+use; 1-of-N OT is a correlation (`mpc.protocols.correlations.kinds`).
 
 Sender and receiver are classes only here: their states and secrets differ, and the wrong role
 should be impossible to build.

@@ -77,6 +77,16 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Clear:
+    """A round in the clear: the updates (n, d) of its clients, and what a server knows of it."""
+
+    updates: NDArray[Any]
+    weights: Sequence[int]
+    published: Published
+    max_clients: int
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Coordinates [begin, end) of one party's shares of all clients' inputs."""
 
@@ -390,14 +400,8 @@ class Method(ABC):
         """
 
     @abstractmethod
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        """Return what `decode` must give for the updates (n, d), by sorting or adding them.
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        """Return what `decode` must give for the updates, by sorting or adding them.
 
         This is the ideal functionality (protocols.md section 1), to compare results with. It is
         written without the words of `encode` and without the protocol.
@@ -576,3 +580,7 @@ class SizedFixedPoint(FixedPoint):
     @property
     def value_bits(self) -> int:
         return self.ring_bits or super().value_bits
+
+    @classmethod
+    def warm_up(cls) -> Sequence[Self]:
+        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]

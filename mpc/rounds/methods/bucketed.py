@@ -50,7 +50,7 @@ from securemedian.mpc.protocols.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Counting, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.reveal import open_bits, stacked
 
@@ -67,6 +67,7 @@ class Bucketed(Grouped, Counting):
 
     name = "bucketed"
     summary = "cheapest, to within a bucket"
+    kind = "approximate"
     hides_groups = True
 
     buckets: int = option(16, text="buckets per coordinate (default: 16)", metavar="B")
@@ -208,24 +209,14 @@ class Bucketed(Grouped, Counting):
             return "the bucket of each group's median, and whether a group has min_clients"
         return "the bucket of each median"
 
-    @property
-    def kind(self) -> str:
-        return "approximate"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return published.quantize(values, self.buckets)
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        index = published.bucketize(updates, self.buckets)
-        ranked = np.sort(np.repeat(index, weights, axis=0), axis=0)
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        index = clear.published.bucketize(clear.updates, self.buckets)
+        ranked = np.sort(np.repeat(index, clear.weights, axis=0), axis=0)
         middle = ranked[(len(ranked) - 1) // 2][None]
-        return published.quantize(middle, self.buckets)
+        return clear.published.quantize(middle, self.buckets)
 
     @classmethod
     def warm_up(cls) -> Sequence[Self]:

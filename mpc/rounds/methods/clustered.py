@@ -29,13 +29,14 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.clusters import Members, draw, sums_over
-from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Weighted
+from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, Weighted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered(Weighted, FixedPoint):
     """A method on the sums of the updates of random clusters, in several reclusterings."""
 
+    kind = "mean"
     checks_values = True
     tosses = True
     shares_differences = True
@@ -111,21 +112,12 @@ class Clustered(Weighted, FixedPoint):
             weighted = rows * np.array(weights, np.uint64).astype(rows.dtype)[:, None]
             return RingShare(sums_over(weighted, self.members(coin, len(rows))))
 
-    def sums_in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[np.int64]:
+    def sums_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
         """Return the clusters' sums (c, R, d) of updates (n, d), for `in_the_clear`."""
-        whole = self.whole_numbers(self.difference(updates, published), max_clients)
-        weighted = whole * np.array(weights, np.int64)[:, None]
-        return sums_over(weighted, self.members(published.coin, len(updates)))
-
-    @property
-    def kind(self) -> str:
-        return "mean"
+        moved = self.difference(clear.updates, clear.published)
+        whole = self.whole_numbers(moved, clear.max_clients)
+        weighted = whole * np.array(clear.weights, np.int64)[:, None]
+        return sums_over(weighted, self.members(clear.published.coin, len(clear.updates)))
 
     def moved(
         self, movement: NDArray[np.float64], total: int, published: Published

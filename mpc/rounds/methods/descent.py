@@ -34,7 +34,7 @@ from securemedian.mpc.protocols.boolean import (
 )
 from securemedian.mpc.protocols.convert import from_bits, from_bits_demand, to_bits, to_bits_demand
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.triples import Triples
+from securemedian.mpc.protocols.correlations.kinds import Triples
 from securemedian.mpc.protocols.party import Party
 
 # Bits of values whose correlations take as much memory as one comparison of pairs.

@@ -13,7 +13,7 @@ and to build on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 
@@ -31,6 +31,8 @@ class Mean(Weighted, SizedFixedPoint):
 
     name = "mean"
     summary = "the plain mean, which one faulty client moves at will; next to no cost"
+    kind = "mean"
+    opened = "the sum of the updates, which is their mean times the total weight"
 
     def headroom(self, max_clients: int) -> int:
         return (self.max_total(max_clients) - 1).bit_length()
@@ -44,28 +46,11 @@ class Mean(Weighted, SizedFixedPoint):
     def at_once(self, clients: int) -> int:
         return 1
 
-    @property
-    def opened(self) -> str:
-        return "the sum of the updates, which is their mean times the total weight"
-
-    @property
-    def kind(self) -> str:
-        return "mean"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / total
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        whole = self.whole_numbers(updates, max_clients) * np.array(weights, np.int64)[:, None]
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        whole = self.whole_numbers(clear.updates, clear.max_clients)
+        weighted = whole * np.array(clear.weights, np.int64)[:, None]
         # summed as whole numbers, so that nothing is rounded before the division
-        return whole.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(weights)
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
+        return weighted.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(clear.weights)

@@ -21,7 +21,7 @@ and the result would be the sum of their values.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
 
@@ -43,6 +43,7 @@ class Pairwise(Weighted, SizedFixedPoint):
 
     name = "pairwise"
     summary = "exact, quadratic in the clients"
+    kind = "exact"
     splits = True
     checks_values = True
 
@@ -85,28 +86,13 @@ class Pairwise(Weighted, SizedFixedPoint):
         )
         return value + (", and whose each is" if self.selection == "opened" else "")
 
-    @property
-    def kind(self) -> str:
-        return "exact"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values)
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        ranked = np.sort(
-            np.repeat(self.whole_numbers(updates, max_clients), weights, axis=0), axis=0
-        )
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        whole = self.whole_numbers(clear.updates, clear.max_clients)
+        ranked = np.sort(np.repeat(whole, clear.weights, axis=0), axis=0)
         return ranked[(len(ranked) - 1) // 2][None] / 2.0**self.fraction_bits
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]
 
 
 def median(

@@ -50,11 +50,11 @@ from securemedian.mpc.options import as_written, check_number, check_whole, opti
 from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.boolean import invert, words_of
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.plane_ots import PlaneOts
+from securemedian.mpc.protocols.correlations.kinds import PlaneOts
 from securemedian.mpc.protocols.kernels import planes as kernels
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Counting, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.reveal import open_rows, stacked
 
@@ -261,17 +261,12 @@ class Radix(Grouped, Counting):
         numbers = self.values(values, published)
         return numbers.mean(axis=0, keepdims=True) if self.midpoint else numbers
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        ranked = np.sort(np.repeat(self._rounded(updates, published), weights, axis=0), axis=0)
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        rounded = self._rounded(clear.updates, clear.published)
+        ranked = np.sort(np.repeat(rounded, clear.weights, axis=0), axis=0)
         results = ranked[[rank - 1 for rank in self.ranks_of(len(ranked))]]
         if self.uses_range:
-            results = published.quantize(results, self.buckets)
+            results = clear.published.quantize(results, self.buckets)
         if self.midpoint:
             results = results.mean(axis=0, keepdims=True, dtype=np.float64)
         return results

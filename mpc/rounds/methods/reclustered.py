@@ -33,7 +33,7 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import exposed
 from securemedian.mpc.rounds.methods import descent, order, pairwise, trimmed_mean
-from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -242,25 +242,20 @@ class Reclustered(Clustered, SizedFixedPoint):
             return self._combined(numbers, total, published)
         return self.moved(numbers, total, published)
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        sums = self.sums_in_the_clear(updates, weights, published, max_clients)
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        sums = self.sums_in_the_clear(clear)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
-            return self._combined(in_order, len(updates), published)
+            return self._combined(in_order, len(clear.updates), clear.published)
         ranked, count = np.sort(sums, axis=0), len(sums)
         if self.aggregator == MEDIAN:
             aggregates = ranked[(count - 1) // 2]
         else:
             dropped = self._dropped(count)
             aggregates = ranked[dropped : count - dropped].sum(axis=0)
-        scaled = self._scaled(aggregates.sum(axis=0), len(updates))
-        return self.moved(scaled[None] / 2.0**self.fraction_bits, sum(weights), published)
+        scaled = self._scaled(aggregates.sum(axis=0), len(clear.updates))
+        movement = scaled[None] / 2.0**self.fraction_bits
+        return self.moved(movement, sum(clear.weights), clear.published)
 
     def _combined(
         self, sums: NDArray[np.float64], clients: int, published: Published

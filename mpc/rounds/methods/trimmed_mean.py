@@ -31,7 +31,7 @@ from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -42,6 +42,8 @@ class TrimmedMean(Grouped, SizedFixedPoint):
 
     name = "trimmed-mean"
     summary = "the mean without the extremes, quadratic in the clients"
+    kind = "mean"
+    opened = "the value of each trimmed mean"
     splits = True
     checks_values = True
 
@@ -70,27 +72,13 @@ class TrimmedMean(Grouped, SizedFixedPoint):
     def at_once(self, clients: int) -> int:
         return order.pairs(clients)
 
-    @property
-    def opened(self) -> str:
-        return "the value of each trimmed mean"
-
-    @property
-    def kind(self) -> str:
-        return "mean"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.numbers(values) / (total - 2 * dropped(total, self.trim))
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        ends = int(as_written(self.trim) * len(updates))
-        whole = np.sort(self.whole_numbers(updates, max_clients), axis=0)
-        kept = whole[ends : len(updates) - ends]
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        ends = int(as_written(self.trim) * len(clear.updates))
+        whole = np.sort(self.whole_numbers(clear.updates, clear.max_clients), axis=0)
+        kept = whole[ends : len(clear.updates) - ends]
         # summed as whole numbers, so that nothing is rounded before the division
         return kept.sum(axis=0)[None] / 2.0**self.fraction_bits / len(kept)
 

@@ -24,7 +24,7 @@ too large is checked once D is opened.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ from securemedian.mpc.protocols.boolean import (
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.square import square, square_demand
-from securemedian.mpc.rounds.methods.base import Chunk, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -61,6 +61,7 @@ class Zeno(Clustered):
 
     name = "zeno"
     summary = "the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters"
+    opened = "the validator's update, and the sum of the clusters that pass in all reclusterings"
     surveys = True
 
     validator: str = option(
@@ -231,30 +232,21 @@ class Zeno(Clustered):
 
     # The result
 
-    @property
-    def opened(self) -> str:
-        return "the validator's update, and the sum of the clusters that pass in all reclusterings"
-
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
         return self.moved(self.numbers(values), total, published)
 
-    def in_the_clear(
-        self,
-        updates: NDArray[Any],
-        weights: Sequence[int],
-        published: Published,
-        max_clients: int,
-    ) -> NDArray[Any]:
-        place, others = self._parted(weights)
-        total, own = sum(weights), [weights[other] for other in others]
-        sums = self.sums_in_the_clear(updates[others], own, published, max_clients)
-        step = self.whole_numbers(self.difference(updates[place], published), max_clients)
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        place, others = self._parted(clear.weights)
+        total, own = sum(clear.weights), [clear.weights[other] for other in others]
+        sums = self.sums_in_the_clear(replace(clear, updates=clear.updates[others], weights=own))
+        moved = self.difference(clear.updates[place], clear.published)
+        step = self.whole_numbers(moved, clear.max_clients)
         slope, start = self._line(total, len(others))
         exact = sums.astype(object)
         scores = slope * (exact * step.astype(object)).sum(axis=2) - (exact**2).sum(axis=2) + start
         passed = (scores >= 0).astype(np.int64)
         movement = (sums * passed[:, :, None]).sum(axis=(0, 1))
-        return self.moved(movement[None] / 2.0**self.fraction_bits, total, published)
+        return self.moved(movement[None] / 2.0**self.fraction_bits, total, clear.published)
 
     @classmethod
     def warm_up(cls) -> Sequence[Self]:
