@@ -67,10 +67,9 @@ def unseen(sent: int, total: int) -> None:
 
 
 class Connection:
-    """A CURVE DEALER to one server. Not for two threads at once.
+    """A CURVE DEALER to one server, for one thread at a time.
 
-    A monitor watches the connection itself, because zmq alone would try a refused key for ever and
-    report nothing.
+    A monitor watches it, because zmq alone would try a refused key for ever and report nothing.
     """
 
     def __init__(
@@ -199,12 +198,11 @@ class Connection:
     def _reply(
         self, op: str, number: int, size: int, before: int, progress: Progress
     ) -> wire.Message:
-        """Return the answer to a request of `size` bytes.
+        """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
-        The time limit begins anew whenever the other end takes more of the request, up to
-        MESSAGE_S, so that a slow line does not count as a server that is away. Where the system
-        does not tell what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S. `before`
-        are the bytes that it had taken before the request.
+        The limit begins anew whenever the other end takes more of the request, up to MESSAGE_S, so
+        that a slow line does not count as a server that is away. Where the system does not tell
+        what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
@@ -262,8 +260,8 @@ class Connection:
     def _event(self) -> int:
         """Take the next event of the connection, and return it.
 
-        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the key
-        that the configuration has for the other one.
+        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the
+        other's key.
         """
         seen = recv_monitor_message(self._monitor)
         event = int(seen["event"])

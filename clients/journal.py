@@ -2,18 +2,16 @@
 
 An upload is kept until both servers have acknowledged it, so that a repeated request has the same
 bytes: two sharings of one update, or two rotations by one dealing, must never be mixed. With a
-folder all of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of
-three states:
+folder all of it outlasts the process, in one file per round, `ROUND.kept`, in one of three states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
     upload   both halves of the update. They take the place of the dealing's secret before the first
              of them is sent, so that no dealing can rotate a second update.
-    sent     what the round's result has to fit, in place of the halves, which both servers have.
-             There are at most as many of these as servers keep results.
+    sent     what the round's result has to fit, for as many rounds as servers keep results.
 
-The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of its
-content, and then the content: the parts of one frame (`wire`) as a msgpack list. Together the
-halves are the update, so all files are for their owner alone (mode 0600).
+The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of
+its content, and then the parts of one frame (`wire`) as a msgpack list, for its owner alone:
+together the halves are the update.
 """
 
 import hashlib
@@ -117,10 +115,9 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
 
 
 class Journal:
-    """Keeps a client's dealings and uploads by round, and what the caller keeps.
+    """Keeps a client's dealings and uploads by round, and what the caller keeps, also on disk.
 
-    That is in a folder, unless it is None. The folder is for one process at a time. Raises
-    ConfigError if it cannot be used, if another process uses it, or if a file in it is damaged.
+    Raises ConfigError if the folder cannot be used, another process uses it, or a file is damaged.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -31,8 +31,7 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 class Sender:
     """Makes uploads and sends them, and keeps them in `journal`, which it owns.
 
-    `deal` makes the dealing of a round. A server that is away is waited for as long as
-    `retry_limit_s` of the configuration, unless a method is given another limit.
+    `deal` makes the dealing of a round. Servers that are away are waited for, for `retry_limit_s`.
     """
 
     def __init__(
@@ -64,10 +63,9 @@ class Sender:
         progress: Progress = unseen,
         group: int = 0,
     ) -> Submission:
-        """Return the upload of a flat update and its encoded `values`, ready to be sent.
+        """Return the upload of a flat update and its encoded `values`, once both are dealt to.
 
-        Both servers have the dealing for it by then. Raises the error with which they refuse the
-        dealing, which is then forgotten.
+        Raises the error with which they refuse the dealing, which is then forgotten.
         """
         if not self._parties_known:
             ask_parties(self._servers, self._patience_s)

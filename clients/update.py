@@ -57,11 +57,10 @@ def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
 
 
 def load(vector: NDArray[Any], model: Any) -> None:
-    """Put the values of `vector` into a model, in place.
+    """Put the values of `vector` into anything that `flatten` takes, in place.
 
-    `model` is anything that `flatten` takes. Entries that are not sent keep their values. Raises
-    InputError if there are too few values or too many, or an array cannot be written to; the model
-    is as it was then.
+    Entries that are not sent keep their values. Raises InputError, and changes nothing, if there
+    are too few values or too many, or an array cannot be written to.
     """
     spec = _spec(model)
     values = _values(vector, spec)

@@ -117,11 +117,9 @@ class Round:
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
     def load_into(self, model: Any) -> None:
-        """Put the published global model into a model of your own, in place.
+        """Put the published global model into anything that `clients.update` takes, in place.
 
-        `model` is a PyTorch module, or anything else that `clients.update` takes. Names, shapes
-        and dtypes stay. Raises InputError if the model has another number of real values, and
-        ConfigError if the round publishes no model.
+        Raises InputError if it has another number of real values, and ConfigError without a model.
         """
         if self.model is None:
             raise ConfigError(
@@ -151,8 +149,8 @@ class ShareHalf:
 def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
-    Where clients deal, these are the indices of buckets. Raises InputError if the update has
-    another length than the round's, or NaN, or values that the round does not take.
+    Where clients deal, these are the indices of buckets. Raises InputError if the round takes no
+    such values.
     """
     params = current.params
     if vector.shape != (params.dim,):

@@ -74,8 +74,7 @@ def _encoded(key: bytes) -> str:
 def load_keys(path: str | Path) -> KeyPair:
     """Return the key pair in a .key_secret file.
 
-    Raises ConfigError if there is none, if it holds no secret key, or if others than its owner may
-    read it.
+    Raises ConfigError if it has no secret key, or if others than its owner may read it.
     """
     path = Path(path)
     _check_key_file(path)

@@ -188,10 +188,10 @@ class UnattendedRun:
         self._log.close()
 
     def run(self) -> int:
-        """Run all rounds that are still to be published, and return how many were published before.
+        """Run all rounds still to be published, and return how many were published before.
 
-        Raises RoundFailed if a round fails as often as the plan allows, and what the servers answer
-        if they refuse a round. The next call tries again.
+        Raises RoundFailed if a round fails as often as the plan allows, and what the servers
+        refuse.
         """
         before = done = self._published
         if before:

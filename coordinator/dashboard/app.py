@@ -66,11 +66,9 @@ def _digest(part: str) -> str:
 
 
 def make_app(view: Callable[[], bytes], local: bool, names: Collection[str] = ()) -> "Starlette":
-    """Return the application.
+    """Return the application, which shows what `view` returns as JSON.
 
-    `view` returns what the page shows, as JSON. Requests to `names` are answered, and those to an
-    address: if it is `local`, of the loopback alone. Raises ConfigError if starlette is not
-    installed.
+    It answers requests to `names`, and to addresses: if it is `local`, of the loopback alone.
     """
     try:
         from starlette.applications import Starlette
@@ -126,9 +124,7 @@ def serve(
     output: Path | None,
     report: Callable[[str], Any],
 ) -> None:
-    """Serve the dashboard until Ctrl-C or SIGTERM; `report` is told where it is.
-
-    Besides where it listens it answers to these `names`.
+    """Serve the dashboard, also under `names`, until Ctrl-C; `report` is told where it is.
 
     Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
     """

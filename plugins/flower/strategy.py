@@ -65,12 +65,11 @@ class SecureMedian(Strategy):
     ) -> None:
         """Check the coordinator's configuration and the options of the rounds.
 
-        `coordinator`: the path of coordinator.toml. `strategy`: by default FedAvg(). `min_clients`:
-        with fewer uploads the servers refuse to compute. `deadline_s`: when a round closes at the
-        latest, by default the `timeout` of `start`. `on_failure`: what a training round without a
-        result does, "stop" the run or "skip" the round and keep the model. `wait_s`: how long to
-        wait in each round for the nodes that `strategy` needs, for servers that are away, and for
-        the end of another's round. `options`: those of the method, by name.
+        `coordinator` is the path of coordinator.toml. With fewer uploads than `min_clients` the
+        servers refuse to compute. A round closes after `deadline_s`, by default the `timeout` of
+        `start`. Without a result, `on_failure` says "stop" the run or "skip" the round and keep
+        the model. In each round `wait_s` is waited for nodes, servers and the end of another's
+        round. `options` are the method's.
 
         Raises ConfigError, which says what is wrong.
         """
