@@ -63,7 +63,7 @@ class Sender:
         progress: Progress = unseen,
         group: int = 0,
     ) -> Submission:
-        """Return the upload of a flat update and its encoded `values`, once both are dealt to.
+        """Return the upload of a flat update and its encoded `values`, once both have its dealing.
 
         Raises the error with which they refuse the dealing, which is then forgotten.
         """
