@@ -211,7 +211,8 @@ class Client(Member):
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
-        self._check_form(spec, current)
+        self._check_public(current)
+        current.params.exchange.check_shape(spec.shapes, current.params.dim)
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
         again = made is not None
@@ -326,11 +327,6 @@ class Client(Member):
         except (DuplicateUpload, NotStored) as error:
             self.service.report(f"round {round_id} goes on without these public metrics: {error}")
 
-    def _check_form(self, spec: updates.Spec, current: Round) -> None:
-        """Raise an error unless an update of this form is what the clients of a round exchange."""
-        self._check_public(current)
-        current.params.exchange.check_shape(spec.shapes, current.params.dim)
-
     def _check_public(self, current: Round) -> None:
         """Raise ConfigError unless this client has the public set of a round that is about one."""
         exchange = current.params.exchange
@@ -399,17 +395,11 @@ class Client(Member):
 
     @property
     def sent(self) -> list[Sent]:
-        """Return this client's latest uploads, also those of an earlier process, the oldest first.
-
-        These are uploads that both servers have, for at most the four latest rounds.
-        """
+        """Return this client's latest uploads that both servers have, at most four, in order."""
         return self._journal.sent
 
     def chosen_group(self, round_id: str) -> int | None:
-        """Return the group, 0-based, of this client's upload for a round, or None if it is unknown.
-
-        With a `state_dir` that of an earlier process is known, too.
-        """
+        """Return the group, 0-based, of this client's upload for a round, or None if unknown."""
         known = self._journal.submission(round_id) or self._journal.confirmed(round_id)
         return known.group if known else None
 
@@ -423,10 +413,7 @@ class Client(Member):
 
     @property
     def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
-        """Return the fields and arrays that were stored last, none of which must be changed.
-
-        Both are empty if there are none.
-        """
+        """Return the fields and arrays that were stored last, not to be changed, or {} and {}."""
         return self._journal.own.fields, self._journal.own.arrays
 
     def _fetched(
@@ -467,10 +454,7 @@ class Client(Member):
         return (shared.start if shared else None), ""
 
     def _submitted_before(self) -> str:
-        """Return the id of the latest round that holds an upload from before a restart.
-
-        What a server lacks of it is sent first. Raises InputError if no round is known to hold one.
-        """
+        """Return the latest round with an upload from before a restart. Raises InputError."""
         try:
             found = self.service.latest()
         except UnknownRound:

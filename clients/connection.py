@@ -258,11 +258,7 @@ class Connection:
             self._event()
 
     def _event(self) -> int:
-        """Take the next event of the connection, and return it.
-
-        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the
-        other's key.
-        """
+        """Return the next event. Raises an error if our key or the server's is refused."""
         seen = recv_monitor_message(self._monitor)
         event = int(seen["event"])
         if event == zmq.EVENT_CONNECTED:

@@ -115,10 +115,7 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
 
 
 class Journal:
-    """Keeps a client's dealings and uploads by round, and what the caller keeps, also on disk.
-
-    Raises ConfigError if the folder cannot be used, another process uses it, or a file is damaged.
-    """
+    """Keeps dealings and uploads by round, and what the caller keeps. Raises ConfigError."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

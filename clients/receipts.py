@@ -62,11 +62,9 @@ def load(path: Path) -> "Receipt":
     from securemedian.common.receipts import Receipt
 
     try:
-        text = path.read_text("utf-8")
+        return Receipt.from_json(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ReceiptInvalid(f"cannot read {path}: {error}") from error
-    try:
-        return Receipt.from_json(text)
     except ReceiptInvalid as error:
         raise ReceiptInvalid(f"{path}: {error}") from error
 
@@ -122,7 +120,7 @@ def signing_keys(paths: Sequence[Path]) -> list[str]:
 
 def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
     """Return the servers' signing keys in one file, with the name of the server."""
-    from securemedian.common.keys import check_signing_key, key_places, load_signing_key
+    from securemedian.common.keys import check_public_key, key_places, load_signing_key
 
     if path.suffix == ".toml":
         values = read_toml(path)
@@ -138,7 +136,7 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
         keys = [(about.get("role", path.stem), about.get("signing-key"))]
     good = [(server, str(key)) for server, key in keys if server in ("s0", "s1") and key]
     for _, key in good:
-        check_signing_key(key)
+        check_public_key(key, "signing")
     return good
 
 

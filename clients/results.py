@@ -80,10 +80,7 @@ def receipt_of(answer: wire.Message) -> Receipt:
 
 
 def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
-    """Return the receipt in the answers of one server or of both, by party.
-
-    Raises ReceiptInvalid unless both servers have signed each of them, and if they differ.
-    """
+    """Return the receipt in the servers' answers. Raises ReceiptInvalid unless both signed one."""
     receipts: dict[int, Receipt] = {}
     for party, answer in answers.items():
         try:

@@ -29,10 +29,7 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 
 
 class Sender:
-    """Makes uploads and sends them, and keeps them in `journal`, which it owns.
-
-    `deal` makes the dealing of a round. Servers that are away are waited for, for `retry_limit_s`.
-    """
+    """Makes uploads of dealings by `deal`, sends them, and keeps them in `journal`, its own."""
 
     def __init__(
         self,

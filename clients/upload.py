@@ -117,10 +117,7 @@ class Round:
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
     def load_into(self, model: Any) -> None:
-        """Put the published global model into anything that `clients.update` takes, in place.
-
-        Raises InputError if it has another number of real values, and ConfigError without a model.
-        """
+        """Put the published model into one of yours, in place. Raises InputError or ConfigError."""
         if self.model is None:
             raise ConfigError(
                 f"round {self.round_id} publishes no model to train from: "
@@ -206,10 +203,7 @@ def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHal
 def combine(
     one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
 ) -> NDArray[np.float64]:
-    """Return the values of a result that goes to the clients, from the servers' shares of it.
-
-    The shares are packed words. Raises PeerProtocolError if one has a wrong length or dtype.
-    """
+    """Return a result's values from the servers' packed shares. Raises PeerProtocolError."""
     expected = ring.packed_words(params.dim, params.ring_bits)
     for server, words in enumerate((one, other)):
         if words.shape != (expected,) or words.dtype != np.uint64:

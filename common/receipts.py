@@ -107,11 +107,7 @@ class Receipt:
         return is_signature(signing_key, _DOMAIN + self.encoded, signature)
 
     def check(self, signing_keys: Sequence[str]) -> None:
-        """Check that it is a record that both servers have signed.
-
-        `signing_keys` are the public ones of S0 and S1. Raises ReceiptInvalid, which names the
-        server whose signature is missing or does not fit.
-        """
+        """Raise ReceiptInvalid, which names the server, unless both servers have signed it."""
         wrong = [
             server
             for server, key in zip(SERVERS, signing_keys, strict=True)

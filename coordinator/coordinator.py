@@ -81,10 +81,7 @@ class Coordinator(Member):
         self.service.ask("abort", {"round": round_id, "reason": reason}, timeout_s=timeout_s)
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for a round's result and return it: the published model, or one row per group.
-
-        Raises RoundFailed, with the reason, if there will be none.
-        """
+        """Wait for a round and return its model, or one row per group. Raises RoundFailed."""
         limit = self.service.limit(timeout_s)
         params = self.service.params(round_id, limit.left_s)
         fetched = np.asarray(self.outcomes.fetch(round_id, limit, params), np.float32)

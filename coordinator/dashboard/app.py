@@ -66,10 +66,7 @@ def _digest(part: str) -> str:
 
 
 def make_app(view: Callable[[], bytes], local: bool, names: Collection[str] = ()) -> "Starlette":
-    """Return the application, which shows what `view` returns as JSON.
-
-    It answers requests to `names`, and to addresses: if it is `local`, of the loopback alone.
-    """
+    """Return the application for JSON from `view`, at `names` and addresses, or loopback alone."""
     try:
         from starlette.applications import Starlette
         from starlette.responses import PlainTextResponse, Response

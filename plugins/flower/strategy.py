@@ -123,10 +123,7 @@ class SecureMedian(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Open a round and send the nodes its id with the model.
-
-        Raises AggregationError if no round can be opened and `on_failure` is "stop".
-        """
+        """Open a round and send the nodes its id with the model. Raises AggregationError."""
         inner = self._strategy
         self._round_id = ""
         least = self._rounds.options.min_clients

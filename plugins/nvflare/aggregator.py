@@ -105,10 +105,7 @@ class SecureMedian(ModelAggregator):
         self._metrics.append((model.metrics, model.meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1)))
 
     def aggregate_model(self) -> FLModel:
-        """Close the round, wait for its result, and return it with the mean of the metrics.
-
-        Raises RoundFailed if the round has no result and `on_failure` is "stop".
-        """
+        """Close the round, and return its result with the mean metrics. Raises RoundFailed."""
         result = self._result()
         differences = self._kinds == {ParamsType.DIFF}
         if differences:

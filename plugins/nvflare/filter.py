@@ -40,10 +40,7 @@ class SecureMedianFilter(DXOFilter):
     """
 
     def __init__(self, config: str = "") -> None:
-        """Name the client.toml of sites that have none of their own, as simulated ones have not.
-
-        `{client}` in it stands for the number at the end of the site's name.
-        """
+        """Name the client.toml of simulated sites; `{client}` stands for the site's number."""
         super().__init__(tasks.KINDS, tasks.KINDS)
         # NVFlare writes an argument into the job from the attribute of its name
         self.config = config
