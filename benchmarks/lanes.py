@@ -73,7 +73,6 @@ class TurnTime:
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `lanes` to `bench`."""
     lanes = kinds.add_parser(
         "lanes",
         help="how many times as fast as one lane several are, on a core each",
@@ -95,7 +94,6 @@ def add_kinds(kinds: Any) -> None:
         ("--clients", 8, "clients of the round"),
         ("--coordinates", ProtocolParams.chunk, "coordinates of each lane's round"),
     )
-    settings.add_markdown(lanes)
     settings.add_options(lanes, chooses=False)
     settings.add_out(lanes)
     lanes.set_defaults(run=run)
@@ -131,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         f"{chosen.protocol.lanes} lanes next to 1, {options.clients} clients, "
         f"{options.coordinates:,} coordinates each, on {report.cores()} cores"
     )
-    report.show(console, title, COLUMNS, rows, options.markdown)
+    console.print(report.table(title, COLUMNS, rows))
     console.print(f"saved to {file}")
 
 
@@ -159,7 +157,6 @@ def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[
 
 
 def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
-    """Return what does all chunks of a round on a lane."""
     weights = [1] * params.max_clients
     chunks = cutting.cut(params, params.max_clients, replace(protocol, lanes=1))
 

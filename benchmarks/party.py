@@ -25,12 +25,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
 from securemedian.servers.computing.backends.threads import SWITCH_S, establish
-from securemedian.servers.network.transport import (
-    PEER_DOMAIN,
-    PeerPort,
-    ZmqLink,
-    authenticate,
-)
+from securemedian.servers.network.transport import PEER_DOMAIN, PeerPort, ZmqLink, authenticate
 
 # for one message, and so long because the other process compiles its kernels first
 TIMEOUT_S = 300.0

@@ -25,14 +25,7 @@ from functools import partial
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.running import (
-    CNN,
-    DEADLINE_S,
-    SERVERS,
-    Round,
-    RunningServers,
-    started,
-)
+from securemedian.benchmarks.running import CNN, DEADLINE_S, SERVERS, Round, RunningServers, started
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, report
 from securemedian.laboratory.processes import unwind_on_sigterm
@@ -56,7 +49,6 @@ COLUMNS = (
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `scale` to `bench`."""
     scale = kinds.add_parser(
         "scale",
         help="a round on several workers a server, beside one on threads",
@@ -188,13 +180,10 @@ def measure(
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
-    """Return the round that is in the middle by its seconds."""
     return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
 
 
 class _Nodes:
-    """S0's cluster, with one worker per node."""
-
     def __init__(self, cluster: Any, nodes: Sequence[Any]) -> None:
         self._cluster, self._left = cluster, list(nodes)
         self.address: str = cluster.address

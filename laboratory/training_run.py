@@ -18,7 +18,7 @@ from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
@@ -26,7 +26,6 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.operating import keygen
 
 # this module is no verb of the command because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"
@@ -211,18 +210,14 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = keygen.client_names(scenario.clients)
-    keygen.make_all(directory, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
-    with Processes(directory) as processes:
-        daemons.start(processes, directory)
+    names = daemons.make(directory, scenario.clients)
+    with daemons.running(directory) as (processes, coordinator):
         for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))
-        with Coordinator.from_config(directory / "coordinator.toml") as coordinator:
-            yield TrainingRun(scenario, directory, processes, coordinator)
+        yield TrainingRun(scenario, directory, processes, coordinator)
 
 
 def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:
-    """Return the command-line arguments of one client's worker."""
     fault = scenario.fault_of(index)
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]

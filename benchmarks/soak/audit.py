@@ -56,8 +56,6 @@ class Ended:
 
 @dataclass
 class _Life:
-    """One life of a server process, from its start."""
-
     started: float
     # when it was ready for the other server, and when it was linked
     ready: float | None = None

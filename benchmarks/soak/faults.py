@@ -56,12 +56,7 @@ class Transitions:
         self._struck.set()
 
     def at(
-        self,
-        server: str,
-        event: str,
-        cohort: str,
-        strike: Callable[[], None],
-        limit_s: float,
+        self, server: str, event: str, cohort: str, strike: Callable[[], None], limit_s: float
     ) -> bool:
         """Call `strike` when the server logs the event of a round of the cohort.
 

@@ -19,11 +19,7 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
-from securemedian.mpc.errors import (
-    SecureMedianError,
-    ServerUnreachable,
-    UnknownRound,
-)
+from securemedian.mpc.errors import SecureMedianError, ServerUnreachable, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean

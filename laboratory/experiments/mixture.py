@@ -266,7 +266,6 @@ def _directions(count: int, dim: int, rng: np.random.Generator) -> Float32s:
 
 
 def _apart(points: Vectors, centres: Vectors) -> Vectors:
-    """Return the distances (points, centres)."""
     squares = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2 * points @ centres.T
     return np.asarray(np.sqrt(np.maximum(squares, 0)))
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory import models, plaintext, plots
 from securemedian.laboratory.attacks import BitFlip
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
@@ -54,8 +54,7 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     lines = []
     for name in METHODS:
         values = [[row[name] for row in found if row["round"] == number] for number in numbers]
-        means = [sum(some) / len(some) for some in values]
-        lines.append(Line(name, numbers, means, [*map(min, values)], [*map(max, values)]))
+        lines.append(Line.over(name, numbers, values))
     panel = Panel("", "round", "test accuracy (%)", lines)
     title = (
         f"{figure}: {design.model} on {design.data.name} in {groups} rotations, {design.clients} "
@@ -121,7 +120,6 @@ def _followed(
     chosen: Sequence[int],
     method: str,
 ) -> RunState:
-    """Return the run after a round on these updates."""
     after = []
     for group, before in enumerate(run.groups):
         own = updates[np.equal(chosen, group)]
