@@ -54,7 +54,6 @@ from securemedian.servers.machine.events import (
     Tossed,
     Turn,
     Unlinked,
-    is_message,
 )
 from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
@@ -784,7 +783,7 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> Non
             assert here.state in {line.to for line in TABLE[party][pair]}
             seen["transition"] += 1
         else:
-            kind = PeerProtocolError if is_message(event) else LocalProtocolError
+            kind = PeerProtocolError if isinstance(event, RoundMessage) else LocalProtocolError
             with pytest.raises(kind, match=f"while round {ID} is {state}"):
                 here.handle(event, 1.0)
             assert _changeable(here) == before
@@ -998,7 +997,7 @@ class Walk:
             self.queues[party].pop(0)
             self._unlink(party)
             return
-        if is_message(event):
+        if isinstance(event, RoundMessage):
             self.queues[party].pop(0)
             if here.state is State.NEW and not isinstance(event, Open):
                 # S1 does not know the round

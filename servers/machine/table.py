@@ -64,7 +64,7 @@ from securemedian.servers.machine.events import (
     Turn,
     Unlinked,
 )
-from securemedian.servers.machine.notes import RoundNotes
+from securemedian.servers.machine.selection import RoundSelection
 from securemedian.servers.network.control import (
     Again,
     Check,
@@ -93,7 +93,7 @@ class Transition:
 
     to: State
     actions: tuple[Effect | type[RoundMessage], ...] = ()
-    when: Callable[[RoundNotes, Event], bool] = conditions.always
+    when: Callable[[RoundSelection, Event], bool] = conditions.always
 
 
 Pair = tuple[State, type]
