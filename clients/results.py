@@ -130,11 +130,8 @@ def check_record(
             f"round {round_id} started from another model or range than the one that S0 gave to "
             "train from"
         )
-    if client and client not in record.included and client not in _left_out(record):
-        raise ReceiptInvalid(
-            f"round {round_id} neither includes this client nor says why it is left out, and both "
-            "servers have confirmed its upload"
-        )
+    if client and client not in record.included:
+        _check_left_out(record, client)
     if params.weights and not params.weights.keys() >= set(record.included):
         raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
     if len(record.included) < params.min_clients:
@@ -158,8 +155,18 @@ def _check_groups(record: Record, params: RoundParams) -> None:
         )
 
 
-def _left_out(record: Record) -> set[str]:
-    return {key for keys in record.left_out.values() for key in keys}
+def _check_left_out(record: Record, client: str) -> None:
+    """Raise ReceiptInvalid unless a record has a reason that fits an upload that both servers have.
+
+    S1 has to take S0's word for what S0 holds, so that both may sign what the client knows better.
+    """
+    reasons = [why for why, keys in record.left_out.items() if client in keys]
+    if not reasons or any(" reached " in why for why in reasons):
+        said = f"says {quoted(reasons[0])}" if reasons else "does not say why"
+        raise ReceiptInvalid(
+            f"round {record.round} does not include this client and {said}, and both servers have "
+            "confirmed its upload"
+        )
 
 
 def opened_of(

@@ -149,7 +149,6 @@ def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
 
 
 def table(summary: Mapping[str, Any]) -> Group:
-    """Return the table of a summary."""
     settings, measured = summary["settings"], summary["measured"]
     title = (
         f"{summary['figure']}: {settings['model']} on {settings['data']}, "
