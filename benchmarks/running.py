@@ -1,7 +1,6 @@
 """Two real servers on this machine, and one process that plays all clients, one after another.
 
-All clients deal and submit the same, which is made once: what a server does with an upload does not
-depend on what is in it.
+All clients deal and submit the same, which is made once.
 """
 
 import copy
