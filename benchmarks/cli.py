@@ -9,7 +9,6 @@ KINDS = (figures, peak, parts, lanes, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `bench` to the `securemedian` command."""
     bench = verbs.add_parser(
         "bench",
         help="time the protocols between two processes: the paper's figures, or any parameters",

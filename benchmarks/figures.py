@@ -63,7 +63,6 @@ class Figure:
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add the figures to `bench`."""
     for name, figure in FIGURES.items():
         kind = kinds.add_parser(name, help=f"the paper's {figure.title}", description=figure.text)
         several = isinstance(figure.clients, list)
@@ -151,7 +150,6 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any],
 
 
 def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
-    """Return a table of our figures for the most clients and of theirs."""
     rows = []
     for method, theirs in reported.FIGURE_3.items():
         ours = of[method][-1]
@@ -289,7 +287,6 @@ REACHED = (
 
 
 def _reached(verified: Result, unverified: Result, numpy_median: float) -> dict[str, Any]:
-    """Return what the checks cost in one setting, next to the same round without them."""
     ahead = _ahead(verified) + verified["checking_seconds"]
     return {
         "setting": _setting(verified),
@@ -358,7 +355,6 @@ def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) ->
 
 
 def _servers(result: Result) -> list[Phase]:
-    """Return the phases of a round at the servers."""
     both = report.megabytes(result)
     if result["method"] == "pairwise":
         name = "pairwise secure median, l = 64"
@@ -409,7 +405,6 @@ def _updates(clients: int, dim: int) -> Any:
 
 
 def _time(work: Callable[[], object], repeat: int) -> float:
-    """Return the median seconds of the repetitions, after one that warms up."""
     seconds = []
     for _ in range(1 + repeat):
         start = time.perf_counter()

@@ -16,10 +16,8 @@ With `--workers W` each server has so many workers of one core, which take a sha
 
 The door is the daemon, which reads what it has stored, checks its SHA-256 and hands out slices.
 
-In a round, a message waits for one from the other side. Seconds per OT and per coordinate are those
-of one party that runs a part of this very round alone: its cryptography and kernels are real, but
-nobody answers. The check of dealings is timed at both parties of this process, on one part of a
-dealing. Seconds per byte are those of the encryption that the servers' sockets use.
+Seconds per OT and per coordinate are those of one party that runs a part of this round alone
+(`rehearsal`), and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
@@ -27,25 +25,27 @@ import hashlib
 import itertools
 import json
 import math
-import threading
 import time
+import timeit
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
-from securemedian.laboratory.report import TABLE_WIDTH
+from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, check
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
-from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
 from securemedian.mpc.rounds.chunks import round_demand
 from securemedian.mpc.rounds.cost import Cost, joined
@@ -57,18 +57,8 @@ from securemedian.mpc.rounds.plan import predict, predict_shards
 from securemedian.mpc.rounds.rehearsal import lone_party, rehearse_check, rehearse_round
 
 COLUMNS = (
-    "M OTs",
-    "MB",
-    "rounds",
-    "memory",
-    "dealt",
-    "sent",
-    "ahead",
-    "check",
-    "online",
-    "transfer",
-    "waiting",
-    "seconds",
+    *("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "ahead", "check", "online"),
+    *("transfer", "waiting", "seconds"),
 )
 LOOPBACK_RTT_MS = 0.1
 # the values of options that are compared where none is given
@@ -115,19 +105,13 @@ class Forecast:
     name: str
     params: RoundParams
     clients: int
-    ots: int
-    bytes_s0_to_s1: int
-    bytes_s1_to_s0: int
-    rounds: int
+    # S0's
+    cost: Cost
     memory_bytes: int
-    # of one client, to the server that gets more: before and after its training
-    client_bytes_ahead: int
-    client_bytes_after: int
-    # of the computation: the part that needs no inputs
+    # of the computation: the part that needs no inputs, the check of the uploads without its OTs,
+    # and the rest; with workers, those of the busiest one
     ahead_seconds: float
-    # of the computation: the check of the uploads, without its OTs
     checking_seconds: float
-    # of the computation: the rest
     online_seconds: float
     transfer_seconds: float
     waiting_seconds: float
@@ -138,30 +122,32 @@ class Forecast:
 
     @property
     def compute_seconds(self) -> float:
-        """The seconds of the computation: ahead of the inputs, of the check, and online.
-
-        With workers they are those of the busiest one.
-        """
         return self.ahead_seconds + self.checking_seconds + self.online_seconds
 
     @property
     def seconds(self) -> float:
-        """The seconds of the whole round."""
         busy = max(self.compute_seconds, self.transfer_seconds)
         return self.door_seconds + busy + self.waiting_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as --json writes it, with the parameters under "round"."""
-        fields = asdict(self) | {"params": self.params.to_dict()}
-        return {"round" if key == "params" else key: value for key, value in fields.items()} | {
+        fields = vars(self) | {
+            "round": self.params.to_dict(),
+            "kind": self.params.method.kind,
+            "ots": self.cost.ots,
+            "bytes_s0_to_s1": self.cost.bytes_sent,
+            "bytes_s1_to_s0": self.cost.bytes_received,
+            "rounds": self.cost.rounds,
+            # of one client, to the server that gets more: before and after its training
+            "client_bytes_ahead": self.params.bytes_ahead,
+            "client_bytes_after": self.params.bytes_after,
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
-            "kind": self.params.method.kind,
         }
+        return {name: value for name, value in fields.items() if name not in ("params", "cost")}
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `plan` to the `securemedian` command."""
     plan = verbs.add_parser(
         "plan",
         help="tell what a round will cost, and the cheapest method for a link",
@@ -192,28 +178,8 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="from server to server and back (default: %(default)s, two processes on one machine)",
     )
-    defaults = ProtocolParams()
-    plan.add_argument(
-        "--lanes",
-        type=int,
-        default=defaults.lanes,
-        metavar="L",
-        help="chunks computed at the same time (default: %(default)s)",
-    )
-    plan.add_argument(
-        "--extension",
-        choices=OT_EXTENSIONS,
-        default=defaults.ot_extension,
-        help="OT extension: softspoken; or silent, with few bytes but more work "
-        "(default: %(default)s)",
-    )
-    plan.add_argument(
-        "--field-bits",
-        type=int,
-        default=defaults.ot_field_bits,
-        choices=(1, 2, 4, 8),
-        help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES (default: %(default)s)",
-    )
+    settings.add_counts(plan, ("--lanes", ProtocolParams.lanes, "chunks computed at the same time"))
+    settings.add_extension(plan)
     plan.add_argument(
         "--workers",
         type=_whole,
@@ -227,16 +193,13 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
-    from rich.console import Console
-
     if options.clients is None or options.dim is None:
         raise ConfigError("plan needs --clients and --dim")
-    console = Console()
-    console.width = max(console.width, TABLE_WIDTH)
+    console = report.console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
-    with Console(stderr=True).status("encryption") as status:
+    with console.status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):
             try:
@@ -251,11 +214,6 @@ def run(options: argparse.Namespace) -> None:
     if not found:
         raise refused[0]
     console.print(_table(found))
-    console.print(
-        "~ approximate; MB: of the busier direction; memory: MB at a server; dealt, sent: MB of "
-        "one client before and after its training, to the server that gets more; "
-        "seconds (estimated) = max(ahead + check + online, transfer) + waiting"
-    )
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
@@ -299,55 +257,32 @@ def forecast(
     Raises ConfigError if the round is too large for any machine.
     """
     weights = [1] * clients
-    if workers:
-        return _on_workers(name, params, clients, protocol, link, byte, workers)
-    predicted = predict(params, weights, protocol)
-    one, memory = predicted.costs[0], predicted.memory
-    if params.dealing is not None:
-        # a server checks dealings while it fills its pools
-        memory += time_check(params.dealing).memory
-    return estimate(
-        name,
-        params,
-        clients,
-        one,
-        memory,
-        calibrate(params, weights, protocol, byte),
-        link,
-    )
-
-
-def _on_workers(
-    name: str,
-    params: RoundParams,
-    clients: int,
-    protocol: ProtocolParams,
-    link: LinkShape,
-    byte: float,
-    workers: int,
-) -> Forecast:
-    """Return the forecast of a round whose shards are computed by workers, one each."""
-    weights = [1] * clients
+    speed = calibrate(params, weights, protocol, byte)
+    # a server checks dealings while it fills its pools
+    checking = time_check(params.dealing).memory if params.dealing else 0
+    if not workers:
+        predicted = predict(params, weights, protocol)
+        memory = predicted.memory + checking
+        return estimate(name, params, clients, predicted.costs[0], memory, speed, link)
+    # a shard for each worker
     plans = predict_shards(params, weights, protocol, workers)
     total = joined([plan.costs[0] for plan in plans])
-    speed = calibrate(params, weights, protocol, byte)
-    busiest = max(plans, key=lambda plan: plan.costs[0].ots).costs[0]
-    first, *others = shards(params.dim, workers)
-    checked, memory = first.dim, max(plan.memory for plan in plans)
-    if dealing := params.dealing:
-        parts = [shard.parts(dealing) for shard in (first, *others)]
-        checked = max(sum(dealing.parts[i].kept for i in own) for own in parts)
-        memory += time_check(dealing).memory
+    memory = max(plan.memory for plan in plans) + checking
     whole = estimate(name, params, clients, total, memory, speed, link)
+    busiest = max((plan.costs[0] for plan in plans), key=lambda cost: cost.ots)
+    parts = shards(params.dim, workers)
+    checked = parts[0].dim
     # a server holds the shares of half the clients in full, and of those who deal all rotations
     full = clients * (params.bytes_ahead + params.bytes_after) / 2
-    full += clients * params.bytes_after / 2 if params.dealing else 0
+    if dealing := params.dealing:
+        checked = max(sum(dealing.parts[i].kept for i in one.parts(dealing)) for one in parts)
+        full += clients * params.bytes_after / 2
     both = busiest.bytes_sent + busiest.bytes_received
     return replace(
         whole,
         ahead_seconds=busiest.ots * speed.ot,
         checking_seconds=checked * speed.checked,
-        online_seconds=first.dim * speed.coordinate + both * speed.byte,
+        online_seconds=parts[0].dim * speed.coordinate + both * speed.byte,
         workers=workers,
         door_seconds=full * door_seconds_per_byte(),
     )
@@ -356,14 +291,19 @@ def _on_workers(
 @cache
 def door_seconds_per_byte() -> float:
     """Return the seconds per byte in which a daemon reads, hashes and copies what it has stored."""
-    data, best = bytearray(os_entropy(1 << 22)), math.inf
-    for _ in range(CALIBRATION_RUNS):
-        start = time.perf_counter()
+    data = bytearray(os_entropy(1 << 22))
+
+    def hand_out() -> None:
         hashlib.sha256(data).digest()
         # from the file, and to where workers fetch it
         bytes(bytes(data))
-        best = min(best, time.perf_counter() - start)
-    return best / len(data)
+
+    return _fastest(hand_out) / len(data)
+
+
+def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of the fastest of CALIBRATION_RUNS runs."""
+    return min(timeit.repeat(work, timer=timer, number=1, repeat=CALIBRATION_RUNS))
 
 
 def estimate(
@@ -381,13 +321,8 @@ def estimate(
         name,
         params,
         clients,
-        cost.ots,
-        cost.bytes_sent,
-        cost.bytes_received,
-        cost.rounds,
+        cost,
         memory,
-        params.bytes_ahead,
-        params.bytes_after,
         ahead_seconds=cost.ots * speed.ot,
         checking_seconds=params.dim * speed.checked,
         online_seconds=params.dim * speed.coordinate + both * speed.byte,
@@ -416,8 +351,7 @@ def calibrate(
     if pieces:
         piece = pieces[0]
         check = _timed(
-            lone_party(protocol),
-            lambda party: rehearse_check(party, params, piece, protocol.batch),
+            lone_party(protocol), lambda party: rehearse_check(party, params, piece, protocol.batch)
         )
         clients = piece.clients.stop - piece.clients.start
         # per coordinate of all clients
@@ -471,24 +405,16 @@ def time_check(dealing: Dealing) -> DealingCheck:
     half = SeedUpload(shape.layout, os_entropy(SEED_BYTES), native_aes=True)
     halves = [half] * CALIBRATION_CLIENTS
 
-    def run() -> float:
-        channels, start = local_pair(), time.process_time()
-
-        def party(number: int) -> None:
-            check(channels[number], number, shape, halves)
-
-        other = threading.Thread(target=party, args=(1,), daemon=True)
-        other.start()
-        party(0)
-        other.join()
-        return time.process_time() - start
+    def run() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda own, j: check(own, j, shape, halves), local_pair(), (0, 1)))
 
     # compiles, and counts both parties' memory
     tracemalloc.start()
     run()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    seconds = min(run() for _ in range(CALIBRATION_RUNS))
+    seconds = _fastest(run, time.process_time)
     return DealingCheck(seconds / 2 / shape.dim / CALIBRATION_CLIENTS, peak // 2)
 
 
@@ -498,12 +424,7 @@ def seconds_per_byte() -> float:
     from nacl.utils import random
 
     box, message = SecretBox(random(32)), bytes(1 << 20)
-    best = math.inf
-    for _ in range(CALIBRATION_RUNS):
-        start = time.perf_counter()
-        box.encrypt(message)
-        best = min(best, time.perf_counter() - start)
-    return best / len(message)
+    return _fastest(lambda: box.encrypt(message)) / len(message)
 
 
 def cheapest(rows: Sequence[Forecast]) -> list[str]:
@@ -518,42 +439,32 @@ def cheapest(rows: Sequence[Forecast]) -> list[str]:
 
 
 def _table(rows: Sequence[Forecast]) -> Any:
-    from rich.table import Table
-
     first = rows[0]
-    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    table.title_justify = "left"
-    table.title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
+    title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
     if first.workers:
-        table.title += (
+        title += (
             f", {first.workers} workers a server; the door takes {first.door_seconds:.3g} s "
             "of each round"
         )
-    table.add_column("method", no_wrap=True)
-    for title in COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        mega = (
-            row.ots,
-            max(row.bytes_s0_to_s1, row.bytes_s1_to_s0),
-            row.memory_bytes,
-            row.client_bytes_ahead,
-            row.client_bytes_after,
-        )
-        seconds = (
-            row.ahead_seconds,
-            row.checking_seconds,
-            row.online_seconds,
-            row.transfer_seconds,
-            row.waiting_seconds,
-            row.seconds,
-        )
-        figures = [_figure(value / 1e6) for value in mega] + [_figure(value) for value in seconds]
-        figures.insert(COLUMNS.index("rounds"), f"{row.rounds:,}")
-        table.add_row(
-            ("~ " if row.params.method.kind == "approximate" else "") + row.name, *figures
-        )
-    return table
+    note = (
+        "~ approximate; MB: of the busier direction; memory: MB at a server; dealt, sent: MB of "
+        "one client before and after its training, to the server that gets more; "
+        "seconds (estimated) = max(ahead + check + online, transfer) + waiting"
+    )
+    return report.table(title, COLUMNS, [_row(one) for one in rows], note)
+
+
+def _row(row: Forecast) -> list[str]:
+    busier = max(row.cost.bytes_sent, row.cost.bytes_received)
+    client = row.params.bytes_ahead, row.params.bytes_after
+    computing = row.ahead_seconds, row.checking_seconds, row.online_seconds
+    return [
+        ("~ " if row.params.method.kind == "approximate" else "") + row.name,
+        *(_figure(value / 1e6) for value in (row.cost.ots, busier)),
+        f"{row.cost.rounds:,}",
+        *(_figure(value / 1e6) for value in (row.memory_bytes, *client)),
+        *map(_figure, (*computing, row.transfer_seconds, row.waiting_seconds, row.seconds)),
+    ]
 
 
 def _figure(value: float) -> str:

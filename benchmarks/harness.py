@@ -103,7 +103,6 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
 
 
 def _spent(message: dict[str, Any]) -> float:
-    """Return the seconds of one party's round, from the first correlation on."""
     cost = message["cost"]
     return float(cost["ahead_seconds"] + cost["checking_seconds"] + cost["seconds"])
 
@@ -112,11 +111,7 @@ class _Processes:
     """The processes of both parties, which are ended by process id whatever happens."""
 
     def __init__(
-        self,
-        points: Sequence[Point],
-        repetitions: int,
-        protocol: ProtocolParams,
-        link: str,
+        self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, link: str
     ) -> None:
         keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
         common = {

@@ -1,12 +1,9 @@
 """`securemedian bench lanes`: how much faster several lanes of one server are than one.
 
-Parties without a peer (`rehearsal.lone_party`) run on a thread each: real cryptography and kernels,
-and nobody to wait for. What keeps lanes from as many times the speed of one is the interpreter,
-which one thread has at a time, and the memory and caches that cores share. The first shows as time
-outside kernels, which the interpreter is needed for, and the second as processor time that grows
-with the lanes. Whatever else runs on the machine, or beside it on the same host, shows as both, and
-it slows several lanes more often than one: of many short turns the fastest tell what lanes can do,
-and the rest what they get.
+Parties without a peer (`rehearsal.lone_party`) run on a thread each. What lanes lack of as many
+times the speed of one is due to the interpreter, which shows as time outside kernels, or to memory
+and caches, which shows as processor time that grows with the lanes. Other load shows as both: the
+fastest of many short turns tell what lanes can do, and the rest what they get.
 """
 
 import argparse
@@ -73,7 +70,6 @@ class TurnTime:
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `lanes` to `bench`."""
     lanes = kinds.add_parser(
         "lanes",
         help="how many times as fast as one lane several are, on a core each",
@@ -95,7 +91,6 @@ def add_kinds(kinds: Any) -> None:
         ("--clients", 8, "clients of the round"),
         ("--coordinates", ProtocolParams.chunk, "coordinates of each lane's round"),
     )
-    settings.add_markdown(lanes)
     settings.add_options(lanes, chooses=False)
     settings.add_out(lanes)
     lanes.set_defaults(run=run)
@@ -131,7 +126,7 @@ def run(options: argparse.Namespace) -> None:
         f"{chosen.protocol.lanes} lanes next to 1, {options.clients} clients, "
         f"{options.coordinates:,} coordinates each, on {report.cores()} cores"
     )
-    report.show(console, title, COLUMNS, rows, options.markdown)
+    console.print(report.table(title, COLUMNS, rows))
     console.print(f"saved to {file}")
 
 
@@ -159,7 +154,6 @@ def measure(params: RoundParams, protocol: ProtocolParams, repeat: int) -> dict[
 
 
 def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], None]:
-    """Return what does all chunks of a round on a lane."""
     weights = [1] * params.max_clients
     chunks = cutting.cut(params, params.max_clients, replace(protocol, lanes=1))
 

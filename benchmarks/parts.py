@@ -1,12 +1,9 @@
 """`securemedian bench parts`: where the time of an OT, a comparison and each method goes.
 
-The figures are printed next to what the hardware could do. One party runs alone on one core
-(`rehearsal.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
-timed as a whole, and once more with clocks around the kernels and streams that it calls, so that
-every part is timed on the shapes it is used with and with the caches in the state it finds them in.
-Clocks count the processor time of this thread, which does not include whatever else runs on the
-machine; the time that a clock itself takes is measured and subtracted. "other" is the whole without
-its parts: Python between the kernels, and memory that is used for the first time.
+One party runs alone on one core (`rehearsal.lone_party`). Each run is timed as a whole, and once
+more with clocks around the kernels and streams that it calls. Clocks count the processor time of
+this thread, less the time that they take themselves. "other" is the whole without its parts: Python
+between the kernels, and memory that is used for the first time.
 """
 
 import argparse
@@ -244,7 +241,6 @@ STEPS: tuple[Place, ...] = (
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `parts` to `bench`."""
     parts = kinds.add_parser(
         "parts",
         help="where the time goes, next to what the hardware could do",
@@ -260,7 +256,6 @@ def add_kinds(kinds: Any) -> None:
         ("--comparisons", COMPARE_BATCH, "comparisons per repetition"),
         ("--coordinates", COORDINATES, f"coordinates of a method's round of {CLIENTS} clients"),
     )
-    settings.add_markdown(parts)
     settings.add_options(parts, chooses=False)
     settings.add_out(parts)
     parts.set_defaults(run=run)
@@ -304,7 +299,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     report.save(file, asdict(chosen), points)
     for name, columns in found.items():
-        _show(console, name, columns, options.markdown)
+        console.print(_table(name, columns))
     console.print(f"saved to {file}")
 
 
@@ -488,7 +483,7 @@ def _one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
+def _table(title: str, table: Table) -> Any:
     names = list(dict.fromkeys(row for rows in table.values() for row in rows))
     # the sort is stable: parts stay in the order in which they ended
     order = sorted(names, key=_place)
@@ -496,7 +491,7 @@ def _show(console: Any, title: str, table: Table, markdown: bool) -> None:
     rows = [
         [name, *(report.figure(column.get(name)) for column in table.values())] for name in order
     ]
-    report.show(console, title, columns, rows, markdown)
+    return report.table(title, columns, rows)
 
 
 def _place(name: str) -> tuple[int, int]:

@@ -25,12 +25,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
 from securemedian.servers.computing.backends.threads import SWITCH_S, establish
-from securemedian.servers.network.transport import (
-    PEER_DOMAIN,
-    PeerPort,
-    ZmqLink,
-    authenticate,
-)
+from securemedian.servers.network.transport import PEER_DOMAIN, PeerPort, ZmqLink, authenticate
 
 # for one message, and so long because the other process compiles its kernels first
 TIMEOUT_S = 300.0
@@ -83,10 +78,7 @@ def _lanes(port: PeerPort, link: LinkShape, count: int) -> list[ZmqLink]:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has had.
-
-    getrusage would also count what the process had that started this one.
-    """
+    # getrusage would also count what the process had that started this one
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 

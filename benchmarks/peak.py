@@ -11,7 +11,6 @@ from securemedian.mpc.rounds.params import RoundParams
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `peak` to `bench`."""
     peak = kinds.add_parser(
         "peak",
         help="how much memory a server takes for a round of many clients",

@@ -21,7 +21,6 @@ DEFAULT_COMPARISONS = 1 << 20
 
 
 def add_kinds(kinds: Any) -> None:
-    """Add `ot`, `compare` and `median` to `bench`."""
     ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
     settings.add_counts(ot, ("--count", DEFAULT_OTS, "OTs per repetition"))
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
@@ -102,25 +101,19 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _table(results: Sequence[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=True)
-    table.add_column("work", no_wrap=True)
-    medians = results[0]["bench"] == "median"
+    first = results[0]
+    medians = first["bench"] == "median"
     columns = _MEDIANS if medians else _COUNTED
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    for result in results:
-        table.add_row(result["name"], *(figure(result) for figure in columns.values()))
-    table.caption_justify = "left"
-    table.caption = (
+    rows = [[one["name"], *(figure(one) for figure in columns.values())] for one in results]
+    note = (
         "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
         "dealt, sent: MB of a client before and after its training, to the server that gets more"
         if medians
         else "seconds = ahead of the inputs + online; MB: both directions; "
         "k/s: thousands per second"
     )
-    return table
+    title = f"{first['extension']}, {first['link']}"
+    return report.table(title, ["work", *columns], rows, note)
 
 
 Figures = dict[str, Callable[[dict[str, Any]], str]]
@@ -179,7 +172,6 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _median_points(options: argparse.Namespace) -> list[Point]:
-    """Return a point for every number of clients and coordinates."""
     method = options.method or DEFAULT_METHOD
     given = given_options(options)
     # in which of the ways that were asked for, where a method has both

@@ -19,10 +19,7 @@ class Reported:
 
 
 # for d = 1000, b = 8, n = 10; the bucketed median's cost does not depend on n
-FIGURE_3 = {
-    "bucketed": Reported(0.12, BACKEND, 9.1),
-    "pairwise": Reported(0.86, BACKEND, 57.8),
-}
+FIGURE_3 = {"bucketed": Reported(0.12, BACKEND, 9.1), "pairwise": Reported(0.86, BACKEND, 57.8)}
 
 # for CNNMnist, 8 clients, b = 8, l = 64
 TABLE_1 = {

@@ -1,7 +1,6 @@
 """Two real servers on this machine, and one process that plays all clients, one after another.
 
-All clients deal and submit the same, which is made once: what a server does with an upload does not
-depend on what is in it.
+All clients deal and submit the same, which is made once.
 """
 
 import copy
@@ -39,7 +38,6 @@ class Copied(Client):
     made: dict[str, Any]
 
     def deal(self, *arguments: Any, **named: Any) -> OwnDealing:
-        """Return the one dealing of all clients."""
         if "dealt" not in self.made:
             self.made["dealt"] = super().deal(*arguments, **named)
         # a dealing rotates one update only, and so each client gets a copy
@@ -47,7 +45,6 @@ class Copied(Client):
         return dealt
 
     def encode(self, *arguments: Any, **named: Any) -> NDArray[Any]:
-        """Return the one encoded update of all clients."""
         if "values" not in self.made:
             self.made["values"] = super().encode(*arguments, **named)
         values: NDArray[Any] = self.made["values"]
@@ -97,17 +94,13 @@ def started(
 
     `first` is a line that stands before all tables.
     """
-    with tempfile.TemporaryDirectory(prefix="securemedian-bench-") as made:
-        folder = Path(made) / "service"
-        names = keygen.client_names(params.max_clients)
-        keygen.make_all(folder, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+    # short, because Ray has sockets below the servers' folders
+    with tempfile.TemporaryDirectory(prefix="sm-") as made:
+        folder = Path(made)
+        daemons.make(folder, params.max_clients)
         for server in SERVERS:
             file = folder / f"{server}.toml"
             own = [of_server[server]] if server in of_server else []
             file.write_text("\n".join([first, file.read_text(), *tables, *own]))
-        with (
-            Processes(folder) as processes,
-            Coordinator.from_config(folder / "coordinator.toml") as coordinator,
-        ):
-            daemons.start(processes, folder)
+        with daemons.running(folder) as (processes, coordinator):
             yield RunningServers(params, processes, coordinator, folder)

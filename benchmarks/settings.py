@@ -51,29 +51,9 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
 
     A benchmark that goes through OT extensions itself, or has no link, passes `chooses` as False.
     """
-    parser.add_argument(
-        "--repeat",
-        type=count,
-        default=5,
-        metavar="N",
-        help="repetitions per point, of which the median is kept (default: %(default)s)",
-    )
+    add_counts(parser, ("--repeat", 5, "repetitions per point, of which the median is kept"))
     if chooses:
-        parser.add_argument(
-            "--extension",
-            choices=OT_EXTENSIONS,
-            default="softspoken",
-            help="OT extension: softspoken; or silent, with few bytes but more work "
-            "(default: %(default)s)",
-        )
-        parser.add_argument(
-            "--field-bits",
-            type=int,
-            default=4,
-            choices=(1, 2, 4, 8),
-            help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES "
-            "(default: %(default)s)",
-        )
+        add_extension(parser)
         parser.add_argument(
             "--link",
             type=link,
@@ -82,19 +62,30 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
             help="loopback, or a link shaped to a rate and perhaps a round-trip time, like 377MB/s "
             "or 100Mbit/s,40ms (default: %(default)s)",
         )
-    parser.add_argument(
-        "--lanes",
-        type=count,
-        default=2,
-        metavar="L",
-        help="chunks computed at the same time (default: %(default)s)",
-    )
+    add_counts(parser, ("--lanes", ProtocolParams.lanes, "chunks computed at the same time"))
     parser.add_argument(
         "--native",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="AES with the processor's own instructions where it has them, or OpenSSL's alone; "
         "results and bytes are the same (default: --native)",
+    )
+
+
+def add_extension(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--extension",
+        choices=OT_EXTENSIONS,
+        default=ProtocolParams.ot_extension,
+        help="OT extension: softspoken; or silent, with few bytes but more work "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--field-bits",
+        type=int,
+        default=ProtocolParams.ot_field_bits,
+        choices=(1, 2, 4, 8),
+        help="SoftSpokenOT's k: a larger one takes fewer bytes but more AES (default: %(default)s)",
     )
 
 
@@ -118,7 +109,6 @@ def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that results are saved to."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -148,11 +138,6 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
         )
 
 
-def add_markdown(parser: argparse.ArgumentParser) -> None:
-    """Add --markdown."""
-    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
-
-
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
     """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
     from rich.console import Console
@@ -179,11 +164,7 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
             ),
             settings.link,
         )
-    conditions = {
-        "extension": settings.extension,
-        "link": settings.link,
-        "native": settings.native,
-    }
+    conditions = {"extension": settings.extension, "link": settings.link, "native": settings.native}
     return [result | conditions for result in results]
 
 

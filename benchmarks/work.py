@@ -191,7 +191,6 @@ def _median(
 
 
 def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
-    """Return the seconds that S0 takes for the new model and the new range."""
     zeros = np.zeros(params.dim, np.float32)
     scale = zeros + np.float32(0.1)
     policy: RangePolicy = FollowRange()

@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
+from securemedian.clients.upload import Round
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
+    PeerProtocolError,
+    RoundClosed,
     SecureMedianError,
     ServerUnreachable,
     from_code,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.params import RoundParams
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -63,10 +67,9 @@ def unseen(sent: int, total: int) -> None:
 
 
 class Connection:
-    """A CURVE DEALER to one server. Not for two threads at once.
+    """A CURVE DEALER to one server, for one thread at a time.
 
-    A monitor watches the connection itself, because zmq alone would try a refused key for ever and
-    report nothing.
+    A monitor watches it, because zmq alone would try a refused key for ever and report nothing.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class Connection:
             self._take_events()
         except ServerUnreachable:
             # a new connection drops unsent bytes, and replaces one that stalls
-            self._disconnect()
+            self.close()
             self._connect()
             raise
         return reply
@@ -189,21 +192,17 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
-        self._disconnect()
-
-    def _disconnect(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
 
     def _reply(
         self, op: str, number: int, size: int, before: int, progress: Progress
     ) -> wire.Message:
-        """Return the answer to a request of `size` bytes.
+        """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
-        The time limit begins anew whenever the other end takes more of the request, up to
-        MESSAGE_S, so that a slow line does not count as a server that is away. Where the system
-        does not tell what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S. `before`
-        are the bytes that it had taken before the request.
+        The limit begins anew whenever the other end takes more of the request, up to MESSAGE_S, so
+        that a slow line does not count as a server that is away. Where the system does not tell
+        what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
@@ -259,11 +258,7 @@ class Connection:
             self._event()
 
     def _event(self) -> int:
-        """Take the next event of the connection, and return it.
-
-        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the key
-        that the configuration has for the other one.
-        """
+        """Return the next event. Raises an error if our key or the server's is refused."""
         seen = recv_monitor_message(self._monitor)
         event = int(seen["event"])
         if event == zmq.EVENT_CONNECTED:
@@ -375,3 +370,20 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
                 f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
             )
     return answers
+
+
+def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
+    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+
+    Raises RoundClosed if it is another one, and PeerProtocolError if its parameters or the model
+    that it starts from differ: a corrupt S0 could give some clients another model than the others.
+    """
+    found = s1.ask("round", patience_s=patience_s).fields
+    if found["round"] != current.round_id:
+        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
+    if theirs != (current.params.digest, current.start.hex()):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other parameters or another start: "
+            "one of them does not tell the truth, and nothing was sent"
+        )

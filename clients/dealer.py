@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, unseen
+from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
     BadUpload,
@@ -75,12 +75,13 @@ class Dealer:
         try:
             infos = ask_parties(self._servers, self._patience_s)
             limits = [info["max_message_bytes"] for info in infos]
+            check_s1(self._servers[1], self._current, self._patience_s)
             dealt = self._deal(self._shape, self._current)
             halves = upload.halves(dealt.seeded, dealt.words, self._current)
             whole = zip(self._servers, halves, limits, strict=True)
             # the seed last: before it is sent, an interrupted dealing can still be made anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
-                if not (self._resumed and self._is_dealt(server)):
+                if not (self._resumed and holds(server, self.round_id, "dealt", self._patience_s)):
                     self._send(server, half, limit)
             self.sent, self._outcome = self.total, dealt
         except SecureMedianError as error:
@@ -88,14 +89,6 @@ class Dealer:
         finally:
             for server in self._servers:
                 server.close()
-
-    def _is_dealt(self, server: Connection) -> bool:
-        """Return whether a server has the whole dealing, for example from before a restart."""
-        try:
-            found = server.ask("round", patience_s=self._patience_s).fields
-        except UnknownRound:
-            return False
-        return found["round"] == self.round_id and bool(found["dealt"])
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
         """Send a half piece by piece, and anew if the server no longer has the pieces before."""
@@ -111,6 +104,7 @@ class Dealer:
             fields = {
                 "round": self.round_id,
                 "params": self._current.params.digest,
+                "start": self._current.start,
                 "form": half.form,
                 "piece": piece,
                 "pieces": pieces,
@@ -127,3 +121,12 @@ class Dealer:
                 piece = links = 0
             if half.form == "words":
                 self.sent = before + min(share.nbytes, piece * size * share.itemsize)
+
+
+def holds(server: Connection, round_id: str, what: str, patience_s: float) -> bool:
+    """Return whether a server has `what` of this client for a round: "dealt" or "submitted"."""
+    try:
+        found = server.ask("round", patience_s=patience_s).fields
+    except UnknownRound:
+        return False
+    return found["round"] == round_id and bool(found[what])

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from securemedian.laboratory import daemons
 from securemedian.laboratory.processes import Processes
-from securemedian.operating import keygen
 
 CLIENTS = 5
 CHECK_S = 1.0
@@ -21,9 +20,7 @@ def main() -> None:
     named = sys.argv[1] if len(sys.argv) > 1 else "~/securemedian-example"
     directory = Path(named).expanduser().resolve()
     if not (directory / "s0.toml").exists():
-        keygen.make_all(
-            directory, keygen.client_names(CLIENTS), keygen.network("127.0.0.1", "127.0.0.1", None)
-        )
+        daemons.make(directory, CLIENTS)
     # SIGTERM unwinds the stack, so that both servers are ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Processes(directory) as processes:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.errors import InputError
 
 Labels = NDArray[np.int64]
+Rng = np.random.Generator
 Vectors = NDArray[np.float32]
 
 
@@ -40,9 +41,7 @@ class Attack:
         """Return the labels that an attacker trains on."""
         return labels
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         """Return the updates (m, d) that the m attackers send.
 
         `trained` (m, d) is what they have trained, `start` (d,) the model that all started from,
@@ -73,9 +72,7 @@ class BitFlip(Attack):
 
     name: ClassVar[str] = "bitflip"
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return 2 * start - trained
 
 
@@ -84,9 +81,7 @@ class Negate(Attack):
 
     name: ClassVar[str] = "negate"
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return -trained
 
 
@@ -104,9 +99,7 @@ class Gaussian(Attack):
 
     name: ClassVar[str] = "gaussian"
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return rng.normal(0.0, 200.0, trained.shape).astype(np.float32)
 
 
@@ -133,9 +126,7 @@ class SignFlip10(Attack):
     name: ClassVar[str] = "sign-flip-10"
     scale: ClassVar[float] = 10.0
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return start - np.float32(self.scale) * (trained - start)
 
 
@@ -160,9 +151,7 @@ class FallOfEmpires(Attack):
     sees_honest: ClassVar[bool] = True
     epsilon: ClassVar[float] = 0.5
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         mean = mean_of(honest, self)
         return _all_send(start - self.epsilon * (mean - start), len(trained))
 
@@ -184,9 +173,7 @@ class Lie(Attack):
     name: ClassVar[str] = "lie"
     sees_honest: ClassVar[bool] = True
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         mean, deviation = mean_of(honest, self), honest.std(axis=0, dtype=np.float64)
         sent = mean - z_max(len(trained) + len(honest), len(trained)) * deviation
         return _all_send(sent, len(trained))
@@ -220,9 +207,7 @@ class Paf(Attack):
     name: ClassVar[str] = "paf"
     sees_honest: ClassVar[bool] = True
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return _all_send(mean_of(honest, self) + FAR, len(trained))
 
 
@@ -238,9 +223,7 @@ class Ofom(Attack):
     name: ClassVar[str] = "ofom"
     sees_honest: ClassVar[bool] = True
 
-    def corrupt(
-        self, trained: Vectors, start: Vectors, honest: Vectors, rng: np.random.Generator
-    ) -> Vectors:
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         if len(trained) < 2:
             raise InputError(f"one far, one mean takes 2 attackers or more, not {len(trained)}")
         mean = mean_of(honest, self)

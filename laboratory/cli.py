@@ -5,7 +5,7 @@ A verb imports PyTorch when it runs, so that --help works without it.
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -14,21 +14,17 @@ from securemedian.clients.flags import add_cohort
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
-from securemedian.laboratory.worker_options import add_worker_options, public_set
+from securemedian.laboratory.worker_options import add_source, add_worker_options, public_set
 from securemedian.mpc.errors import ConfigError
 
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_verbs(subparsers: "Verbs") -> None:
-    """Add `init`, `public-set` and `train` to the `securemedian` command."""
+def add_verbs(subparsers: Any) -> None:
     _add_init(subparsers)
     _add_public_set(subparsers)
     _add_train(subparsers)
 
 
-def _add_init(subparsers: "Verbs") -> None:
+def _add_init(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "init",
         help="write a start model",
@@ -97,7 +93,7 @@ def _init(options: argparse.Namespace) -> None:
     files.write(options.file, models.starts(MODELS[name], options.seed, options.groups))
 
 
-def _add_public_set(subparsers: "Verbs") -> None:
+def _add_public_set(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "public-set",
         help="write a public set, for rounds that exchange predictions",
@@ -106,17 +102,10 @@ def _add_public_set(subparsers: "Verbs") -> None:
         "an array with a row per sample.",
     )
     verb.add_argument("folder", type=Path, help="the folder to write")
-    verb.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
-    )
-    verb.add_argument("--dataset", choices=SOURCES, help="the data set (default: by its files)")
+    add_source(verb)
     verb.add_argument(
         "--samples", type=int, default=500, metavar="N", help="how many (default: %(default)s)"
     )
-    verb.add_argument("--seed", type=int, default=1, help="seed of the draw (default: %(default)s)")
     verb.set_defaults(run=_public_set)
 
 
@@ -129,7 +118,7 @@ def _public_set(options: argparse.Namespace) -> None:
     print(f"{options.folder}: {public.samples:,} samples, SHA-256 {public.digest}")
 
 
-def _add_train(subparsers: "Verbs") -> None:
+def _add_train(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "train",
         help="take part in every round with a PyTorch worker",

@@ -1,8 +1,8 @@
 """Both servers as child processes on this machine: start them, and wait for their results."""
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
 from securemedian.mpc.errors import RoundFailed, ServerUnreachable
+from securemedian.operating import keygen
 
 # for both servers to be ready: the first start compiles the kernels
 START_LIMIT_S = 300.0
@@ -21,6 +22,24 @@ POLL_S = 0.1
 
 # called with S0's status again and again while a round lasts
 ShowStatus = Callable[[RoundStatus], None]
+
+
+def make(directory: Path, clients: int) -> list[str]:
+    """Write the keys of both servers and so many clients, and return the clients' names."""
+    names = keygen.client_names(clients)
+    keygen.make_all(directory, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+    return names
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[tuple[Processes, Coordinator]]:
+    """Run both servers with what `make` wrote to `directory`, and connect the coordinator."""
+    with (
+        Processes(directory) as processes,
+        Coordinator.from_config(directory / "coordinator.toml") as coordinator,
+    ):
+        start(processes, directory)
+        yield processes, coordinator
 
 
 def start(processes: Processes, directory: Path) -> None:
@@ -44,7 +63,6 @@ def start(processes: Processes, directory: Path) -> None:
 
 
 def _linked(coordinator: Coordinator) -> bool:
-    """Return whether both servers answer and have found each other."""
     with suppress(ServerUnreachable):
         return all(server.ask("info").fields["peer_linked"] for server in coordinator.servers)
     return False

@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import (
-    add_methods,
-    add_range,
-    range_policy,
-    round_params,
-)
+from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.laboratory.worker_options import (
     add_data_options,
@@ -33,14 +28,12 @@ if TYPE_CHECKING:
 
     from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # for all uploads of a round
 ROUND_LIMIT_S = 300.0
 
 
-def add_verbs(verbs: "Verbs") -> None:
-    """Add `demo` to the `securemedian` command."""
+def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "demo",
         help="see the whole service at work on this machine",
@@ -149,7 +142,6 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
 def _run(
     scenario: "Scenario", rounds: int, baselines: bool, directory: Path, console: "Console"
 ) -> dict[str, Any]:
-    """Run all rounds and, if wanted, the baselines, and return the report."""
     from securemedian.laboratory import plaintext, training_run
     from securemedian.laboratory.show import DemoBoard
 
@@ -173,7 +165,6 @@ def _run(
 def _report(
     scenario: "Scenario", measured: "list[MeasuredRound]", curves: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Return everything that was measured, as --json writes it."""
     last = measured[-1]
     to_s1 = sum(one.bytes_s0_to_s1 for one in measured)
     to_s0 = sum(one.bytes_s1_to_s0 for one in measured)

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from securemedian.mpc.errors import ConfigError
@@ -47,6 +48,11 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+
+    @classmethod
+    def over(cls, label: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> "Line":
+        """Return the curve of the means of `values[i]` at x[i], in a band from least to most."""
+        return cls(label, x, [*map(fmean, values)], [*map(min, values)], [*map(max, values)])
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,6 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:
 
 
 def save_grid(stem: Path, title: str, grid: Grid) -> Path:
-    """Write a grid to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 
@@ -157,7 +162,6 @@ def save_grid(stem: Path, title: str, grid: Grid) -> Path:
 
 
 def save_bars(stem: Path, title: str, bars: Bars) -> Path:
-    """Write rows of bars to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 

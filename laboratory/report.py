@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 112
+CLOSE_FROM = 9
 
 
 def console() -> "Console":
@@ -44,30 +45,15 @@ def table(
     from rich.console import Group
     from rich.table import Table
 
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    # many columns stand closer together
+    close = len(columns) > CLOSE_FROM
+    made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=close)
     for i, column in enumerate(columns):
         figures = all(not row[i] or row[i][0].isdigit() for row in rows)
         made.add_column(column, justify="right" if figures else "left", no_wrap=i == 0)
     for row in rows:
         made.add_row(*row)
     return Group(f"\n{title}", made, *([note] if note else []))
-
-
-def show(
-    console: "Console",
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    markdown: bool,
-) -> None:
-    """Print a table; with `markdown`, print it as Markdown to paste elsewhere."""
-    if not markdown:
-        console.print(table(title, columns, rows))
-        return
-    console.print(f"{title}\n", markup=False, highlight=False)
-    for line in (columns, ["---"] * len(columns), *rows):
-        console.print(f"| {' | '.join(line)} |", markup=False, highlight=False, soft_wrap=True)
-    console.print()
 
 
 def figure(value: float | None) -> str:
@@ -94,15 +80,9 @@ def check_writable(path: Path) -> Path:
     return path
 
 
-def prepare(stem: Path) -> Path:
-    """Return the path of a figure's JSON file.
-
-    Raises ConfigError if that file cannot be written or no plot can be drawn.
-    """
-    from securemedian.laboratory import plots
-
-    plots.check()
-    return check_writable(stem.with_suffix(".json"))
+def command() -> str:
+    """Return the command line of this process."""
+    return shlex.join(["securemedian", *sys.argv[1:]])
 
 
 def save(
@@ -110,7 +90,7 @@ def save(
 ) -> None:
     """Write the points of a figure, with everything that is needed to measure them again."""
     content = {
-        "command": shlex.join(["securemedian", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine() | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "settings": dict(settings),
         **more,

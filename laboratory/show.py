@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from securemedian.common.status import RoundStatus
+from securemedian.laboratory.report import table
 from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
 
@@ -31,17 +32,8 @@ class DemoBoard(Live):
             "published is what numpy makes of the updates",
         )
         # in two lines, so that the table fits 80 columns
-        for heading in (
-            "round",
-            "accuracy",
-            "seconds",
-            "ahead",
-            "run",
-            "S0>S1\nMB",
-            "S1>S0\nMB",
-            "left\nout",
-            "equals\nplain",
-        ):
+        twice = "S0>S1\nMB", "S1>S0\nMB", "left\nout", "equals\nplain"
+        for heading in ("round", "accuracy", "seconds", "ahead", "run", *twice):
             self._table.add_column(heading, justify="right")
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
 
@@ -52,7 +44,6 @@ class DemoBoard(Live):
             self.console.print()
 
     def say(self, line: str) -> None:
-        """Show a line below the table."""
         self.update(Group(self._table, Text(line, style="dim")))
 
     def watch(self, status: RoundStatus) -> None:
@@ -68,7 +59,6 @@ class DemoBoard(Live):
         )
 
     def add(self, measured: MeasuredRound) -> None:
-        """Add the row of a finished round."""
         self._done += 1
         self._table.add_row(
             str(measured.number),
@@ -91,31 +81,32 @@ class DemoBoard(Live):
 
 def summary(report: dict[str, Any]) -> Group:
     """Return tables of the final accuracies and of what each server sent, received and learnt."""
-    accuracies = Table(title="test accuracy at the end")
-    accuracies.add_column("aggregate")
-    accuracies.add_column("accuracy", justify="right")
-    for label, value in (
-        ("secure result", report["final"]["secure"]),
-        ("plain mean of the last round's updates", report["final"]["plain_mean"]),
-        ("plain median of the last round's updates", report["final"]["plain_median"]),
-        *(
-            (f"plain {name}, trained by itself from the start", values[-1])
-            for name, values in report["baselines"].items()
-        ),
-    ):
-        accuracies.add_row(label, f"{value:.2%}")
-    servers = Table(title="what each server saw, all rounds together")
-    for heading in ("server", "sent to the other", "received from it", "learnt of the updates"):
-        servers.add_column(
-            heading, justify="left" if heading.startswith(("server", "learnt")) else "right"
-        )
-    for name, seen in report["servers"].items():
-        servers.add_row(
-            name.upper(),
-            megabytes(seen["bytes_sent"]),
-            megabytes(seen["bytes_received"]),
-            seen["learnt"],
-        )
+    final = {
+        "secure result": report["final"]["secure"],
+        "plain mean of the last round's updates": report["final"]["plain_mean"],
+        "plain median of the last round's updates": report["final"]["plain_median"],
+    }
+    final |= {
+        f"plain {name}, trained by itself from the start": values[-1]
+        for name, values in report["baselines"].items()
+    }
+    accuracies = table(
+        "test accuracy at the end",
+        ["aggregate", "accuracy"],
+        [[label, f"{value:.2%}"] for label, value in final.items()],
+    )
+    servers = table(
+        "what each server saw, all rounds together: MB sent to the other and received from it",
+        ["server", "sent", "received", "learnt of the updates"],
+        [
+            [
+                name.upper(),
+                *(f"{seen[way] / 1e6:.2f}" for way in ("bytes_sent", "bytes_received")),
+                seen["learnt"],
+            ]
+            for name, seen in report["servers"].items()
+        ],
+    )
     lines = left_out(report["rounds"])
     if report["matches_plaintext"]:
         of_whom = " from the updates of the others" if lines else ""
@@ -135,8 +126,3 @@ def left_out(rounds: list[dict[str, Any]]) -> list[str]:
         f"{name} was left out of round {', '.join(which)}: {why}."
         for (name, why), which in numbers.items()
     ]
-
-
-def megabytes(count: int) -> str:
-    """Return a number of bytes as a text in MB."""
-    return f"{count / 1e6:.2f} MB"

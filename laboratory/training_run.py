@@ -18,7 +18,7 @@ from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.worker import Trainer
@@ -26,7 +26,6 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
-from securemedian.operating import keygen
 
 # this module is no verb of the command because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"
@@ -111,13 +110,9 @@ class Scenario:
 class MeasuredRound:
     """What was measured in one round.
 
-    `accuracy` is that of the published model on the test images; `plain_mean` and `plain_median`
-    are the accuracies of the mean and of the exact median of the same updates. `matches_plaintext`
-    says whether the published float32 vector equals the one computed in the clear, bit by bit.
-    `seconds` are those from opening to publishing, training included; `protocol_seconds` are the
-    servers' once the uploads were in, and `ahead_seconds` theirs before that, for correlations made
-    while the clients trained. `unchanged_groups` are the groups, 0-based, that too few clients
-    chose.
+    Accuracies on the test images are those of the published model, and of the mean and the exact
+    median of the same updates. `seconds` are those from opening to publishing; `protocol_seconds`
+    are the servers' once the uploads were in, and `ahead_seconds` theirs before that.
     """
 
     number: int
@@ -211,18 +206,14 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = keygen.client_names(scenario.clients)
-    keygen.make_all(directory, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
-    with Processes(directory) as processes:
-        daemons.start(processes, directory)
+    names = daemons.make(directory, scenario.clients)
+    with daemons.running(directory) as (processes, coordinator):
         for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))
-        with Coordinator.from_config(directory / "coordinator.toml") as coordinator:
-            yield TrainingRun(scenario, directory, processes, coordinator)
+        yield TrainingRun(scenario, directory, processes, coordinator)
 
 
 def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:
-    """Return the command-line arguments of one client's worker."""
     fault = scenario.fault_of(index)
     arguments = [str(directory / f"{name}.toml"), "--record", str(directory)]
     arguments += ["--part", f"{index + 1}/{scenario.clients}", "--seed", str(scenario.seed)]

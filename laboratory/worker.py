@@ -8,6 +8,7 @@ record what they send.
 import argparse
 import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,7 @@ from securemedian.clients.upload import Round, number_of
 from securemedian.laboratory import models
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, split, without
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (
@@ -33,6 +34,7 @@ from securemedian.laboratory.worker_options import (
     network,
     public_set,
 )
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
@@ -44,12 +46,11 @@ WARM_UP = 5
 class Trainer:
     """One client's images, and how it trains on them.
 
-    The same values give the same updates, whoever runs them. `seed` is the pair of the training
-    run's seed and the client's index.
+    `seed` is the pair of the run's seed and the client's index, which determine all updates.
     """
 
     model: models.Model
-    images: NDArray[np.float32] = field(repr=False)
+    images: Float32s = field(repr=False)
     labels: NDArray[np.int64] = field(repr=False)
     seed: tuple[int, int]
     attack: Attack = NO_ATTACK
@@ -81,39 +82,30 @@ class Trainer:
         images_here = rotate(data.images[mine], quarters)
         return cls(model, images_here, data.labels[mine], (seed, index), attack)
 
-    def loss(self, start: NDArray[np.float32]) -> float:
+    def loss(self, start: Float32s) -> float:
         """Return the loss of a model (d,) on this client's images."""
         return models.loss(self.model, start, self.images, self.labels)
 
-    def update(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+    def update(self, start: Float32s, number: int) -> Float32s:
         """Return the parameters (d,) that this client sends in round `number` after `start`.
 
         If the client attacks, it does so alone: it sees no other client's update.
         """
-        rng = self._rng(number)
-        trained = self._train(start, number, rng)
+        trained, rng = self._train(start, number)
         if not self.attack.active(number):
             return trained
-        return self.attack.corrupt(
-            trained[None], start, np.empty((0, start.size), np.float32), rng
-        )[0]
+        nobody = np.empty((0, start.size), np.float32)
+        return self.attack.corrupt(trained[None], start, nobody, rng)[0]
 
-    def trained(self, start: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+    def trained(self, start: Float32s, number: int) -> Float32s:
         """Return the parameters (d,) that this client trained, before any attack changes them."""
-        return self._train(start, number, self._rng(number))
+        return self._train(start, number)[0]
 
-    def _rng(self, number: int) -> np.random.Generator:
-        return np.random.default_rng((*self.seed, number))
-
-    def _train(
-        self, start: NDArray[np.float32], number: int, rng: np.random.Generator
-    ) -> NDArray[np.float32]:
-        labels = (
-            self.attack.labels(self.labels, self.model.classes)
-            if self.attack.active(number)
-            else self.labels
-        )
-        return models.train(self.model, start, self.images, labels, rng)
+    def _train(self, start: Float32s, number: int) -> tuple[Float32s, np.random.Generator]:
+        rng, labels = np.random.default_rng((*self.seed, number)), self.labels
+        if self.attack.active(number):
+            labels = self.attack.labels(labels, self.model.classes)
+        return models.train(self.model, start, self.images, labels, rng), rng
 
 
 def trainer(
@@ -122,10 +114,7 @@ def trainer(
     public: PublicSet | None = None,
     quarters: int = 0,
 ) -> Trainer:
-    """Return the trainer that the options of `add_worker_options` describe.
-
-    Nobody trains on images of a public set as its own.
-    """
+    """Return the trainer that the options describe; nobody's own images are of a public set."""
     models.use_one_thread()
     images, (index, parts) = load(options.data, options.dataset), options.part
     if public is not None:
@@ -159,11 +148,7 @@ def run(
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
-    for _ in itertools.count() if rounds is None else range(rounds):
-        current = client.wait_for_round()
-        if current.dealing_lost:
-            print(f"round {current.number}: it goes on without this client, which was restarted")
-            continue
+    for current in _rounds(client, rounds):
         group = 0
         if current.submitted:
             # by this client, before it was restarted
@@ -186,7 +171,17 @@ def run(
             print(f"round {current.number}: {error}", flush=True)
 
 
-def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> NDArray[np.float32]:
+def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
+    """Yield the rounds that this client can take part in, of so many that come."""
+    for _ in itertools.count() if rounds is None else range(rounds):
+        current = client.wait_for_round()
+        if current.dealing_lost:
+            print(f"round {current.number}: it goes on without this client, which was restarted")
+        else:
+            yield current
+
+
+def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> Float32s:
     """Return the update for a round, trained from its model or from the clients' own result.
 
     Raises ConfigError if there is neither.
@@ -207,10 +202,7 @@ def take_part(
     record: Path | None = None,
     progress: Progress = unseen,
 ) -> None:
-    """Take part in rounds of what the options of `add_worker_options` say that clients exchange.
-
-    `record` and `progress` are those of `run`.
-    """
+    """Take part in rounds, by `run` or `collaborate` as the client has a public set."""
     if client.public is None:
         run(client, trainer, options.rounds, record, progress)
         return
@@ -219,11 +211,10 @@ def take_part(
     collaborate(client, student, options.rounds, record, progress)
 
 
-def resume(client: Client, trainer: Trainer, inputs: NDArray[np.float32], warm_up: int) -> Student:
+def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> Student:
     """Return the student that an earlier process has kept, or one that has just warmed up.
 
-    One that was kept first learns from the rounds that it has submitted to since. It is taken only
-    for the network and the seed that it was kept for.
+    A kept one, of the same network and seed, learns from the rounds that it has submitted to since.
     """
     fields, arrays = client.stored
     sent = [one.round_id for one in client.sent]
@@ -282,17 +273,13 @@ def collaborate(
     In each round the client predicts the public set, submits, and learns from the result, and its
     network is kept (`Client.keep`) for a restart. Returns the client as it is after the last round.
     """
-    for _ in itertools.count() if rounds is None else range(rounds):
-        current = client.wait_for_round()
+    for current in _rounds(client, rounds):
         exchange = current.params.exchange
         if not isinstance(exchange, Predictions):
             raise ConfigError(
                 f"round {current.round_id} exchanges {exchange.name}, and this client was started "
                 f"for {Predictions.name}: start it without --public"
             )
-        if current.dealing_lost:
-            print(f"round {current.number}: it goes on without this client, which was restarted")
-            continue
         try:
             if not current.submitted:
                 sent = student.sent(current.number)
@@ -309,11 +296,7 @@ def collaborate(
 
 
 def main() -> None:
-    """Train as a client of the laboratory, which may misbehave and whose updates are recorded.
-
-    This is no verb of the command: the demo starts it as
-    `python -m securemedian.laboratory.worker`.
-    """
+    """Train as a client of the demo, which may misbehave and whose updates are recorded."""
     parser = argparse.ArgumentParser(
         prog="python -m securemedian.laboratory.worker",
         description="A client for demos on one machine: never use it with private data.",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,6 @@ from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, c
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # how long a server may take to answer, and a port to be reached
 REACH_S = 5.0
@@ -76,19 +76,12 @@ class Finding:
         return f"{self.level:8} {self.text}"
 
 
-def _well(text: str) -> Finding:
-    return Finding(Level.WELL, text)
+_well = partial(Finding, Level.WELL)
+_warning = partial(Finding, Level.WARNING)
+_wrong = partial(Finding, Level.WRONG)
 
 
-def _warning(text: str) -> Finding:
-    return Finding(Level.WARNING, text)
-
-
-def _wrong(text: str) -> Finding:
-    return Finding(Level.WRONG, text)
-
-
-def add_verbs(subparsers: "Verbs") -> None:
+def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `doctor` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "doctor",
@@ -122,16 +115,13 @@ def examine(path: Path) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(str(error))
         return
-    yield _well(f"{path} is a complete configuration of {_whose(config)}")
+    whose = config.name if isinstance(config, ServerConfig) else repr(config.name)
+    yield _well(f"{path} is a complete configuration of {whose}")
     yield from _keys(config)
     if isinstance(config, ServerConfig):
         yield from _server(config)
     else:
         yield from _servers(config)
-
-
-def _whose(config: ServerConfig | ClientConfig) -> str:
-    return config.name if isinstance(config, ServerConfig) else repr(config.name)
 
 
 # What every party has

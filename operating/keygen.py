@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
 from securemedian.mpc.errors import ConfigError, quoted
@@ -29,9 +28,6 @@ from securemedian.operating.public_keys import (
     replace_text,
 )
 from securemedian.servers.config import MAX_CLIENTS
-
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # for a party made alone: the others, who are elsewhere, must use the same ports
 DEFAULT_BASE_PORT = 7000
@@ -246,7 +242,7 @@ address = "{s1}"
 """
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `keygen` to the `securemedian` command."""
     verb = verbs.add_parser(
         "keygen",
@@ -390,14 +386,10 @@ def _make_one(options: argparse.Namespace) -> None:
     )
     directory: Path = options.directory
     made = make_one(directory, options.role, name, _clients(options.clients or "2"), net)
-    _hand_out(made, directory / f"{name}.key")
-    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
-
-
-def _hand_out(made: PublicKey, file: Path) -> None:
-    print(f"hand out {file}, or this line:")
+    print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
+    print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
 
 
 def _join(path: Path, sources: Sequence[str]) -> None:

@@ -3,12 +3,8 @@
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from securemedian.servers import config
-
-if TYPE_CHECKING:
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then
 finish (within stop_limit_s). A round in another state is taken up again at the next start.
@@ -21,7 +17,7 @@ folder is in use, the other server does not appear within peer_wait_s, or comput
 not stop."""
 
 
-def add_verbs(verbs: "Verbs") -> None:
+def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `serve` to the `securemedian` command."""
     layout = argparse.RawDescriptionHelpFormatter
     serve = verbs.add_parser(

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
-from securemedian.common.keys import check_key_places, check_public_key, check_signing_key
+from securemedian.common.keys import check_key_places, check_public_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
-from securemedian.mpc.options import check_one_of, check_whole
+from securemedian.mpc.options import check_number, check_one_of, check_whole
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.policy import Policy
 
@@ -102,7 +102,7 @@ class PeerTable:
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
-        check_signing_key(self.signing_key)
+        check_public_key(self.signing_key, "signing")
         if bool(self.address) == bool(self.listen):
             raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
         check_endpoint(self.endpoint)
@@ -243,12 +243,8 @@ class ServerConfig:
             "resume_limit_s",
             "stop_limit_s",
         ):
-            if not 0 < getattr(self, name) <= WEEK_S:
-                raise ConfigError(
-                    f"{name} must be more than 0 and at most a week, not {getattr(self, name)}"
-                )
-        if not 1 <= self.max_attempts <= 1000:
-            raise ConfigError(f"max_attempts must be 1 to 1000, not {self.max_attempts}")
+            check_number(name, getattr(self, name), 0, WEEK_S, "more than 0 and at most a week")
+        check_whole("max_attempts", self.max_attempts, 1, 1000)
         if self.max_message_bytes <= 0:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
@@ -351,6 +347,17 @@ def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> No
             )
 
 
+# the tables of a file, those that are there once per entry and those that are there once
+_LISTS: dict[str, type] = {"clients": Caller, "coordinators": Caller, "cohorts": CohortTable}
+_PARTS: dict[str, type] = {
+    "peer": PeerTable,
+    "protocol": ProtocolParams,
+    "engine": EngineConfig,
+    "policy": Policy,
+    "metrics": MetricsConfig,
+}
+
+
 def load(path: Path) -> ServerConfig:
     """Read and check a configuration.
 
@@ -360,20 +367,12 @@ def load(path: Path) -> ServerConfig:
     where = str(path)
     check_key_places(values, where)
     nested: dict[str, Any] = {
-        table: _tables(kind, values, table, where)
-        for table, kind in (
-            ("clients", Caller),
-            ("coordinators", Caller),
-            ("cohorts", CohortTable),
-        )
+        table: _tables(kind, values, table, where) for table, kind in _LISTS.items()
     }
-    nested["peer"] = build(PeerTable, values.get("peer", {}), f"{where}: [peer]")
-    nested["protocol"] = build(ProtocolParams, values.get("protocol", {}), f"{where}: [protocol]")
-    nested["engine"] = build(EngineConfig, values.get("engine", {}), f"{where}: [engine]")
+    for table, part in _PARTS.items():
+        nested[table] = build(part, values.get(table, {}), f"{where}: [{table}]")
     if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):
         nested["protocol"] = replace(nested["protocol"], lanes=WORKER_LANES)
-    nested["policy"] = build(Policy, values.get("policy", {}), f"{where}: [policy]")
-    nested["metrics"] = build(MetricsConfig, values.get("metrics", {}), f"{where}: [metrics]")
     config = build(ServerConfig, values | nested, where)
     folder = path.parent
     return replace(

@@ -20,8 +20,9 @@ import zmq
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import allocator, logs
-from securemedian.servers.computing.backends.registry import backend_of
-from securemedian.servers.computing.backends.threads import SWITCH_S
+from securemedian.servers.computing.backends.base import Backend
+from securemedian.servers.computing.backends.ray import RayBackend
+from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadBackend
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig, check_own_key
@@ -87,7 +88,7 @@ class Daemon:
         self._wake_out, self._wake_in = os.pipe()
         for end in (self._wake_out, self._wake_in):
             os.set_blocking(end, False)
-        self._backend = backend_of(config, self._lane, lambda: self._config.channel_timeout_s)
+        self._backend = self._backend_of(config)
         self._engines = Engines(
             partial(
                 Engine,
@@ -101,6 +102,16 @@ class Daemon:
         self._desk = Desk(config, self._rounds, self._engines, self._clients.send)
         self._stop_asked = self._reload_asked = False
         self._log = logs.BoundedLog()
+
+    def _backend_of(self, config: ServerConfig) -> Backend:
+        """Return the backend of `[engine] kind`.
+
+        Raises ConfigError if what it needs is not installed, or if it is not guarded.
+        """
+        if config.engine.kind == "threads":
+            return ThreadBackend(config.party, config.protocol, self._lane)
+        folder, limit = Path(config.state_dir), lambda: self._config.channel_timeout_s
+        return RayBackend(config.party, config.protocol, config.engine, folder, self._lane, limit)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until no run is under way.
@@ -139,11 +150,7 @@ class Daemon:
             self._turn(poller)
 
     def _turn(self, poller: zmq.Poller) -> None:
-        """Wait for something to happen, and handle it.
-
-        Takes the messages of the peer and then a few requests, looks after the engine, and lets
-        time pass.
-        """
+        """Wait for something to happen, and handle it."""
         ready = dict(poller.poll(TICK_MS))
         if self._reload_asked:
             self._reload()

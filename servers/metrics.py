@@ -14,9 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import securemedian
@@ -54,42 +53,41 @@ PHASES = {
 PLACES = ("both", "here", "there", "none")
 _STATES = {state.value for state in State}
 
-# what each metric is, by its name after `securemedian_`, as Prometheus shows it
-HELP = {
-    "info": "This server and its release.",
-    "ready": "Whether a round can be opened.",
-    "compiled": "Whether the kernels are compiled.",
-    "peer_linked": "Whether the other server is there.",
-    "peer_agrees": "Whether the other server has the same parameters.",
-    "loop_age_seconds": "Seconds since the loop turned last.",
-    "live_rounds": "Rounds under way, by state.",
-    "live_uploads": "Clients of rounds under way, by where their upload is.",
-    "live_dealings": "Clients of rounds under way, by where their dealing is.",
-    "progress_ratio": "How far the computation under way is, from 0 to 1.",
-    "pool_limit_bytes": "The most bytes of correlations that are made ahead.",
-    "disk_bytes": "The size of the disk of state_dir.",
-    "disk_free_bytes": "The free bytes of the disk of state_dir.",
-    "requests": "Requests that were answered, with ok or the code of an error.",
-    "events": "Events in the log.",
-    "rounds": "Rounds that have entered a state.",
-    "rounds_failed": "Rounds that have failed, by the code of the error.",
-    "clients": "Clients of published rounds, by whether they were included.",
-    "ots": "OTs of published rounds, both directions together.",
-    "ahead_ots": "OTs that were made while clients train.",
-    "peer_bytes": "Bytes to and from the other server for published rounds.",
-    "phase_seconds": "Seconds of published rounds, by phase.",
+# what each metric is, by its name after `securemedian_`, as Prometheus shows it, and its labels
+METRICS: dict[str, tuple[str, ...]] = {
+    "info": ("This server and its release.", "server", "release"),
+    "ready": ("Whether a round can be opened.",),
+    "compiled": ("Whether the kernels are compiled.",),
+    "peer_linked": ("Whether the other server is there.",),
+    "peer_agrees": ("Whether the other server has the same parameters.",),
+    "loop_age_seconds": ("Seconds since the loop turned last.",),
+    "live_rounds": ("Rounds under way, by state.", "state"),
+    "live_uploads": ("Clients of rounds under way, by where their upload is.", "where"),
+    "live_dealings": ("Clients of rounds under way, by where their dealing is.", "where"),
+    "progress_ratio": ("How far the computation under way is, from 0 to 1.",),
+    "pool_limit_bytes": ("The most bytes of correlations that are made ahead.",),
+    "disk_bytes": ("The size of the disk of state_dir.",),
+    "disk_free_bytes": ("The free bytes of the disk of state_dir.",),
+    "requests": (
+        "Requests that were answered, with ok or the code of an error.",
+        "request",
+        "result",
+    ),
+    "events": ("Events in the log.", "event"),
+    "rounds": ("Rounds that have entered a state.", "cohort", "state"),
+    "rounds_failed": ("Rounds that have failed, by the code of the error.", "cohort", "code"),
+    "clients": (
+        "Clients of published rounds, by whether they were included.",
+        "cohort",
+        "included",
+    ),
+    "ots": ("OTs of published rounds, both directions together.",),
+    "ahead_ots": ("OTs that were made while clients train.",),
+    "peer_bytes": ("Bytes to and from the other server for published rounds.", "direction"),
+    "phase_seconds": ("Seconds of published rounds, by phase.", "phase"),
 }
-
-
-@dataclass(frozen=True)
-class Series:
-    """The values of one metric by label, or by a tuple of labels."""
-
-    name: str
-    values: Mapping[Any, float]
-    labels: tuple[str, ...] = ()
-    # whether it is a counter, and not a gauge
-    counts: bool = False
+# the values of a metric by label, or by a tuple of labels
+Values = Mapping[Any, float]
 
 
 class Tally(logging.Handler):
@@ -136,22 +134,19 @@ class Tally(logging.Handler):
             self._clients[cohort, "no"] += len(fields["left_out"])
             self._cost.update(fields["cost"])
 
-    def series(self) -> list[Series]:
-        """Return what has been counted since the start."""
-        counted = partial(Series, counts=True)
+    def counted(self) -> dict[str, Values]:
+        """Return by metric what has been counted since the start."""
         with self.lock or nullcontext():
-            ways = {way: self._cost[f"bytes_{way}"] for way in ("sent", "received")}
-            phases = {phase: self._cost[name] for phase, name in PHASES.items()}
-            return [
-                counted("events", dict(self._events), ("event",)),
-                counted("rounds", dict(self._rounds), ("cohort", "state")),
-                counted("rounds_failed", dict(self._failures), ("cohort", "code")),
-                counted("clients", dict(self._clients), ("cohort", "included")),
-                counted("ots", {(): self._cost["ots"]}),
-                counted("ahead_ots", {(): self._ahead_ots}),
-                counted("peer_bytes", ways, ("direction",)),
-                counted("phase_seconds", phases, ("phase",)),
-            ]
+            return {
+                "events": dict(self._events),
+                "rounds": dict(self._rounds),
+                "rounds_failed": dict(self._failures),
+                "clients": dict(self._clients),
+                "ots": {(): self._cost["ots"]},
+                "ahead_ots": {(): self._ahead_ots},
+                "peer_bytes": {way: self._cost[f"bytes_{way}"] for way in ("sent", "received")},
+                "phase_seconds": {phase: self._cost[name] for phase, name in PHASES.items()},
+            }
 
 
 @dataclass(frozen=True)
@@ -251,41 +246,38 @@ class Monitor:
         """Yield all metrics, when prometheus-client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for series in (*self._now(), *self._tally.series()):
-            kind = CounterMetricFamily if series.counts else GaugeMetricFamily
-            family = kind(f"securemedian_{series.name}", HELP[series.name], labels=series.labels)
-            for labels, value in series.values.items():
-                family.add_metric([labels] if isinstance(labels, str) else labels, value)
+        counted = self._tally.counted() | {"requests": self._snapshot.answers}
+        for name, values in (self._gauges() | counted).items():
+            about, *labels = METRICS[name]
+            kind = CounterMetricFamily if name in counted else GaugeMetricFamily
+            family = kind(f"securemedian_{name}", about, labels=labels)
+            for of, value in values.items():
+                family.add_metric([of] if isinstance(of, str) else of, value)
             yield family
 
-    def _now(self) -> Iterator[Series]:
-        """Yield the gauges of the present state."""
+    def _gauges(self) -> dict[str, Values]:
+        """Return the present state by metric."""
         now, config = self._snapshot, self._config
-        yield Series("info", {(config.name, securemedian.__version__): 1}, ("server", "release"))
-        for name, value in (
-            ("loop_age_seconds", time.monotonic() - self._turned),
-            ("ready", self.readiness()[0]),
-            ("compiled", now.compiled),
-            ("peer_linked", now.linked),
-            ("peer_agrees", now.agrees),
-            ("progress_ratio", now.progress),
-            ("pool_limit_bytes", config.pool_limit_bytes),
-        ):
-            yield Series(name, {(): float(value)})
-        for name, label, counts, known in (
-            ("live_rounds", "state", now.live, LIVE),
-            ("live_uploads", "where", now.uploads, PLACES),
-            ("live_dealings", "where", now.dealings, PLACES),
-        ):
-            yield Series(name, {str(key): counts.get(key, 0) for key in known}, (label,))
-        yield Series("requests", now.answers, ("request", "result"), counts=True)
-        try:
+        numbers = {
+            "loop_age_seconds": time.monotonic() - self._turned,
+            "ready": self.readiness()[0],
+            "compiled": now.compiled,
+            "peer_linked": now.linked,
+            "peer_agrees": now.agrees,
+            "progress_ratio": now.progress,
+            "pool_limit_bytes": config.pool_limit_bytes,
+        }
+        # the folder may be gone, or its disk: there is no figure then
+        with suppress(OSError):
             disk = shutil.disk_usage(config.state_dir)
-        # the folder is gone, or its disk: there is no figure then
-        except OSError:
-            return
-        yield Series("disk_bytes", {(): disk.total})
-        yield Series("disk_free_bytes", {(): disk.free})
+            numbers |= {"disk_bytes": disk.total, "disk_free_bytes": disk.free}
+        return {
+            "info": {(config.name, securemedian.__version__): 1},
+            "live_rounds": {str(key): now.live.get(key, 0) for key in LIVE},
+            "live_uploads": {key: now.uploads.get(key, 0) for key in PLACES},
+            "live_dealings": {key: now.dealings.get(key, 0) for key in PLACES},
+            **{name: {(): float(number)} for name, number in numbers.items()},
+        }
 
 
 class HttpServer:

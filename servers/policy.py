@@ -1,6 +1,7 @@
 """A server's own policy: the rounds that it takes part in, whatever a coordinator asks for."""
 
 from dataclasses import dataclass, field
+from operator import gt, lt
 from typing import Any
 
 from securemedian.mpc.canonical import flat
@@ -107,16 +108,15 @@ class Policy:
             for name, choices in self.allowed.items()
             if name in values and values[name] not in choices
         ]
-        refusals += [
-            f"{name} {sizes[name]}: its [policy] allows at most {most}"
-            for name, most in self.at_most.items()
-            if name in sizes and sizes[name] > most
-        ]
-        refusals += [
-            f"{name} {sizes[name]}: its [policy] asks for at least {least}"
-            for name, least in self.at_least.items()
-            if name in sizes and sizes[name] < least
-        ]
+        for limits, says, beyond in (
+            (self.at_most, "allows at most", gt),
+            (self.at_least, "asks for at least", lt),
+        ):
+            refusals += [
+                f"{name} {sizes[name]}: its [policy] {says} {limit}"
+                for name, limit in limits.items()
+                if name in sizes and beyond(sizes[name], limit)
+            ]
         if refusals:
             raise PolicyRefused(". ".join(f"{server} refuses {text}" for text in refusals))
 

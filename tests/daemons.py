@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.receipts import Record
 from securemedian.common.states import LIVE
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.errors import from_code
+from securemedian.mpc.errors import SecureMedianError, from_code
 from securemedian.mpc.protocols import dealing, ring, share, wire
 from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.rounds.methods.base import Published
@@ -123,6 +123,8 @@ class Caller:
         self, op: str, arrays: Mapping[str, NDArray[Any]] | None = None, **fields: Any
     ) -> wire.Message:
         """Return the answer; an error is raised as what it is."""
+        if op in ("deal", "upload"):
+            fields = {"start": self._start_of(fields["round"])} | fields
         number = next(self._numbers)
         reply = self.send(wire.pack(op, fields | {"id": number}, arrays))
         assert reply.fields["id"] == number
@@ -130,6 +132,12 @@ class Caller:
             raise from_code(reply.fields["code"], reply.fields["message"])
         assert reply.type == op
         return reply
+
+    def _start_of(self, round_id: object) -> bytes:
+        """Return the digest of what a round starts from, as the server has it."""
+        with suppress(SecureMedianError):
+            return bytes.fromhex(self.ask("status", round=round_id).fields["start"])
+        return bytes(32)
 
     def send(self, parts: Sequence[wire.Part]) -> wire.Message:
         """Send any frame and return the answer, whatever it is."""

@@ -27,7 +27,8 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
-from securemedian.servers.computing.engine import Coin, Engine, Examine, Result, nothing
+from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.computing.engine import Coin, Engine, Examine, Result
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.machine.events import Failure
 from securemedian.servers.network import control
@@ -110,7 +111,7 @@ class FakeEngine:
         self.result = Coin(self.session_id[:SEED_BYTES])
 
     def check_dealings(
-        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = lambda: None
     ) -> None:
         """Note the dealings and the coin."""
         assert self.session_id, "nothing was prepared"
@@ -118,7 +119,7 @@ class FakeEngine:
         self.coins.append(coin)
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
+        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = lambda: None
     ) -> None:
         """Note the uploads."""
         self.checked, self.examine = uploads, examine
@@ -128,18 +129,10 @@ class FakeEngine:
         passed = [place not in failed for place in range(len(self.checked))]
         self.result, self.checked = Checked(passed, Cost()), ()
 
-    def start(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        examine: Examine = nothing,
-        groups: Sequence[int] = (),
-        opening: bytes = b"",
-    ) -> None:
+    def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
-        self.openings.append(opening)
-        self.uploads, self.examine = uploads, examine
+        self.openings.append(given.opening)
+        self.uploads, self.examine = given.uploads, examine
 
     def poll(self) -> Result | SecureMedianError | None:
         """Return what the test has put there, once."""
@@ -232,6 +225,10 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
+        if op in ("deal", "upload"):
+            entry = self.rounds.register.get(str(fields.get("round")))
+            start = entry.server_round.asked.start if entry else START
+            fields = {"start": bytes.fromhex(start)} | fields
         self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
         self.rounds.flush()
         return self.replies[-1] if self.replies else wire.Message("")

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.laboratory import data
-from securemedian.laboratory.data.cifar10 import read_batch
-from securemedian.laboratory.data.idx import read_idx
+from securemedian.laboratory.data.images import read_batch, read_idx
 from securemedian.laboratory.data.shakespeare import ALPHABET, speeches
 from securemedian.mpc.errors import ConfigError, InputError
 

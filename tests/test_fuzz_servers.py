@@ -281,6 +281,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
     fields = {
         "round": latest.server_round.round_id if latest else ROUND,
         "params": latest.server_round.params.digest if latest else bytes(32),
+        "start": bytes.fromhex(latest.server_round.asked.start) if latest else bytes(32),
         "form": draw(st.sampled_from(["seed", "words", "rotations"])),
         "piece": draw(st.sampled_from([0, 1, 2, -1, 1 << 63])),
         "pieces": draw(st.sampled_from([1, 2, 3, 0, -1, 1 << 63])),

@@ -12,7 +12,7 @@ for module in ("torch", "sklearn", "matplotlib"):
 
 from securemedian import cli  # noqa: E402
 from securemedian.laboratory import data, models  # noqa: E402
-from securemedian.laboratory.data.rotate import rotate  # noqa: E402
+from securemedian.laboratory.data.base import rotate  # noqa: E402
 from securemedian.laboratory.experiments import catalogue, mixture, rotated  # noqa: E402
 from securemedian.mpc.errors import ConfigError  # noqa: E402
 

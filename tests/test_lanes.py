@@ -25,6 +25,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.computing import engine
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.backends.threads import ThreadBackend
 from securemedian.servers.computing.engine import MOST_ABANDONED, Engine
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
@@ -192,7 +193,7 @@ class Servers:
     def compute(self) -> list[Outcome]:
         halves = [share.SeedUpload(PARAMS.layout, bytes([i]) * 16) for i in range(3)]
         for each in self.engines:
-            each.start(PARAMS, halves, [1] * 3)
+            each.start(RoundInput(PARAMS, halves, [1] * 3))
         results = [wait_until(each.poll) for each in self.engines]
         assert all(isinstance(result, Outcome) for result in results), results
         return results

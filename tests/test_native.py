@@ -42,6 +42,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.servers import daemon
+from securemedian.servers.storage.spool import Piece
 from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
@@ -190,7 +191,7 @@ def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path:
     plain = store.spool("1-0000000a", ROUND.layout)
     plain.add(plain.put("a", "seed", seed))
     checked = store.spool("1-0000000b", shape.rotations_layout, shape)
-    whole = checked.put_dealing("a", "seed", 0, 1, seed)
+    whole = checked.put_dealing("a", Piece("seed", 0, 1, seed))
     assert whole is not None
     checked.add(whole)
     for half in (plain.get("a"), checked.dealing("a")):

@@ -135,8 +135,7 @@ def test_what_a_round_keeps_changes_or_refuses() -> None:
 def test_the_moments_survive_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     state = RunState(model=MODEL, optimiser=Adam(rate=0.5)).after(MODEL + 1)
-    store.save_run(state)
-    loaded = store.load_run()
+    loaded = store.read_run(store.write_run(state))
     store.close()
     assert loaded.optimiser == state.optimiser and loaded.moments is not None
     one, two = loaded.after(MODEL), state.after(MODEL)

@@ -248,7 +248,7 @@ def test_real_servers_compute_for_the_participants_alone(
         assert receipt.record.participants == receipt.record.included
         # the one that has waited takes part in the next one, of others, from the command line
         config = str(pair.folder / "coordinator.toml")
-        command = ["round", "open", config, "--method", "radix", "--dim", "3", "--max-clients", "4"]
+        command = ["round", "open", config, "radix", "--dim", "3", "--max-clients", "4"]
         capsys.readouterr()
         assert cli.main([*command, "--participants", ",".join(second)]) == 0
         said = capsys.readouterr()

@@ -73,7 +73,7 @@ def test_the_parts_and_the_rest_are_the_whole(
         "--extensions",
         "softspoken-8,silent",
     ]
-    assert cli.main(["bench", "parts", *small, "--markdown", "--out", str(tmp_path)]) == 0
+    assert cli.main(["bench", "parts", *small, "--out", str(tmp_path)]) == 0
     found: dict[tuple[str, str], dict[str, float]] = {}
     for point in json.loads((tmp_path / "parts.json").read_text())["points"]:
         found.setdefault((point["table"], point["column"]), {})[point["row"]] = point["figure"]

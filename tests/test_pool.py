@@ -38,6 +38,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome, fill, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.backends.threads import ThreadBackend
 from securemedian.servers.computing.engine import Coin, Engine
 from securemedian.servers.computing.engines import Engines
@@ -258,7 +259,7 @@ class Servers:
         for engine in self.engines:
             # the other one has failed before the uploads came
             if engine._session is not None:
-                engine.start(params, uploads, [1] * CLIENTS)
+                engine.start(RoundInput(params, uploads, [1] * CLIENTS))
         if fails == "while it runs":
             self.engines[0].drop()
         results = [self._result(engine) for engine in self.engines]
@@ -377,12 +378,12 @@ def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     assert prepared("default", bytes(16)) == 0
     limits[1] = PLENTY
     assert prepared("default", bytes(16)) > 0
-    both[0].of("default").start(params, uploads, [1] * CLIENTS)
+    both[0].of("default").start(RoundInput(params, uploads, [1] * CLIENTS))
     assert both[0].of("default").computes and not both[0].of("stroke").computes
     # S0's word counts, and S1 has not begun
     assert prepared("stroke", bytes([1]) * 16) == 0
     both[1].of("stroke").drop()
-    both[1].of("default").start(params, uploads, [1] * CLIENTS)
+    both[1].of("default").start(RoundInput(params, uploads, [1] * CLIENTS))
     for engines in both:
         cohort, outcome = end(engines, "default")
         assert cohort == "default" and isinstance(outcome, Outcome)

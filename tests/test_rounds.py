@@ -924,7 +924,12 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
     tmp_path: Path,
 ) -> None:
     words = 8 * PARAMS.layout.words
-    fields = {"id": 1 << 62, "round": "9" * 18 + "-0000000a", "params": bytes(32), "form": "words"}
+    fields = {
+        "id": 1 << 62,
+        "round": "9" * 18 + "-0000000a",
+        "params": bytes(32),
+        "start": bytes(32),
+    } | {"form": "words"}
     shape = (PARAMS.layout.rows, PARAMS.layout.row_words)
     curve = 33
     upload = wire.frame_size("upload", fields, {"share": (np.uint64, shape)}) + 2 * curve

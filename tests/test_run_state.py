@@ -170,14 +170,12 @@ def test_a_range_that_diverged_is_refused_until_reset() -> None:
 
 def test_the_run_survives_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
-    fresh = store.load_run()
-    assert fresh.model is None and fresh.number == 1
     for state in (
-        fresh,
+        RunState(),
         RunState(MeanRange(0.2, 0.3), MODEL, np.full(DIM, 0.25, np.float32), 4),
     ):
-        store.save_run(state)
-        loaded = store.load_run()
+        name = store.write_run(state)
+        loaded = store.read_run(name)
         assert (loaded.policy, loaded.published) == (state.policy, state.published)
         assert np.array_equal(loaded.scale, state.scale) and loaded.scale.shape == state.scale.shape
         assert (loaded.model is None) == (state.model is None)
@@ -185,7 +183,7 @@ def test_the_run_survives_a_restart(tmp_path: Path) -> None:
     for file in (tmp_path / "state" / "kept").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="damaged"):
-        store.load_run()
+        store.read_run(name)
 
 
 def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:

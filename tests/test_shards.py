@@ -36,6 +36,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends import ray, shards
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.backends.shards import (
     ANEW,
     MOST_ATTEMPTS,
@@ -96,7 +97,8 @@ def compute(
     weights = weights_of(params)
     return run_both(
         lambda j: session[j].run_round(
-            params, uploads[j], weights, groups or [], OPENINGS[j], lambda done, total: None
+            RoundInput(params, uploads[j], weights, groups or [], OPENINGS[j]),
+            lambda done, total: None,
         )
     )
 
@@ -227,9 +229,9 @@ def test_a_shard_is_sent_its_slice_alone(servers: ShardedServers) -> None:
         assert sum(workers.held) == own.count(False) * 8 * params.layout.words
         runs = [asked for _, function, asked in workers.asked if function == "run"]
         assert len(runs) == 3
-        for _, step, _, sliced, *_ in runs:
-            assert step == "run_round"
-            assert [isinstance(upload, SeedUpload) for upload in sliced] == own
+        for _, step, given, *_ in runs:
+            assert step == "run_round" and given.opening == b""
+            assert [isinstance(upload, SeedUpload) for upload in given.uploads] == own
 
 
 def test_a_slice_has_no_words_of_others() -> None:
@@ -455,7 +457,7 @@ def test_an_error_that_is_no_loss_is_raised(servers: ShardedServers) -> None:
     params = RoundParams(Pairwise(), dim=128, max_clients=CLIENTS)
     session = servers.session()
     with pytest.raises(Exception, match="0 uploads for a round"):
-        run_both(lambda j: session[j].run_round(params, [], [], [], bytes(32), lambda *done: None))
+        run_both(lambda j: session[j].run_round(RoundInput(params, [], []), lambda *done: None))
 
 
 def test_a_worker_that_ends_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:

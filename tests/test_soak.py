@@ -545,7 +545,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
 
 @pytest.mark.release
 def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
-    soak = Soak(tmp_path / "service", 5, lambda progress: None)
+    soak = Soak(tmp_path / "service", 5, lambda seconds, now: None)
     assert soak.run(15.0)
     report = soak.audit.report()
     assert soak.audit.clean, report
@@ -568,7 +568,7 @@ def test_a_soak_notices_results_that_are_none(
         return update(seed, name, round_id, dim) + np.float32(1.0)
 
     monkeypatch.setattr(rounds, "update", tampered)
-    soak = Soak(tmp_path / "service", 5, lambda progress: None, faulty=False)
+    soak = Soak(tmp_path / "service", 5, lambda seconds, now: None, faulty=False)
     assert soak.run(0.0)
     report = soak.audit.report()
     assert report["wrong_results"] == report["published"], report
@@ -588,7 +588,7 @@ def mentioned(text: str) -> list[str]:
 
 @pytest.mark.release
 def test_an_interrupted_soak_ends_in_order(tmp_path: Path) -> None:
-    soak = Soak(tmp_path / "service", 5, lambda progress: None)
+    soak = Soak(tmp_path / "service", 5, lambda seconds, now: None)
     threading.Timer(6.0, soak.interrupt).start()
     assert not soak.run(600.0)
     assert not mentioned(str(tmp_path)), "processes are left"

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks import settings
 from securemedian.clients.files import check_writable
+from securemedian.laboratory import report as tables
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from securemedian.benchmarks.soak.audit import Audit
-    from securemedian.benchmarks.soak.run import Progress
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """Run two servers and the clients of two cohorts on this machine, round after
 round of both at once, while processes are killed (at every transition of a round and at random),
@@ -33,8 +32,7 @@ order, with the report so far."""
 _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 
 
-def add_verbs(verbs: "Verbs") -> None:
-    """Add `soak` to the `securemedian` command."""
+def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "soak",
         help="run the service under faults, and audit every round",
@@ -74,17 +72,12 @@ def _soak(options: argparse.Namespace) -> None:
         soak = Soak(
             directory / "service",
             options.seed,
-            lambda progress: live.update(_board(progress, minutes)),
+            lambda seconds, now: live.update(_board(soak.audit, seconds, minutes, now)),
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: soak.interrupt())
         complete = soak.run(60 * minutes)
-    report = {
-        "minutes": minutes,
-        "seed": options.seed,
-        "complete": complete,
-        **soak.audit.report(),
-    }
+    report = {"minutes": minutes, "seed": options.seed, "complete": complete, **soak.audit.report()}
     console.print(_table(report))
     for finding in report["findings"]:
         console.print(f"[bold red]{finding}", highlight=False)
@@ -97,27 +90,21 @@ def _soak(options: argparse.Namespace) -> None:
     sys.exit(1)
 
 
-def _board(progress: "Progress", minutes: float) -> str:
-    """Return the lines that are shown while a soak lasts."""
-    audit: Audit = progress.audit
+def _board(audit: "Audit", seconds: float, minutes: float, now: str) -> str:
     figures = audit.report()
     counts = ", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in _NEVER)
     return (
-        f"{progress.seconds / 60:.1f} of {minutes:g} minutes and the rounds after them: "
+        f"{seconds / 60:.1f} of {minutes:g} minutes and the rounds after them: "
         f"{figures['faults']} faults, {figures['published']} of {figures['rounds']} rounds "
-        f"published\n{counts}\n{progress.now}"
+        f"published\n{counts}\n{now}"
     )
 
 
-def _table(report: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
+def _table(report: dict[str, Any]) -> "Group":
     ended = "" if report["complete"] else ", interrupted"
-    table = Table(title=f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}")
-    table.add_column("")
-    table.add_column("", justify="right")
+    title = f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}"
     recovery, growth = report["recovery"], report["growth"]
-    for label, value in (
+    figures = (
         ("faults", report["faults"]),
         *((f"  {kind}", count) for kind, count in _short(report["faults_by_kind"]).items()),
         ("rounds", report["rounds"]),
@@ -144,9 +131,9 @@ def _table(report: dict[str, Any]) -> "Table":
             "state folder at most, and at the end, MB",
             f"{growth['peak_disk_mb']} {growth['last_disk_mb']}",
         ),
-    ):
-        table.add_row(label, str(value))
-    return table
+    )
+    rows = [[label, str(value)] for label, value in figures]
+    return tables.table(title, ["", ""], rows)
 
 
 def _short(kinds: dict[str, int]) -> dict[str, int]:

@@ -19,11 +19,7 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
-from securemedian.mpc.errors import (
-    SecureMedianError,
-    ServerUnreachable,
-    UnknownRound,
-)
+from securemedian.mpc.errors import SecureMedianError, ServerUnreachable, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
@@ -86,13 +82,11 @@ class CohortRounds:
         self.live = False
 
     def run(self, seconds: float) -> None:
-        """Run rounds for so long."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._round()
 
     def run_some(self, count: int) -> None:
-        """Run so many rounds."""
         for _ in range(count):
             self._round()
 

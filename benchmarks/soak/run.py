@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,8 @@ from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 CALM_ROUNDS = len(METHODS)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a soak is doing."""
-
-    seconds: float
-    now: str
-    audit: Audit
-
-
-Show = Callable[[Progress], None]
+# called with the seconds so far, and a line on what each cohort is doing
+Show = Callable[[float, str], None]
 
 
 class Soak:
@@ -108,4 +99,4 @@ class Soak:
     def _say(self, cohort: str, now: str) -> None:
         self._now[cohort] = now
         lines = "\n".join(f"{name}: {what}" for name, what in self._now.items())
-        self._show(Progress(time.monotonic() - self._began, lines, self.audit))
+        self._show(time.monotonic() - self._began, lines)

@@ -12,10 +12,8 @@ from securemedian.laboratory.data.base import (
     with_fewer_tests,
     without,
 )
-from securemedian.laboratory.data.cifar10 import CIFAR10
 from securemedian.laboratory.data.clinic import CLINIC
-from securemedian.laboratory.data.digits import DIGITS
-from securemedian.laboratory.data.idx import MNIST
+from securemedian.laboratory.data.images import CIFAR10, DIGITS, MNIST
 from securemedian.laboratory.data.shakespeare import SHAKESPEARE
 from securemedian.laboratory.data.split import SPLITS, split
 from securemedian.mpc.errors import ConfigError

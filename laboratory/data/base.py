@@ -63,6 +63,23 @@ def with_fewer_tests(data: Dataset, count: int) -> Dataset:
     return replace(data, test_images=data.test_images[drawn], test_labels=data.test_labels[drawn])
 
 
+def rotate(images: NDArray[np.float32], quarters: int) -> NDArray[np.float32]:
+    """Return square images, one channel in rows of float32, turned by so many times 90 degrees.
+
+    Raises ConfigError if the rows are not square.
+    """
+    if not quarters:
+        return images
+    side = int(images.shape[1] ** 0.5)
+    if side * side != images.shape[1]:
+        raise ConfigError(
+            "groups of clients see the same images turned by 0, 90, 180 and 270 degrees, which "
+            f"rows of {images.shape[1]:,} values are not: take digits or MNIST"
+        )
+    turned = np.rot90(images.reshape(-1, side, side), quarters, axes=(1, 2))
+    return np.ascontiguousarray(turned).reshape(images.shape)
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set that can be read, and the kind of folder that holds it."""

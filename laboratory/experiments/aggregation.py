@@ -92,10 +92,7 @@ SECURE: dict[str, Secure] = {
         predictions=True,
     ),
     "cronus-bucketed": Secure(
-        "median of predictions (bucketed)",
-        {"method": "bucketed"},
-        usual=False,
-        predictions=True,
+        "median of predictions (bucketed)", {"method": "bucketed"}, usual=False, predictions=True
     ),
 }
 

@@ -32,7 +32,7 @@ ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
 # the value of p0 = p1 in every other experiment
 USUAL = 0.1
 # what experiments measure, and what those on membership inference do
-ACCURACY, INFERENCE = "test accuracy", "AUC"
+ACCURACY, INFERENCE = "test accuracy", "AUC of the attack"
 # two networks for each data set, which differ in kind
 MIXED = {
     "mnist": ("mlp", "cnn-mnist"),
@@ -90,7 +90,10 @@ class Design:
         """
         secure = aggregation.SECURE.get(method)
         predictions = aggregation.is_of_predictions(method)
-        recipes = {name: _recipe(self.network(name)) for name in networks or (self.model,)}
+        recipes = {
+            name: {key: getattr(self.network(name), key) for key in ("batch", "rate", "epochs")}
+            for name in networks or (self.model,)
+        }
         return Run(
             data=self.data.name,
             data_digest=self.data_digest,
@@ -142,11 +145,6 @@ class Design:
         )
 
 
-def _recipe(model: Model) -> dict[str, Any]:
-    """Return how a client trains a model."""
-    return {"batch": model.batch, "rate": model.rate, "epochs": model.epochs}
-
-
 @dataclass(frozen=True)
 class Curve:
     """Runs that differ only in their seeds, with the panel and the line that show them."""
@@ -178,16 +176,10 @@ class CurveResult:
     def line(self, label: str) -> Line:
         """Return accuracy by round: the mean over the seeds, with a band from least to most."""
         by_round = list(zip(*self.accuracies, strict=True))
-        return Line(
-            label,
-            range(1, len(by_round) + 1),
-            [sum(values) / len(values) for values in by_round],
-            [min(values) for values in by_round],
-            [max(values) for values in by_round],
-        )
+        return Line.over(label, range(1, len(by_round) + 1), by_round)
 
 
-Draw = Callable[[Path, str, Design, Sequence[CurveResult]], Path]
+Draw = Callable[[Path, str, Design, Sequence[CurveResult], str], Path]
 
 
 @dataclass(frozen=True)
@@ -203,7 +195,6 @@ class Analysis:
 
 
 def _by_attack(design: Design) -> list[Curve]:
-    """Return the curves with one panel per attack and one line per method."""
     return [
         Curve(
             _panel(design, attack),
@@ -308,18 +299,14 @@ def _panel(design: Design, attack: str) -> str:
 # How they are drawn
 
 
-def _accuracy_by_round(
-    stem: Path,
-    figure: str,
-    design: Design,
-    results: Sequence[CurveResult],
-    measured: str = f"{ACCURACY} (%)",
+def _by_round(
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
 ) -> Path:
     panels = [
         Panel(
             name,
             "round",
-            measured,
+            f"{measured} (%)",
             [result.line(result.curve.line) for result in results if result.curve.panel == name],
         )
         for name in dict.fromkeys(result.curve.panel for result in results)
@@ -327,51 +314,35 @@ def _accuracy_by_round(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _inference_by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
-) -> Path:
-    return _accuracy_by_round(stem, figure, design, results, f"{INFERENCE} of the attack (%)")
-
-
 def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult]
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
 ) -> Path:
     final = []
     for policy in dict.fromkeys(result.curve.line for result in results):
         own = [result for result in results if result.curve.line == policy]
-        final.append(
-            Line(
-                policy,
-                [result.curve.x or 0.0 for result in own],
-                [result.final_mean for result in own],
-                [min(result.final) for result in own],
-                [max(result.final) for result in own],
-            )
-        )
+        at = [result.curve.x or 0.0 for result in own]
+        final.append(Line.over(policy, at, [result.final for result in own]))
     usual = [result.line(result.curve.line) for result in results if result.curve.x == USUAL]
     panels = [
-        Panel(f"after {design.rounds} rounds", "p0 = p1", "test accuracy (%)", final, log_x=True),
-        Panel(f"p0 = p1 = {USUAL}", "round", "test accuracy (%)", usual),
+        Panel(f"after {design.rounds} rounds", "p0 = p1", f"{measured} (%)", final, log_x=True),
+        Panel(f"p0 = p1 = {USUAL}", "round", f"{measured} (%)", usual),
     ]
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(stem: Path, figure: str, design: Design, results: Sequence[CurveResult]) -> Path:
+def _accuracy_grid(
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
+) -> Path:
     columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
     rows = list(dict.fromkeys(result.curve.line for result in results))
     value = {
         (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
     }
     x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
-    grid = Grid(
-        x_label,
-        "method",
-        columns,
-        rows,
-        [[value[row, column] for column in columns] for row in rows],
-    )
+    values = [[value[row, column] for column in columns] for row in rows]
+    grid = Grid(x_label, "method", columns, rows, values)
     title = (
-        f"{figure}: test accuracy (%) after {design.rounds} rounds, "
+        f"{figure}: {measured} (%) after {design.rounds} rounds, "
         f"{design.model} on {design.data.name}"
     )
     return plots.save_grid(stem, title, grid)
@@ -394,7 +365,7 @@ class Experiment:
     # fields of Design; methods and attacks that are None are all the usual ones, and all
     defaults: Mapping[str, Any]
     curves: Callable[[Design], list[Curve]] = _by_attack
-    draw: Draw = _accuracy_by_round
+    draw: Draw = _by_round
     # what its curves show, in percent
     measured: str = ACCURACY
     # in place of runs
@@ -447,23 +418,21 @@ def _check(experiment: Experiment, design: Design) -> None:
         raise ConfigError(
             f"{experiment.name} needs {experiment.needs}, whose folder --data names: {error}"
         ) from error
-    if design.rounds < 1:
-        raise ConfigError(f"--rounds must be 1 or more, not {design.rounds}")
     if design.rate is not None and not 0 < design.rate < math.inf:
         raise ConfigError(f"--rate must be above 0, not {design.rate}")
-    if design.epochs is not None and design.epochs < 1:
-        raise ConfigError(f"--epochs must be 1 or more, not {design.epochs}")
-    if design.first < 1:
-        raise ConfigError(
-            f"--from must be 1 or more, not {design.first}: rounds are counted from 1"
-        )
-    if design.clients < 2:
-        raise ConfigError(f"--clients must be 2 or more, not {design.clients}")
+    for flag, value, least in (
+        ("--rounds", design.rounds, 1),
+        ("--epochs", 1 if design.epochs is None else design.epochs, 1),
+        ("--from", design.first, 1),
+        ("--clients", design.clients, 2),
+        ("--warm-up", design.warm_up, 0),
+        ("--seeds", min(design.seeds), 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{flag} must be {least} or more, not {value}")
     if not design.attackers and set(design.attacks) != {"none"}:
         raise ConfigError("an attack needs attackers: give their number with --attackers")
     for seed in design.seeds:
-        if seed < 0:
-            raise ConfigError(f"--seeds must be 0 or more, not {seed}")
         own = design.data
         if any(map(aggregation.is_of_predictions, design.methods)):
             own = without(own, draw_public(own, design.samples, seed))
@@ -477,18 +446,10 @@ def _check(experiment: Experiment, design: Design) -> None:
         aggregation.check(method, design.clients, design.attackers)
         if method in aggregation.SECURE:
             design.run(design.seeds[0], method).params(dim=1)
-    if design.warm_up < 0:
-        raise ConfigError(f"--warm-up must be 0 or more, not {design.warm_up}")
 
 
 _FIG4: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": (*_FAULTS, "negate")}
-_SHARE: dict[str, Any] = {
-    "clients": 60,
-    "images": 100,
-    "attackers": 3,
-    "first": 1,
-    "secure": False,
-}
+_SHARE: dict[str, Any] = {"clients": 60, "images": 100, "attackers": 3, "first": 1, "secure": False}
 _CRONUS: dict[str, Any] = {"images": 300, "samples": 1000, "attackers": 0}
 _SHARE_SIZES = [name for name in aggregation.SHARE_BY_SIZE if "krum" not in name]
 _PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
@@ -499,11 +460,7 @@ EXPERIMENTS = {
         Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", {"attackers": 0}),
         Experiment("fig4", "Figure 4", "MNIST", "40 min", _FIG4),
         Experiment(
-            "fig5",
-            "Figure 5",
-            "MNIST",
-            "a day",
-            _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS},
+            "fig5", "Figure 5", "MNIST", "a day", _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS}
         ),
         Experiment(
             "fig6",
@@ -660,8 +617,7 @@ EXPERIMENTS = {
                 "secure": False,
             },
             _by_inference,
-            _inference_by_round,
-            INFERENCE,
+            measured=INFERENCE,
         ),
     )
 }

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import importlib.util
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design, Experiment
     from securemedian.laboratory.experiments.runs import Run, RunRecord
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
@@ -60,8 +58,7 @@ CHOSEN: dict[str, tuple[Callable[[str], Any], str, str]] = {
 CALLED = {"first": ["--from"], "attacks": ["--attacks", "--faults"]}
 
 
-def add_verbs(verbs: "Verbs") -> None:
-    """Add `experiment` to the `securemedian` command."""
+def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "experiment",
         help="reproduce the paper's figures, and compare methods under attack",
@@ -206,20 +203,16 @@ def _list(console: "Console") -> None:
         console.print(f"{what}: {', '.join(names)}")
 
 
-def _command() -> str:
-    return shlex.join(["securemedian", *sys.argv[1:]])
-
-
 def _analyse(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
-    """Carry out an analysis, then save, draw and print what it finds."""
+    from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
 
     assert experiment.analysis is not None
     with console.status(experiment.name):
         found = experiment.analysis.find(design)
-    summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
+    summary = summaries.summary(experiment, design, [], {}, report.command()) | {"results": found}
     stem = folder / design.stem(experiment.name)
     runs.write_json(folder / f"{stem.name}.json", summary)
     picture = experiment.analysis.draw(stem, experiment.figure, design, found)
@@ -230,7 +223,7 @@ def _analyse(
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
-    """Carry out all runs, then save, draw and print the results."""
+    from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
@@ -245,11 +238,11 @@ def _run(
     results = [
         CurveResult(curve, [percent(run, curve.shown) for run in curve.runs]) for curve in curves
     ]
-    summary = summaries.summary(experiment, design, results, records, _command())
+    summary = summaries.summary(experiment, design, results, records, report.command())
     stem = folder / design.stem(experiment.name)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     runs.write_json(folder / f"{stem.name}.json", summary)
-    picture = experiment.draw(stem, experiment.figure, design, results)
+    picture = experiment.draw(stem, experiment.figure, design, results, experiment.measured)
     console.print(summaries.table(summary))
     console.print(f"in {folder}: {stem.name}.json, {picture.name}, and runs/")
 
@@ -257,7 +250,6 @@ def _run(
 def _records(
     wanted: "dict[str, Run]", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> "dict[str, RunRecord]":
-    """Carry out the runs that are missing, or all if `fresh`, and return the records of all."""
     from securemedian.laboratory.experiments import execution
     from securemedian.laboratory.experiments.progress import ExperimentBoard
     from securemedian.laboratory.experiments.runs import RunRecord

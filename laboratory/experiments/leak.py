@@ -1,13 +1,12 @@
 """What the opened sums of SHARE's clusters tell: the attack on `reclustered`, clustering `opened`.
 
-The clients train one round, and both parties of the protocol run in this process on shares of what
-the clients would upload. The attacker is a server that follows the protocol: it has what is opened
-and the coin. With clustering `opened` it solves the sums of all clusters for the updates. With
-`hidden` it has one aggregate, and can but guess that each client moved as much.
+The clients train one round, whose two parties run in this process. The attacker is a server that
+follows the protocol. With clustering `opened` it solves the sums of all clusters for the updates;
+with `hidden` it has one aggregate, and can but guess that each client moved as much.
 """
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,6 @@ def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
 
 
 def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
-    """Draw the errors by R."""
     lines = [
         _line(label, [_at(found, clustering, number) for number in RECLUSTERINGS])
         for clustering, label in (
@@ -125,36 +123,23 @@ def _updates(design: "Design", seed: int) -> Vectors:
 
 
 def _run(params: RoundParams, uploads: Sequence[list[share.Upload]]) -> Outcome:
-    """Return what a party has after a round, whose both parties run in this process."""
     protocol, session_id = ProtocolParams(lanes=1), os_entropy(SESSION_BYTES)
-    outcomes: list[Outcome] = []
-    failures: list[BaseException] = []
 
-    def party(number: int, channel: Channel) -> None:
+    def party(number: int, channel: Channel) -> Outcome:
         try:
             session = Session.establish(number, channel, session_id, protocol)
-            lanes = [session.party(0, channel)]
-            outcomes.append(run_round(lanes, params, protocol, uploads[number]))
-        except BaseException as failure:
-            failures.append(failure)
+            return run_round([session.party(0, channel)], params, protocol, uploads[number])
+        except BaseException:
+            # the other party waits no longer
             channel.close()
+            raise
 
-    threads = [
-        threading.Thread(target=party, args=(number, channel), daemon=True)
-        for number, channel in enumerate(local_pair())
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        # bounded, because every wait inside is a channel's, which has a limit
-        thread.join()
-    if failures:
-        raise failures[0]
-    return outcomes[0]
+    with ThreadPoolExecutor(2) as pool:
+        outcome, _ = pool.map(party, (0, 1), local_pair())
+    return outcome
 
 
 def _of_clients(values: Vectors) -> dict[str, float]:
-    """Return the mean, the least and the most of the clients' errors."""
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 

@@ -97,7 +97,6 @@ class Players:
         }
 
     def _reached(self, vector: Float32s, *trainers: Trainer) -> float:
-        """Return what inference reaches on the trainers' images with these parameters."""
         images = np.concatenate([trainer.images for trainer in trainers])
         labels = np.concatenate([trainer.labels for trainer in trainers])
         return membership.by_loss(self._trainers[0].model, vector, self._data, (images, labels))

@@ -1,12 +1,9 @@
 """Byzantine-robust IFCA on rotated images: groups of clients see them turned by 0, 90, .. degrees.
 
-Each group has a model, each client trains the one with the smallest loss on its images, and the
-models follow the median of those who chose them. Faulty clients choose the group that the fewest
-honest ones choose, and send their update with its sign turned (`bitflip`). What is computed is what
-rounds of hidden groups publish, in the clear: `plaintext.published` gives the same bits.
-
-IFCA depends on where its models start: if all clients choose the same one in the first round, they
-stay with it. Here one client per rotation has trained the model of its group for a round.
+Each client trains the model with the smallest loss on its images, and the models follow the median
+of those who chose them. Faulty clients choose the group that the fewest honest ones choose, and
+send `bitflip`. It is computed in the clear, as rounds of hidden groups publish it. Before the first
+round, one client per rotation has trained the model of its group.
 """
 
 from collections.abc import Sequence
@@ -19,7 +16,7 @@ from numpy.typing import NDArray
 
 from securemedian.laboratory import models, plaintext, plots
 from securemedian.laboratory.attacks import BitFlip
-from securemedian.laboratory.data.rotate import rotate
+from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
@@ -54,8 +51,7 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     lines = []
     for name in METHODS:
         values = [[row[name] for row in found if row["round"] == number] for number in numbers]
-        means = [sum(some) / len(some) for some in values]
-        lines.append(Line(name, numbers, means, [*map(min, values)], [*map(max, values)]))
+        lines.append(Line.over(name, numbers, values))
     panel = Panel("", "round", "test accuracy (%)", lines)
     title = (
         f"{figure}: {design.model} on {design.data.name} in {groups} rotations, {design.clients} "
@@ -121,7 +117,6 @@ def _followed(
     chosen: Sequence[int],
     method: str,
 ) -> RunState:
-    """Return the run after a round on these updates."""
     after = []
     for group, before in enumerate(run.groups):
         own = updates[np.equal(chosen, group)]

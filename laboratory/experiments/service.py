@@ -16,16 +16,13 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.public import PublicSet
 from securemedian.common.status import RoundStatus
-from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plaintext
 from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import ServerCost
-from securemedian.laboratory.processes import Processes
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.operating import keygen
 
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
@@ -38,18 +35,12 @@ class ExperimentServers:
     """Both servers, which start when the first round needs them and end with this context."""
 
     def __init__(self, clients: int, show: ShowStatus) -> None:
-        self._names, self._show = keygen.client_names(clients), show
+        self._show = show
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
+        self._names = daemons.make(self._directory, clients)
         # the servers and the connections to them
         self._open = ExitStack()
         self._clients: Sequence[Client] = ()
-        try:
-            keygen.make_all(
-                self._directory, self._names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-            )
-        except BaseException:
-            shutil.rmtree(self._directory)
-            raise
 
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
@@ -120,14 +111,12 @@ class ExperimentServers:
         )
 
     def _start(self) -> None:
-        """Start the servers unless they run."""
         if self._clients:
             return
         self._show(RoundStatus(phase="being started (the first start compiles)"))
-        processes = self._open.enter_context(Processes(self._directory))
-        daemons.start(processes, self._directory)
-        self._processes = processes
-        self._coordinator = self._open.enter_context(Coordinator(self._config("coordinator")))
+        self._processes, self._coordinator = self._open.enter_context(
+            daemons.running(self._directory)
+        )
         self._clients = [
             self._open.enter_context(Client(self._config(name))) for name in self._names
         ]

@@ -2,9 +2,10 @@
 
 import platform
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
 
 import securemedian
 from securemedian.laboratory import report
@@ -44,9 +45,10 @@ def summary(
         "machine": machine(),
         "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
         "seconds": sum(
-            _seconds(records[run.run_id], design.rounds)
+            figures.seconds
             for result in results
             for run in result.curve.runs
+            for figures in records[run.run_id].rounds[: design.rounds]
         ),
         "results": [
             _curve(result, records, design.rounds)
@@ -60,6 +62,7 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
     curve = result.curve
     own = [records[run.run_id] for run in curve.runs]
     first = curve.runs[0]
+    measured = [figures for record in own for figures in record.rounds[:rounds]]
     return {
         "panel": curve.panel,
         "line": curve.line,
@@ -74,10 +77,8 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
         "accuracy": [[round(value, 2) for value in one] for one in result.accuracies],
         "final": {"mean": result.final_mean, "min": min(result.final), "max": max(result.final)},
         "diverged_after": [len(record.rounds) if record.diverged else None for record in own],
-        "seconds_a_round": _mean(
-            [figures.seconds for record in own for figures in record.rounds[:rounds]]
-        ),
-        "servers": _servers([f.cost for record in own for f in record.rounds[:rounds] if f.cost]),
+        "seconds_a_round": fmean([one.seconds for one in measured] or [0.0]),
+        "servers": _servers([one.cost for one in measured if one.cost]),
     }
 
 
@@ -116,86 +117,62 @@ def _below(result: CurveResult, exact: CurveResult | None) -> float | None:
 
 
 def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
-    """Return the mean cost of a round at the servers; None if no round went through them."""
     if not costs:
         return None
     return {
-        name: _mean([getattr(cost, name) for cost in costs])
+        name: fmean(getattr(cost, name) for cost in costs)
         for name in ServerCost.__dataclass_fields__
     }
 
 
-def _seconds(record: RunRecord, rounds: int) -> float:
-    return sum(figures.seconds for figures in record.rounds[:rounds])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Table:
+def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
     """Return the table of an analysis, a row per measurement.
 
     A column per figure, and of several one for each.
     """
     flat = [
         {
-            f"{name} {part}".strip(): figure
+            f"{name} {part}".strip(): f"{figure:.3g}"
             for name, value in one.items()
             for part, figure in (value.items() if isinstance(value, Mapping) else [("", value)])
         }
         for one in found
     ]
-    made = Table(title=title)
-    for heading in flat[0]:
-        made.add_column(heading, justify="right")
-    for figures in flat:
-        made.add_row(*(f"{figure:.3g}" for figure in figures.values()))
-    return made
+    return report.table(title, list(flat[0]), [list(figures.values()) for figures in flat])
 
 
-def table(summary: Mapping[str, Any]) -> Table:
-    """Return the table of a summary."""
-    settings = summary["settings"]
-    seeds = settings["seeds"]
-    made = Table(
-        title=f"{summary['figure']}: {settings['model']} on {settings['data']}, "
-        f"{settings['clients']} clients, {summary['measured']} after round {settings['rounds']} "
-        f"over seeds {', '.join(map(str, seeds))}",
-        caption=f"below exact: points below the exact median, at worst from round {FROM_ROUND} on"
-        if any(one["below_exact"] is not None for one in summary["results"])
-        else None,
+def table(summary: Mapping[str, Any]) -> Group:
+    settings, measured = summary["settings"], summary["measured"]
+    title = (
+        f"{summary['figure']}: {settings['model']} on {settings['data']}, "
+        f"{settings['clients']} clients, {measured} (%) after round {settings['rounds']} "
+        f"over seeds {', '.join(map(str, settings['seeds']))}"
     )
-    made.add_column("attack")
-    made.add_column("method", no_wrap=True)
-    made.add_column(f"{summary['measured'].split()[-1]} (%)", justify="right", no_wrap=True)
-    for heading in (
-        "least",
-        "most",
-        "below exact",
-        "s per round",
-        "servers, s",
-        "OTs",
-        "MB each way",
-    ):
-        made.add_column(heading, justify="right")
-    for one in summary["results"]:
-        servers, final = one["servers"], one["final"]
-        shown = f"{one['shown']}: " if one["shown"] else ""
-        name = shown + one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
-        made.add_row(
-            one["attack"],
-            name,
-            "diverged " * any(after is not None for after in one["diverged_after"])
-            + f"{final['mean']:.2f}",
-            f"{final['min']:.2f}",
-            f"{final['max']:.2f}",
-            f"{one['below_exact']:.2f}" if one["below_exact"] is not None else "",
-            f"{one['seconds_a_round']:.2f}",
-            f"{servers['seconds']:.2f}" if servers else "",
-            f"{servers['ots']:,.0f}" if servers else "",
-            f"{max(servers['bytes_s0_to_s1'], servers['bytes_s1_to_s0']) / 1e6:.1f}"
-            if servers
-            else "",
-        )
-    return made
+    note = f"below exact: points below the exact median, at worst from round {FROM_ROUND} on"
+    columns = ["attack", "method", "mean", "least", "most", "below exact", "s per round"]
+    compared = any(one["below_exact"] is not None for one in summary["results"])
+    return report.table(
+        title,
+        [*columns, "servers, s", "OTs", "MB each way"],
+        [_row(one) for one in summary["results"]],
+        note if compared else "",
+    )
+
+
+def _row(one: Mapping[str, Any]) -> list[str]:
+    servers, final = one["servers"], one["final"]
+    shown = f"{one['shown']}: " if one["shown"] else ""
+    name = shown + one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
+    diverged = any(after is not None for after in one["diverged_after"])
+    below = one["below_exact"]
+    row = [
+        one["attack"],
+        name + (", diverged" if diverged else ""),
+        *(f"{final[which]:.2f}" for which in ("mean", "min", "max")),
+        "" if below is None else f"{below:.2f}",
+        f"{one['seconds_a_round']:.2f}",
+    ]
+    if not servers:
+        return [*row, "", "", ""]
+    most = max(servers["bytes_s0_to_s1"], servers["bytes_s1_to_s0"]) / 1e6
+    return [*row, f"{servers['seconds']:.2f}", f"{servers['ots']:,.0f}", f"{most:.1f}"]

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.models.networks import MODELS, Model
+from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError
 
 __all__ = ["MODELS", "Model"]
+
+Labels = NDArray[np.int64]
+Rng = np.random.Generator
 
 # images at once, so few that the activations of a convolution fit into the caches
 _TEST_BATCH = 100
@@ -37,7 +41,7 @@ def use_one_thread() -> None:
     _torch().set_num_threads(1)
 
 
-def start(model: Model, seed: int) -> NDArray[np.float32]:
+def start(model: Model, seed: int) -> Float32s:
     """Return PyTorch's usual initialisation as one vector.
 
     The paper starts from zeros, which would never train (protocols.md 7.7).
@@ -48,7 +52,7 @@ def start(model: Model, seed: int) -> NDArray[np.float32]:
         return flatten(model.build().state_dict())[0].astype(np.float32)
 
 
-def starts(model: Model, seed: int, groups: int) -> NDArray[np.float32]:
+def starts(model: Model, seed: int, groups: int) -> Float32s:
     """Return the start model of `seed`, (d,), or those of `groups` seeds from it on as rows."""
     if groups == 1:
         return start(model, seed)
@@ -56,12 +60,8 @@ def starts(model: Model, seed: int, groups: int) -> NDArray[np.float32]:
 
 
 def train(
-    model: Model,
-    vector: NDArray[np.float32],
-    images: NDArray[np.float32],
-    labels: NDArray[np.int64] | NDArray[np.float32],
-    rng: np.random.Generator,
-) -> NDArray[np.float32]:
+    model: Model, vector: Float32s, images: Float32s, labels: Labels | Float32s, rng: Rng
+) -> Float32s:
     """Return the parameters after a client's local epochs from `vector`; `rng` shuffles.
 
     Labels are one class per image, or soft: a probability per image and class.
@@ -83,7 +83,7 @@ def train(
     return flatten(network.state_dict())[0].astype(np.float32)
 
 
-def predict(model: Model, vector: NDArray[Any], images: NDArray[np.float32]) -> NDArray[np.float32]:
+def predict(model: Model, vector: NDArray[Any], images: Float32s) -> Float32s:
     """Return the probabilities (images, classes) of the network with these parameters."""
     torch = _torch()
     # in evaluation mode BatchNorm uses the running statistics, which are part of the vector
@@ -94,7 +94,7 @@ def predict(model: Model, vector: NDArray[Any], images: NDArray[np.float32]) -> 
 
 
 def losses(
-    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
+    model: Model, vector: NDArray[Any], images: Float32s, labels: Labels
 ) -> NDArray[np.float64]:
     """Return the cross-entropy of each image under the network with these parameters."""
     torch = _torch()
@@ -108,16 +108,12 @@ def losses(
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-def accuracy(
-    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
-) -> float:
+def accuracy(model: Model, vector: NDArray[Any], images: Float32s, labels: Labels) -> float:
     """Return the fraction of the images that the network with these parameters labels correctly."""
     return float((predict(model, vector, images).argmax(1) == labels).mean())
 
 
-def loss(
-    model: Model, vector: NDArray[Any], images: NDArray[np.float32], labels: NDArray[np.int64]
-) -> float:
+def loss(model: Model, vector: NDArray[Any], images: Float32s, labels: Labels) -> float:
     """Return the mean cross-entropy of the network with these parameters on the images."""
     return float(losses(model, vector, images, labels).mean())
 

@@ -5,8 +5,8 @@ torch is not installed.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -44,11 +44,10 @@ class Model:
 
     @property
     def inputs(self) -> int:
-        """The number of values per image."""
         return math.prod(self.shape)
 
 
-def perceptron(*widths: int) -> "nn.Module":
+def perceptron(*widths: int) -> "nn.Sequential":
     """Return linear layers of these widths, with ReLU between them."""
     from torch import nn
 
@@ -68,76 +67,33 @@ def _clinic() -> "nn.Module":
     return nn.Sequential(nn.BatchNorm1d(_COLUMNS), perceptron(_COLUMNS, 32, _RISKS))
 
 
-def _cnn_mnist() -> "nn.Module":
-    """Return two 5x5 convolutions, then linear layers of 512 and 10: 1,663,370 parameters.
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with ReLU, and perhaps 2x2 max pooling after it."""
 
-    The convolutions have 32 and 64 channels and keep the size; 2x2 max pooling follows each. It is
-    the network of McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient
-    Learning of Deep Networks from Decentralized Data" (AISTATS 2017).
-    """
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    pooled: bool = False
+
+
+def convolutional(
+    shape: tuple[int, int, int], convolutions: Sequence[Convolution], *widths: int
+) -> "nn.Module":
+    """Return convolutions of images (channels, side, side), then linear layers of these widths."""
     from torch import nn
 
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 28, 28)),
-        nn.Conv2d(1, 32, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 512),
-        nn.ReLU(),
-        nn.Linear(512, 10),
-    )
-
-
-def _cnn_cifar10() -> "nn.Module":
-    """Return the paper's network as we read it, with 409,182 parameters.
-
-    The paper describes two 5x5 convolutions, the first followed by 2x2 max pooling, then three
-    linear layers, and prints 581,866 parameters without the widths; no usual widths give that
-    number. Here convolutions without padding have 16 and 32 channels, and the linear layers are
-    LeNet-5's.
-    """
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 32, 32)),
-        nn.Conv2d(3, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 10 * 10, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
-    )
-
-
-def _strided(kernel: int) -> "nn.Module":
-    """Return a small network, which two cores can train for many clients.
-
-    Its convolutions, of 8 and 16 channels, take steps of 2 in place of pooling. The first is 5x5
-    and makes 14x14, the second kernel x kernel.
-    """
-    from torch import nn
-
-    side = (14 - kernel) // 2 + 1
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 32, 32)),
-        nn.Conv2d(3, 8, 5, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, kernel, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * side * side, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
+    channels, side, _ = shape
+    layers: list[nn.Module] = [nn.Unflatten(1, shape)]
+    for one in convolutions:
+        layers += [nn.Conv2d(channels, one.channels, one.kernel, one.stride, one.padding)]
+        layers += [nn.ReLU()]
+        channels, side = one.channels, (side + 2 * one.padding - one.kernel) // one.stride + 1
+        if one.pooled:
+            layers += [nn.MaxPool2d(2)]
+            side //= 2
+    return nn.Sequential(*layers, nn.Flatten(), *perceptron(channels * side * side, *widths))
 
 
 def _gru_shakespeare() -> "nn.Module":
@@ -158,7 +114,6 @@ def _gru_shakespeare() -> "nn.Module":
             self.output = nn.Linear(_STATE, CHARACTERS)
 
         def forward(self, codes: torch.Tensor) -> torch.Tensor:
-            """Return the logits (samples, characters) of codes (samples, context)."""
             _, state = self.recurrent(self.embedding(codes.long()))
             logits: torch.Tensor = self.output(state[0])
             return logits
@@ -166,49 +121,59 @@ def _gru_shakespeare() -> "nn.Module":
     return NextCharacter()
 
 
-# the batch is the paper's, the rate that of the simulation in protocols.md 7
-MLP = Model("mlp", lambda: perceptron(784, 200, 200, 10), shape=(28, 28), batch=20, rate=0.01)
-MLP_CIFAR10 = Model(
-    "mlp-cifar10", lambda: perceptron(3072, 200, 10), shape=(3, 32, 32), batch=20, rate=0.01
-)
-DIGITS = Model("digits", lambda: perceptron(64, 32, 10), shape=(8, 8), batch=10, rate=0.1, epochs=2)
-DIGITS_LINEAR = Model(
-    "digits-linear", lambda: perceptron(64, 10), shape=(8, 8), batch=10, rate=0.1, epochs=2
-)
-# McMahan et al. take batches of 10 and tune the rate. This is the paper's batch, at a rate that
-# learns in few rounds.
-CNN_MNIST = Model("cnn-mnist", _cnn_mnist, shape=(1, 28, 28), batch=20, rate=0.05)
-CNN_CIFAR10 = Model("cnn-cifar10", _cnn_cifar10, shape=(3, 32, 32), batch=20, rate=0.05)
-CNN_CIFAR10_SMALL = Model(
-    "cnn-cifar10-small", partial(_strided, 3), shape=(3, 32, 32), batch=20, rate=0.05
-)
-# two 5x5 convolutions and two linear layers, as in Velicheti, Xia and Koyejo, Section 6.1
-CNN_CIFAR10_SHARE = Model(
-    "cnn-cifar10-share", partial(_strided, 5), shape=(3, 32, 32), batch=20, rate=0.1, epochs=2
-)
-CLINIC = Model("clinic", _clinic, shape=(_COLUMNS,), batch=20, rate=0.1, classes=_RISKS)
-GRU_SHAKESPEARE = Model(
-    "gru-shakespeare",
-    _gru_shakespeare,
-    shape=(CONTEXT,),
-    batch=25,
-    rate=1.0,
-    epochs=2,
-    classes=CHARACTERS,
-)
+def _cnn(
+    name: str, shape: tuple[int, int, int], convolutions: Sequence[Convolution], *widths: int
+) -> Model:
+    """Return a model of `convolutional` with the paper's batch, at a rate that learns soon."""
+    build = partial(convolutional, shape, convolutions, *widths)
+    return Model(name, build, shape, batch=20, rate=0.05)
+
+
+_RGB = (3, 32, 32)
 
 MODELS = {
     model.name: model
     for model in (
-        MLP,
-        CNN_MNIST,
-        CNN_CIFAR10,
-        CNN_CIFAR10_SHARE,
-        CNN_CIFAR10_SMALL,
-        MLP_CIFAR10,
-        DIGITS,
-        DIGITS_LINEAR,
-        CLINIC,
-        GRU_SHAKESPEARE,
+        # the batch is the paper's, the rate that of the simulation in protocols.md 7
+        Model("mlp", partial(perceptron, 784, 200, 200, 10), (28, 28), batch=20, rate=0.01),
+        # That of McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient
+        # Learning of Deep Networks from Decentralized Data" (AISTATS 2017), who take batches of 10
+        # and tune the rate. It has 1,663,370 parameters.
+        _cnn(
+            "cnn-mnist",
+            (1, 28, 28),
+            [Convolution(channels, 5, padding=2, pooled=True) for channels in (32, 64)],
+            *(512, 10),
+        ),
+        # The paper's network as we read it, with 409,182 parameters. The paper describes these
+        # kinds of layers and prints 581,866 parameters without the widths; no usual widths give
+        # that number. The linear layers are LeNet-5's.
+        _cnn(
+            "cnn-cifar10",
+            _RGB,
+            [Convolution(16, 5, pooled=True), Convolution(32, 5)],
+            *(120, 84, 10),
+        ),
+        # Small ones, which two cores can train for many clients, with steps of 2 in place of
+        # pooling. The first is that of Velicheti, Xia and Koyejo, Section 6.1.
+        replace(
+            _cnn("cnn-cifar10-share", _RGB, [Convolution(n, 5, 2) for n in (8, 16)], 64, 10),
+            rate=0.1,
+            epochs=2,
+        ),
+        _cnn("cnn-cifar10-small", _RGB, [Convolution(8, 5, 2), Convolution(16, 3, 2)], 64, 10),
+        Model("mlp-cifar10", partial(perceptron, 3072, 200, 10), _RGB, batch=20, rate=0.01),
+        Model("digits", partial(perceptron, 64, 32, 10), (8, 8), batch=10, rate=0.1, epochs=2),
+        Model("digits-linear", partial(perceptron, 64, 10), (8, 8), batch=10, rate=0.1, epochs=2),
+        Model("clinic", _clinic, (_COLUMNS,), batch=20, rate=0.1, classes=_RISKS),
+        Model(
+            "gru-shakespeare",
+            _gru_shakespeare,
+            (CONTEXT,),
+            batch=25,
+            rate=1.0,
+            epochs=2,
+            classes=CHARACTERS,
+        ),
     )
 }

@@ -19,7 +19,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
-from securemedian.servers.computing.backends.base import Backend, Computation
+from securemedian.servers.computing.backends.base import Backend, Computation, RoundInput
 
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
 # stops at its next message, and may first have to finish the computation of a chunk.
@@ -50,15 +50,6 @@ class Coin:
     """What the servers have tossed for a check of dealings."""
 
     seed: bytes = field(repr=False)
-
-
-def nothing() -> None:
-    """Examine nothing."""
-
-
-def never() -> bool:
-    """Return False, for an engine beside which no other computes."""
-    return False
 
 
 Result = Outcome | Checked | Coin
@@ -121,7 +112,7 @@ class Engine:
         backend: Backend,
         pool_limit: Callable[[], int],
         wake: Callable[[], None],
-        others_compute: Callable[[], bool] = never,
+        others_compute: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend, self._pool_limit = backend, pool_limit
         self._wake, self._others_compute = wake, others_compute
@@ -210,7 +201,7 @@ class Engine:
         self._check_job = _Job(self._opened(), toss, None, self._wake)
 
     def check_dealings(
-        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = nothing
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = lambda: None
     ) -> None:
         """Check clients' dealings with the other server, while other jobs go on.
 
@@ -225,7 +216,7 @@ class Engine:
         self._check_job = _Job(self._opened(), check, None, self._wake)
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = nothing
+        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = lambda: None
     ) -> None:
         """Check with the other server that every value of the clients' uploads is in range."""
 
@@ -237,26 +228,14 @@ class Engine:
         self._compute_now()
         self._begin("checking values", check)
 
-    def start(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        examine: Examine = nothing,
-        groups: Sequence[int] = (),
-        opening: bytes = b"",
-    ) -> None:
-        """Compute the round that was prepared, together with the other server.
-
-        `opening` is what this server opens when it tosses, the same in every attempt at a round.
-        """
+    def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
+        """Compute the round that was prepared, together with the other server."""
 
         def compute(session: _Session) -> Outcome:
             examine()
             ahead, session.ahead = session.ahead, Cost()
             checks, session.checks = session.checks, Cost()
-            note = partial(self._note, session)
-            outcome = session.computation.run_round(params, uploads, weights, groups, opening, note)
+            outcome = session.computation.run_round(given, partial(self._note, session))
             return replace(outcome, cost=outcome.cost.after(ahead).after(checks))
 
         self._compute_now()

@@ -11,46 +11,40 @@ from securemedian.mpc.errors import (
     PeerProtocolError,
     PeerUnavailable,
     ReceiptInvalid,
+    RoundFailed,
     TooFewClients,
 )
-from securemedian.servers.machine.events import (
-    Computed,
-    Event,
-    Failure,
-    Interrupted,
-    Overdue,
-    Unlinked,
-)
-from securemedian.servers.machine.notes import RoundNotes
+from securemedian.servers.machine import events
+from securemedian.servers.machine.selection import RoundSelection
 from securemedian.servers.network.control import Again, Compute, Done, Failed, Opened, Ready, Resume
 
 
-def always(_: RoundNotes, __: Event) -> bool:
+def always(_: RoundSelection, __: events.Event) -> bool:
     """Return True, for a line that has no condition."""
     return True
 
 
-def checked(here: RoundNotes, _: Event | None) -> bool:
+def checked(here: RoundSelection, _: events.Event | None) -> bool:
     """Return whether this is a round in which the servers check what clients send."""
     return here.checks
 
 
-def checkable(here: RoundNotes, _: Event) -> bool:
+def checkable(here: RoundSelection, _: events.Event) -> bool:
     """Return whether no check is under way and there is something to check."""
     return bool(here.unchecked())
 
 
-def incomplete(here: RoundNotes, _: Event) -> bool:
+def incomplete(here: RoundSelection, _: events.Event) -> bool:
     """Return whether a check is under way, or there is something to check."""
     return bool(here.under_check or here.unchecked())
 
 
-def discordant(here: RoundNotes, _: Event) -> bool:
+def discordant(here: RoundSelection, _: events.Event) -> bool:
     """Return whether the two servers do not agree on what to check or on the verdicts."""
     return bool(here.discord)
 
 
-def full(here: RoundNotes, _: Event) -> bool:
+def full(here: RoundSelection, _: events.Event) -> bool:
     """Return whether both servers hold the uploads of all clients that the round can take."""
     ready = here.complete_clients()
     if here.dealt:
@@ -61,12 +55,12 @@ def full(here: RoundNotes, _: Event) -> bool:
     return len(ready) >= min(here.params.max_clients, len(able))
 
 
-def both_computed(here: RoundNotes, _: Event) -> bool:
+def both_computed(here: RoundSelection, _: events.Event) -> bool:
     """Return whether both servers have their result."""
     return here.computed_here and here.computed_there
 
 
-def disputed(here: RoundNotes, event: Event) -> bool:
+def disputed(here: RoundSelection, event: events.Event) -> bool:
     """Return whether both have their result, and sign different ones."""
     other = f"s{1 - here.party}"
     return (
@@ -76,85 +70,91 @@ def disputed(here: RoundNotes, event: Event) -> bool:
     )
 
 
-def current(here: RoundNotes, event: Event) -> bool:
+def current(here: RoundSelection, event: events.Event) -> bool:
     """Return whether the message is about the latest run of the protocol, or asks for one."""
     if isinstance(event, Again) and event.attempt == 0:
         return True
     return isinstance(event, Ready | Again) and event.attempt == here.attempt
 
 
-def of_session(here: RoundNotes, event: Event) -> bool:
+def of_session(here: RoundSelection, event: events.Event) -> bool:
     """Return whether the message is about the session that was asked for last."""
     return isinstance(event, Opened) and event.session == here.session
 
 
-def drifting(here: RoundNotes, _: Event) -> bool:
+def drifting(here: RoundSelection, _: events.Event) -> bool:
     """Return whether the two servers have yet to resynchronise."""
     return here.adrift
 
 
-def computed(here: RoundNotes, _: Event) -> bool:
+def computed(here: RoundSelection, _: events.Event) -> bool:
     """Return whether this server has its result, which the other one may publish."""
     return here.computed_here
 
 
-def left_alone(here: RoundNotes, _: Event) -> bool:
+def left_alone(here: RoundSelection, _: events.Event) -> bool:
     """Return whether the other server was away for too long."""
     return here.abandoned
 
 
-def given_up(here: RoundNotes, _: Event) -> bool:
+def given_up(here: RoundSelection, _: events.Event) -> bool:
     """Return whether it broke off too often, or the other server was away for too long."""
     return here.abandoned or here.setbacks >= here.limits.max_attempts
 
 
-def obstructed(here: RoundNotes, event: Event) -> bool:
+def obstructed(here: RoundSelection, event: events.Event) -> bool:
     """Return whether the round cannot run with the chosen clients."""
     return obstacle(here, event) is not None
 
 
-def obstacle(here: RoundNotes, event: Event) -> Failure | None:
+def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None:
     """Return why the round fails at this event; None if it does not."""
     match event:
-        case Failure() | Failed():
-            return Failure(event.code, event.reason)
-        case Interrupted() | Again() if not here.begun:
-            return Failure(event.code, event.reason)
+        case events.Failure() | Failed():
+            return events.Failure(event.code, event.reason)
+        case events.Interrupted() | Again() if not here.begun:
+            return events.Failure(event.code, event.reason)
         case _ if here.discord:
-            return Failure(PeerProtocolError.code, here.discord)
+            return events.Failure(PeerProtocolError.code, here.discord)
         case _ if here.abandoned:
             reason = (
                 f"s{1 - here.party} has not gone on within resume_limit_s: "
                 "the round has failed for good, open a new one"
             )
-            return Failure(PeerUnavailable.code, reason)
-        case Unlinked() | Interrupted() | Again() | Resume() | Overdue() if (
+            return events.Failure(PeerUnavailable.code, reason)
+        case events.Unlinked() | events.Interrupted() | Again() | Resume() | events.Overdue() if (
             here.setbacks >= here.limits.max_attempts
         ):
             reason = (
                 f"{here.reason}. It broke off {here.setbacks} times (max_attempts): "
                 "the round has failed for good, open a new one"
             )
-            return Failure(here.code, reason)
-        case Overdue():
+            return events.Failure(here.code, reason)
+        case events.Overdue():
             reason = f"round {here.round_id} was {here.state} for longer than its limit"
-            return Failure(ChannelTimeout.code, reason)
-        case Computed() | Done() | Resume() if disputed(here, event):
+            return events.Failure(ChannelTimeout.code, reason)
+        case events.Computed() | Done() | Resume() if disputed(here, event):
             reason = (
                 f"s{1 - here.party} vouches for another result of round {here.round_id} than "
                 f"s{here.party} has: nothing is published, and the round has failed for good"
             )
-            return Failure(ReceiptInvalid.code, reason)
+            return events.Failure(ReceiptInvalid.code, reason)
         case Compute() if here.under_check or (
             here.checks and not here.passed.issuperset(here.included)
         ):
             reason = "s0 asks to run the protocol before all clients are checked"
-            return Failure(PeerProtocolError.code, reason)
+            return events.Failure(PeerProtocolError.code, reason)
+        case Compute() if event.attempt > here.limits.max_attempts:
+            reason = (
+                f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "
+                f"{here.limits.max_attempts} (max_attempts): open a new round"
+            )
+            return events.Failure(RoundFailed.code, reason)
         case Compute() if event.digest != here.digest:
             reason = f"the servers have different clients or parameters in round {here.round_id}"
-            return Failure(ParametersDiffer.code, reason)
+            return events.Failure(ParametersDiffer.code, reason)
     try:
         here.check_clients()
     except (ClientsDiffer, ConfigError, TooFewClients) as error:
-        return Failure(error.code, str(error))
+        return events.Failure(error.code, str(error))
     return None

@@ -21,16 +21,18 @@ from securemedian.servers.network.control import (
     Verdicts,
 )
 
-# The events of this server itself. Those of the peer are the messages of `control`.
+
+class LocalEvent:
+    """The base class of the events of this server itself; those of the peer are `control`'s."""
 
 
 @dataclass(frozen=True)
-class OpenAsked:
+class OpenAsked(LocalEvent):
     """The coordinator asks for the round."""
 
 
 @dataclass(frozen=True)
-class DealingStored:
+class DealingStored(LocalEvent):
     """A client's whole dealing is stored here."""
 
     client: str
@@ -39,7 +41,7 @@ class DealingStored:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(LocalEvent):
     """A client's upload is stored here."""
 
     client: str
@@ -48,7 +50,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Turn(LocalEvent):
     """It is this round's turn to do what it waits for, and the other server is linked."""
 
     # what the round is to use next, and whether it is a new one
@@ -57,14 +59,14 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Tossed:
+class Tossed(LocalEvent):
     """The servers have tossed for the check of dealings that is under way."""
 
     coin: bytes
 
 
 @dataclass(frozen=True)
-class CheckEnded:
+class CheckEnded(LocalEvent):
     """Our check has its verdicts."""
 
     # the clients that were checked, and those of them that have failed
@@ -73,12 +75,12 @@ class CheckEnded:
 
 
 @dataclass(frozen=True)
-class CloseAsked:
+class CloseAsked(LocalEvent):
     """The coordinator closes the round."""
 
 
 @dataclass(frozen=True)
-class Computed:
+class Computed(LocalEvent):
     """Our run of the protocol has a result."""
 
     # with the record of the round, and our signature of it
@@ -86,7 +88,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Interrupted:
+class Interrupted(LocalEvent):
     """What was under way here has broken off, and can be tried again."""
 
     code: str
@@ -94,14 +96,14 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
-class Unlinked:
+class Unlinked(LocalEvent):
     """The link to the other server is broken, or this server has been started."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(LocalEvent):
     """The round cannot go on: there is an error here, or it is aborted."""
 
     code: str
@@ -109,30 +111,11 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Overdue:
+class Overdue(LocalEvent):
     """The present state has reached its time limit."""
 
 
-LocalEvent = (
-    OpenAsked
-    | DealingStored
-    | Stored
-    | Turn
-    | Tossed
-    | CheckEnded
-    | CloseAsked
-    | Computed
-    | Interrupted
-    | Unlinked
-    | Failure
-    | Overdue
-)
 Event = RoundMessage | LocalEvent
-
-
-def is_message(event: Event) -> bool:
-    """Return whether an event is a message of the peer."""
-    return isinstance(event, RoundMessage)
 
 
 class Use(StrEnum):

@@ -64,7 +64,7 @@ from securemedian.servers.machine.events import (
     Turn,
     Unlinked,
 )
-from securemedian.servers.machine.notes import RoundNotes
+from securemedian.servers.machine.selection import RoundSelection
 from securemedian.servers.network.control import (
     Again,
     Check,
@@ -93,7 +93,7 @@ class Transition:
 
     to: State
     actions: tuple[Effect | type[RoundMessage], ...] = ()
-    when: Callable[[RoundNotes, Event], bool] = conditions.always
+    when: Callable[[RoundSelection, Event], bool] = conditions.always
 
 
 Pair = tuple[State, type]
@@ -120,6 +120,7 @@ _DISPUTED_ASKED = replace(_DISPUTED, actions=(*_FAIL_ASKED, Failed))
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
+        _DISCORD,
         _DISPUTED,
         Transition(State.PUBLISHED, (*_PUBLISH, Done), conditions.both_computed),
         Transition(State.RUNNING, (Done,)),

@@ -1,12 +1,10 @@
 """The runs of S0's cohorts between rounds, and the receipts of both servers."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 import securemedian
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
 from securemedian.mpc.arrays import Float32s, PublicValues
@@ -17,9 +15,8 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.rounds.register import Entry
-from securemedian.servers.rounds.run_start import begin
-from securemedian.servers.storage.outcome import Result
-from securemedian.servers.storage.store import Store
+from securemedian.servers.rounds.run_start import Opening, begin
+from securemedian.servers.storage.store import Result, Store
 
 
 class RunKeeper:
@@ -29,33 +26,23 @@ class RunKeeper:
         self._party, self._signing = party, signing
         self._kept: dict[str, RunState] = {}
         if party == 0:
-            for cohort in (DEFAULT_COHORT, *store.database.current_runs()):
-                self._kept[cohort] = store.load_run(cohort)
+            for cohort, name in store.database.current_runs().items():
+                self._kept[cohort] = store.read_run(name)
 
     def current(self, cohort: str) -> RunState:
         """Return the current run of a cohort."""
         return self._kept.get(cohort, RunState())
 
-    def begin(
-        self,
-        cohort: str,
-        params: RoundParams,
-        range_options: dict[str, Any],
-        reset: bool,
-        model: Float32s | None,
-        optimiser_options: dict[str, Any],
-        keep_range: bool = False,
-    ) -> RunState:
-        """Return the run that a new round of a cohort starts from.
+    def begin(self, opening: Opening, params: RoundParams, model: Float32s | None) -> RunState:
+        """Return the run that a new round starts from; once it is open, `keep` makes it current.
 
-        Once the round is open, `keep` makes it the current one. With `keep_range` the run goes on
-        with a given `model` in place of its own. Raises ConfigError unless there is a
-        model, and no `reset`, and InputError if the range is that of a model of another size.
+        Raises ConfigError if the range is to be kept without a model or with a `reset`, InputError
+        if it is that of a model of another size, and what `run_start.begin` raises.
         """
-        kept = self.current(cohort)
-        if keep_range:
+        kept, reset = self.current(opening.cohort), opening.reset
+        if opening.keep_range:
             kept, model = _with_model(kept, model, reset), None
-        return begin(kept, params, range_options, reset, model, optimiser_options)
+        return begin(kept, params, opening.range, reset, model, opening.optimiser)
 
     def keep(self, cohort: str, changed: RunState) -> None:
         """Make `changed` the current run, once `Register.commit` has stored it as such."""

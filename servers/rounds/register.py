@@ -27,9 +27,8 @@ from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import Open
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
-from securemedian.servers.storage.outcome import Result
 from securemedian.servers.storage.spool import DEALING, Spool
-from securemedian.servers.storage.store import Store
+from securemedian.servers.storage.store import Result, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
 ROUNDS_RETAINED = 4
@@ -299,21 +298,9 @@ class Register:
             for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
                 database.forget_round(earlier.server_round.round_id)
             asked = asdict(changed.asked) | {"session": ""}
-            database.add_round(
-                SavedRound(
-                    round_id,
-                    entry.request,
-                    asked,
-                    dict(changed.names),
-                    sorted(changed.repeats),
-                    saved,
-                    times,
-                    files.get("before"),
-                    after=None,
-                    result=None,
-                    cohort=cohort,
-                )
-            )
+            names, repeats = dict(changed.names), sorted(changed.repeats)
+            given = round_id, cohort, entry.request, asked, names, repeats
+            database.add_round(SavedRound(*given, saved, times, files.get("before")))
         else:
             database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
         database.add_uploads(round_id, rows)
@@ -403,13 +390,7 @@ class Register:
             if verdict.passed is not None:
                 (server_round.passed if verdict.passed else server_round.failed).add(client)
         files = {
-            kind: name
-            for kind, name in (
-                ("before", made.before),
-                ("after", made.after),
-                ("result", made.result),
-            )
-            if name
+            kind: name for kind in ("before", "after", "result") if (name := getattr(made, kind))
         }
         result = self._store.read_result(files["result"]) if "result" in files else None
         server_round.receipt = result.receipt if result else None

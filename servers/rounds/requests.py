@@ -6,11 +6,10 @@ dataclass for its fields, which have the names that they have on the wire.
 
 import json
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,9 +44,10 @@ from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
+from securemedian.servers.rounds.run_start import Opening
+from securemedian.servers.storage.spool import Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
-_REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -91,25 +91,28 @@ class ResultFields(OneRound):
 
 
 @dataclass(frozen=True)
-class UploadFields(OneRound):
-    """The fields of an upload; the share itself is an array."""
+class ShareFields(OneRound):
+    """The fields of a request with a share, which itself is an array."""
 
-    # the digest of the parameters that the update was encoded for
+    # the digests of the parameters that it was made for, and of the run state
     params: bytes
-    # "seed" or "words", or where clients deal "rotations"
+    start: bytes
+    # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
+
+
+@dataclass(frozen=True)
+class UploadFields(ShareFields):
+    """The fields of an upload."""
+
     # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
     group: int = 0
 
 
 @dataclass(frozen=True)
-class DealFields(OneRound):
-    """The fields of a piece of a dealing; its part of the share is an array."""
+class DealFields(ShareFields):
+    """The fields of a piece of a dealing."""
 
-    # the digest of the parameters that the client dealt for
-    params: bytes
-    # "seed" or "words"
-    form: str
     # the number of the piece, from 0 on, and how many there are
     piece: int
     pieces: int
@@ -125,36 +128,6 @@ class TellFields(OneRound):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_public_metrics(self.metrics)
-
-
-@dataclass(frozen=True)
-class OpenFields:
-    """The fields with which a coordinator opens a round."""
-
-    params: dict[str, Any]
-    # the range policy and its options; {} keeps the current one
-    range: dict[str, Any]
-    # whether a new run begins, from the model that S0 has
-    reset: bool = False
-    # whether the run goes on with the model given, and with its range
-    keep_range: bool = False
-    # the optimiser and its options; {} keeps the current one
-    optimiser: dict[str, Any] = field(default_factory=dict)
-    # an id that the caller has drawn, 32 hex digits: a repeated request gets the same round
-    request: str = ""
-    # the name of the cohort
-    cohort: str = DEFAULT_COHORT
-    # the names of the clients that may take part; all of the cohort if it is empty
-    participants: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.request and not _REQUEST.fullmatch(self.request):
-            raise ConfigError(
-                f"`request` is 32 hex digits that you have drawn, or empty; "
-                f"not {quoted(self.request)}"
-            )
-        if not all(type(name) is str for name in self.participants):
-            raise ConfigError("`participants` lists something that is not a name")
 
 
 @dataclass(frozen=True)
@@ -446,16 +419,9 @@ class Desk:
     def _deal(self, call: Call) -> None:
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
-        whole = fields.piece + 1 == fields.pieces
-        self._rounds.deal(
-            entry,
-            call.key,
-            fields.form,
-            fields.piece,
-            fields.pieces,
-            share,
-            self._when_stored(call, Answer({"whole": whole})),
-        )
+        when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
+        piece = Piece(fields.form, fields.piece, fields.pieces, share)
+        self._rounds.deal(entry, call.key, piece, when_stored)
 
     def _upload(self, call: Call) -> None:
         entry = self._find(call)
@@ -521,18 +487,8 @@ class Desk:
         cohort = self._cohort(call)
         params = RoundParams.from_dict(self._with_keys(cohort, call.fields.params))
         participants = self._keys(cohort, call.fields.participants, "participants")
-        self._rounds.open(
-            cohort,
-            params,
-            call.fields.range,
-            call.fields.reset,
-            call.arrays.get("model"),
-            call.fields.optimiser,
-            when_opened,
-            call.fields.request,
-            call.fields.keep_range,
-            list(participants.values()),
-        )
+        opening = replace(call.fields, participants=list(participants.values()))
+        self._rounds.open(opening, params, call.arrays.get("model"), when_opened)
 
     def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return parameters with keys in place of clients' names in `weights` and `validator`."""
@@ -582,7 +538,11 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    Raises FrameError if there is none, and BadUpload if it is for other parameters.
+    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
+    update of the last, unless S1 compares `start`, which it was told with `open`.
+
+    Raises FrameError if there is none, and BadUpload if it is for other parameters or another
+    model.
     """
     if "share" not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `share`")
@@ -590,6 +550,11 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
         raise BadUpload(
             f"this {call.op!r} was made for other parameters than those of round "
             f"{server_round.round_id}"
+        )
+    if call.fields.start.hex() != server_round.asked.start:
+        raise BadUpload(
+            f"this {call.op!r} was made for another model or range than those that round "
+            f"{server_round.round_id} starts from: one server does not tell the truth"
         )
     return call.arrays["share"]
 
@@ -631,7 +596,7 @@ OPS: dict[str, Op] = {
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Desk._metrics, OneRound, leader_only=True),
     "result": Op(Desk._result, ResultFields, logged=False),
-    "open": Op(Desk._open, OpenFields, (COORDINATOR,), frozenset({"model"}), leader_only=True),
+    "open": Op(Desk._open, Opening, (COORDINATOR,), frozenset({"model"}), leader_only=True),
     "close": Op(Desk._close, OneRound, (COORDINATOR,), leader_only=True),
     "abort": Op(Desk._abort, AbortFields, (COORDINATOR,), leader_only=True),
 }

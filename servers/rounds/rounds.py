@@ -33,22 +33,7 @@ from securemedian.servers import logs
 from securemedian.servers.computing.engine import Coin, Result
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.machine.events import (
-    CheckEnded,
-    CloseAsked,
-    Computed,
-    DealingStored,
-    Event,
-    Failure,
-    Interrupted,
-    OpenAsked,
-    Overdue,
-    Stored,
-    Tossed,
-    Turn,
-    Unlinked,
-    Use,
-)
+from securemedian.servers.machine import events
 from securemedian.servers.network.control import (
     Message,
     Open,
@@ -60,9 +45,10 @@ from securemedian.servers.network.peer import PeerWatch
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.spool import DEALING, sha256
+from securemedian.servers.storage.spool import DEALING, Piece, sha256
 from securemedian.servers.storage.store import Store
 
 WhenStored = Callable[[SecureMedianError | None], None]
@@ -77,8 +63,8 @@ class _Share:
     when_stored: WhenStored
 
     @property
-    def event(self) -> Event:
-        kind = DealingStored if self.row.kind == DEALING else Stored
+    def event(self) -> events.Event:
+        kind = events.DealingStored if self.row.kind == DEALING else events.Stored
         return kind(self.row.client, self.row.sha256)
 
 
@@ -109,11 +95,11 @@ class Rounds:
         self._shares: list[_Share] = []
         # the rounds that await a turn at S0, each with the resource that it needs, in the order in
         # which they became ready
-        self._queue: list[tuple[Entry, Use | None]] = []
+        self._queue: list[tuple[Entry, events.Use | None]] = []
         self._stops = False
         self.register.tidy()
         for entry in self.live:
-            self._runner.take(entry, Unlinked(f"{config.name} was restarted"))
+            self._runner.take(entry, events.Unlinked(f"{config.name} was restarted"))
 
     def _send(self, message: Message) -> None:
         assert isinstance(message, RoundMessage)
@@ -157,27 +143,18 @@ class Rounds:
 
     def open(
         self,
-        cohort: str,
+        opening: Opening,
         params: RoundParams,
-        range_options: dict[str, Any],
-        reset: bool,
         model: Float32s | None,
-        optimiser_options: dict[str, Any],
         when_opened: WhenOpened,
-        request: str = "",
-        keep_range: bool = False,
-        participants: Sequence[str] = (),
     ) -> None:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
-        A repeated `request` is answered with the round that the first one opened. `range_options`
-        name a range policy and its options, and `optimiser_options` an optimiser and its options;
-        {} keeps the current one. With `keep_range` a `model` replaces that of the current run and
-        begins no new run. `participants` are the keys of the clients that may take part, by default
-        all. Raises PeerUnavailable or ParametersDiffer if S1 is not
-        ready, RoundBusy if a round of the cohort is live, and InputError, ConfigError or
-        ClientsDiffer if the round cannot be computed.
+        A repeated `request` is answered with the round that the first one opened. Raises
+        PeerUnavailable or ParametersDiffer if S1 is not ready, RoundBusy if a round of the cohort
+        is live, and InputError, ConfigError or ClientsDiffer if the round cannot be computed.
         """
+        cohort, request = opening.cohort, opening.request
         self.flush()
         if made := self.register.requested(cohort, request):
             if made.server_round.state is State.OPENING:
@@ -191,9 +168,7 @@ class Rounds:
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(
-            cohort, params, range_options, reset, model, optimiser_options, keep_range
-        )
+        before = self._keeper.begin(opening, params, model)
         kept = self._engines.of(cohort).session_id
         asked = Open(
             new_round_id(before.number),
@@ -201,29 +176,20 @@ class Rounds:
             params.to_dict(),
             kept or os.urandom(SESSION_BYTES),
             new_session=kept is None,
-            start_over=reset or (model is not None and not keep_range),
+            start_over=opening.reset or (model is not None and not opening.keep_range),
             start=before.digest.hex(),
             cohort=cohort,
-            participants=sorted(set(participants)),
+            participants=sorted(set(opening.participants)),
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
         try:
-            self._runner.feed(entry, [OpenAsked()])
+            self._runner.feed(entry, [events.OpenAsked()])
         except SecureMedianError:
             entry.spool.drop()
             raise
 
-    def deal(
-        self,
-        entry: Entry,
-        client: str,
-        form: str,
-        piece: int,
-        pieces: int,
-        share: NDArray[Any],
-        when_stored: WhenStored,
-    ) -> None:
+    def deal(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
         """Store a piece of a client's dealing.
 
         `when_stored` is called once the dealing is stored (`flush`), with the error if there is
@@ -236,13 +202,14 @@ class Rounds:
             # tell it why it is left out
             server_round.check_dealing(client)
         if server_round.live and server_round.dealt:
-            repeated = spool.repeats_piece(client, form, piece, pieces, share)
+            repeated = spool.repeats_piece(client, piece)
         else:
             # a round that has ended has deleted the shares but kept their digests
-            repeated = pieces == 1 and server_round.repeats_dealing(client, sha256(share))
+            digest = sha256(piece.share)
+            repeated = piece.count == 1 and server_round.repeats_dealing(client, digest)
         if not repeated:
             server_round.check_dealing(client)
-            if row := spool.put_dealing(client, form, piece, pieces, share):
+            if row := spool.put_dealing(client, piece):
                 self._shares.append(_Share(entry, row, when_stored))
                 return
         when_stored(None)
@@ -329,7 +296,7 @@ class Rounds:
         self.flush()
         if not entry.server_round.closed:
             entry.server_round.check_close()
-            self._runner.feed(entry, [CloseAsked()])
+            self._runner.feed(entry, [events.CloseAsked()])
         self._go_on()
 
     def abort(self, entry: Entry, why: str) -> None:
@@ -341,7 +308,7 @@ class Rounds:
         if entry.server_round.code == RoundAborted.code:
             return
         entry.server_round.check_abort()
-        self._runner.feed(entry, [Failure(RoundAborted.code, why)])
+        self._runner.feed(entry, [events.Failure(RoundAborted.code, why)])
 
     # Other events
 
@@ -362,20 +329,20 @@ class Rounds:
     def _take(self, entry: Entry, result: Result | SecureMedianError) -> None:
         match result:
             case SecureMedianError():
-                event: Event = event_of(result)
+                event: events.Event = event_of(result)
             case Coin():
-                event = Tossed(result.seed)
+                event = events.Tossed(result.seed)
             case Checked():
                 event = self._verdicts(entry, result)
             case _:
                 try:
                     entry.result = self._keeper.finish(entry, result)
-                    event = Computed(entry.result.receipt)
+                    event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:
-                    event = Failure(error.code, str(error))
+                    event = events.Failure(error.code, str(error))
         self._runner.take(entry, event)
 
-    def _verdicts(self, entry: Entry, checked: Checked) -> CheckEnded:
+    def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         logs.event(
@@ -385,7 +352,7 @@ class Rounds:
             checked=[names[key] for key in clients],
             failed=[names[key] for key in failed],
         )
-        return CheckEnded(clients, failed)
+        return events.CheckEnded(clients, failed)
 
     def tick(self) -> None:
         """Let time pass.
@@ -397,7 +364,7 @@ class Rounds:
         self._runner.tick()
         for entry in self.live:
             if self._runner.idle(entry) and self._clock() >= entry.server_round.deadline:
-                self._runner.take(entry, Overdue())
+                self._runner.take(entry, events.Overdue())
         self._go_on()
 
     def _go_on(self) -> None:
@@ -420,7 +387,7 @@ class Rounds:
                 continue
             self._queue.remove(one)
             kept = None if entry.server_round.adrift else engine.opened_session
-            turn = Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
+            turn = events.Turn(kept or os.urandom(SESSION_BYTES), new_session=kept is None)
             self._runner.take(entry, turn)
 
     def stop(self) -> None:
@@ -437,4 +404,6 @@ class Rounds:
     def interrupt(self, why: str) -> None:
         """Interrupt all rounds, to be tried again, because something failed at this server."""
         for entry in self.live:
-            self._runner.take(entry, Interrupted(RoundFailed.code, f"{self._config.name} {why}"))
+            self._runner.take(
+                entry, events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
+            )

@@ -3,17 +3,53 @@
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
 
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
+
+_REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The fields with which a coordinator opens a round."""
+
+    params: dict[str, Any]
+    # the range policy and its options; {} keeps the current one
+    range: dict[str, Any]
+    # whether a new run begins, from the model that S0 has
+    reset: bool = False
+    # whether the run goes on with the model given in place of its own, and with its range
+    keep_range: bool = False
+    # the optimiser and its options; {} keeps the current one
+    optimiser: dict[str, Any] = field(default_factory=dict)
+    # an id that the caller has drawn, 32 hex digits: a repeated request gets the same round
+    request: str = ""
+    # the name of the cohort
+    cohort: str = DEFAULT_COHORT
+    # the names of the clients that may take part, later their public keys; all of the cohort if it
+    # is empty
+    participants: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.request and not _REQUEST.fullmatch(self.request):
+            raise ConfigError(
+                f"`request` is 32 hex digits that you have drawn, or empty; "
+                f"not {quoted(self.request)}"
+            )
+        if not all(type(name) is str for name in self.participants):
+            raise ConfigError("`participants` lists something that is not a name")
 
 
 def begin(

@@ -20,6 +20,7 @@ from securemedian.mpc.errors import (
     from_code,
 )
 from securemedian.servers import logs
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
@@ -207,14 +208,14 @@ class RoundRunner:
             engine.prepare(server_round.session, server_round.params)
         self._require_session(entry)
         uploads = [entry.spool.get(client) for client in server_round.included]
-        engine.start(
+        given = RoundInput(
             server_round.params,
             uploads,
             server_round.params.weights_of(server_round.included),
-            entry.spool.examination(server_round.included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
         )
+        engine.start(given, entry.spool.examination(server_round.included))
 
     def _require_session(self, entry: Entry) -> None:
         """Raise PeerUnavailable if the session is gone.

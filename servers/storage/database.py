@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,7 @@ class SavedRound:
     """A round as the database has it."""
 
     round: str
+    cohort: str
     request: str
     asked: dict[str, Any]
     names: dict[str, str]
@@ -124,9 +125,8 @@ class SavedRound:
     saved: dict[str, Any]
     times: dict[str, float | None]
     before: str | None
-    after: str | None
-    result: str | None
-    cohort: str
+    after: str | None = None
+    result: str | None = None
 
 
 @dataclass(frozen=True)
@@ -245,33 +245,14 @@ class Database:
 
     def rounds(self) -> list[SavedRound]:
         """Return all rounds, the earliest first."""
-        rows = self._connection.execute(
-            "SELECT round, request, asked, names, repeats, saved, times, before, after, result, "
-            "cohort FROM rounds ORDER BY place"
-        )
+        rows = self._connection.execute(f"SELECT {_columns(SavedRound)} FROM rounds ORDER BY place")
         return [
-            SavedRound(row[0], row[1], *(json.loads(text) for text in row[2:7]), *row[7:])
-            for row in rows
+            SavedRound(*row[:3], *(json.loads(text) for text in row[3:8]), *row[8:]) for row in rows
         ]
 
     def add_round(self, made: SavedRound) -> None:
         """Add a round."""
-        self._connection.execute(
-            "INSERT INTO rounds (round, request, asked, names, repeats, saved, times, before, "
-            "after, result, cohort) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                made.round,
-                made.request,
-                *(
-                    json.dumps(value)
-                    for value in (made.asked, made.names, made.repeats, made.saved, made.times)
-                ),
-                made.before,
-                made.after,
-                made.result,
-                made.cohort,
-            ),
-        )
+        self._add("rounds", **vars(made))
 
     def update_round(
         self,
@@ -298,32 +279,14 @@ class Database:
     def uploads(self, round_id: str) -> list[Row]:
         """Return what the clients of a round have sent."""
         rows = self._connection.execute(
-            "SELECT client, kind, form, begin, size, sha256, stored, seed FROM uploads "
-            "WHERE round = ? ORDER BY rowid",
-            (round_id,),
+            f"SELECT {_columns(Row)} FROM uploads WHERE round = ? ORDER BY rowid", (round_id,)
         )
         return [Row(*row) for row in rows]
 
     def add_uploads(self, round_id: str, rows: Iterable[Row]) -> None:
         """Add what clients have sent."""
-        self._connection.executemany(
-            "INSERT INTO uploads (round, client, kind, form, begin, size, sha256, stored, seed) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    round_id,
-                    row.client,
-                    row.kind,
-                    row.form,
-                    row.begin,
-                    row.size,
-                    row.sha256,
-                    row.stored,
-                    row.seed,
-                )
-                for row in rows
-            ],
-        )
+        for row in rows:
+            self._add("uploads", round=round_id, **vars(row))
 
     def drop_uploads(self, round_id: str) -> None:
         """Delete what the clients of a round have sent, with the verdicts."""
@@ -337,12 +300,9 @@ class Database:
         )
         return {client: json.loads(metrics) for client, metrics in rows}
 
-    def add_public_metrics(self, round_id: str, client: str, metrics: Mapping[str, float]) -> None:
+    def add_public_metrics(self, round_id: str, client: str, metrics: dict[str, float]) -> None:
         """Add the public metrics of a client."""
-        self._connection.execute(
-            "INSERT INTO public_metrics (round, client, metrics) VALUES (?, ?, ?)",
-            (round_id, client, json.dumps(metrics)),
-        )
+        self._add("public_metrics", round=round_id, client=client, metrics=metrics)
 
     def verdicts(self, round_id: str) -> dict[str, Verdict]:
         """Return what is known of the clients' checks."""
@@ -356,10 +316,18 @@ class Database:
 
     def set_verdicts(self, round_id: str, verdicts: Mapping[str, Verdict]) -> None:
         """Replace what is known of these clients' checks."""
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO verdicts (round, client, coin, passed) VALUES (?, ?, ?, ?)",
-            [
-                (round_id, client, one.coin, None if one.passed is None else int(one.passed))
-                for client, one in verdicts.items()
-            ],
+        for client, one in verdicts.items():
+            self._add("verdicts", "INSERT OR REPLACE", round=round_id, client=client, **vars(one))
+
+    def _add(self, table: str, verb: str = "INSERT", /, **values: Any) -> None:
+        """Write a row, with lists and tables as JSON."""
+        marks = ", ".join("?" * len(values))
+        self._connection.execute(
+            f"{verb} INTO {table} ({', '.join(values)}) VALUES ({marks})",
+            [json.dumps(one) if isinstance(one, dict | list) else one for one in values.values()],
         )
+
+
+def _columns(kind: type) -> str:
+    """Return the columns of a table, which have the names of a dataclass's fields."""
+    return ", ".join(each.name for each in fields(kind))

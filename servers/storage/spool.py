@@ -1,10 +1,11 @@
 """The uploads of one round: packed words in one file, and rows of the database."""
 
 import hashlib
+import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.common.durable import sync_folder
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import (
     BadUpload,
     DamagedUpload,
@@ -28,15 +30,141 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.servers.network.control import SHA256_BYTES
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.words import StoredUpload, WordsFile
 
 # Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
+
+# bytes that are hashed at a time, and that are worth being synchronised beside the caller
+CHUNK_BYTES = 1 << 20
+# Synchronises beside the servers' loops, which wait for it.
+_DISK = ThreadPoolExecutor(1, "disk")
 
 DEALING, UPLOAD = "dealing", "upload"
 
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
+
+
+class WordsFile:
+    """One file of packed words, which many uploads share.
+
+    It needs one descriptor for any number of clients, so that connections that take descriptors do
+    not decide whose upload is stored, and one call synchronises all uploads. A thread synchronises
+    what is written meanwhile, so that `sync` has little to wait for. The file is closed when the
+    last upload that reads it is gone, which may be later than its folder.
+    """
+
+    def __init__(self, path: Path, end: int = 0) -> None:
+        """Open a file, or make it; what lies from byte `end` on is overwritten."""
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        # where the next words begin
+        self.end = end
+        # the bytes that are written and not being synchronised
+        self._unsynced = 0
+        self._syncing: Future[None] | None = None
+
+    def append(self, words: Words) -> int:
+        """Write words at the end and return where they begin, in bytes.
+
+        Raises OSError if they cannot all be written; what was written is overwritten by the next.
+        """
+        begin = self.end
+        self.write(begin, words)
+        self.end += 8 * words.size
+        return begin
+
+    def give_back(self, begin: int, size: int) -> None:
+        """Let the next words overwrite what was appended last, if it is this."""
+        if begin + size == self.end:
+            self.end = begin
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
+        syncing, self._syncing = self._syncing, None
+        if syncing:
+            syncing.result()
+        if self._unsynced:
+            os.fdatasync(self._file)
+            self._unsynced = 0
+
+    def _sync_beside(self) -> None:
+        """Begin to synchronise what is written, if it is much and the last time succeeded."""
+        done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
+        if done and self._unsynced >= CHUNK_BYTES:
+            self._unsynced = 0
+            # the thread keeps the file open until it is done
+            self._syncing = _DISK.submit(os.fdatasync, self._file)
+
+    def reserve(self, count: int) -> int:
+        """Make room for `count` words at the end and return where it begins, in bytes.
+
+        Raises OSError if the disk has no room for them.
+        """
+        begin = self.end
+        os.posix_fallocate(self._file.fileno(), begin, 8 * count)
+        self.end += 8 * count
+        return begin
+
+    def write(self, at: int, words: Words) -> None:
+        """Write words from byte `at` on. Raises OSError if they cannot all be written."""
+        left = words.data.cast("B")
+        while left:
+            written = os.pwrite(self._file.fileno(), left, at)
+            self._unsynced += written
+            left, at = left[written:], at + written
+        self._sync_beside()
+
+    def read(self, begin: int, count: int) -> Words:
+        """Return `count` words from byte `begin` on."""
+        return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
+
+    def read_bytes(self, begin: int, count: int) -> bytes:
+        """Return `count` bytes from byte `begin` on. Raises DamagedUpload if they are not there."""
+        try:
+            data = os.pread(self._file.fileno(), count, begin)
+        except OSError as error:
+            raise DamagedUpload(f"a stored upload cannot be read: {error.strerror}") from error
+        if len(data) != count:
+            raise DamagedUpload("a stored upload is shorter than when it was written")
+        return data
+
+    def chunks(self, begin: int, count: int) -> Iterator[bytes]:
+        """Yield `count` bytes from byte `begin` on, in chunks. Raises what `read_bytes` raises."""
+        for at in range(begin, begin + count, CHUNK_BYTES):
+            yield self.read_bytes(at, min(CHUNK_BYTES, begin + count - at))
+
+
+@dataclass(frozen=True)
+class StoredUpload:
+    """A share that was given in full, as packed words on disk."""
+
+    layout: Layout
+    source: WordsFile = field(repr=False)
+    begin: int
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        """Read words [start, stop) of row `row` from the disk."""
+        first = row * self.layout.row_words + start
+        return self.source.read(self.begin + 8 * first, stop - start)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a client's dealing, as it was sent."""
+
+    # "seed" or "words"
+    form: str
+    # the number of the piece, from 0 on, and how many there are
+    number: int
+    count: int
+    share: NDArray[Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"piece {quoted(self.number)} of {quoted(self.count)} of a dealing"
+
+    def offset(self, words: int) -> int:
+        """Return the byte at which it begins in a dealing of so many words."""
+        return 8 * self.number * -(-words // self.count)
 
 
 @dataclass
@@ -106,78 +234,81 @@ class Spool:
             raise cannot_store("the upload", error) from error
         return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
-    def put_dealing(
-        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
-    ) -> Row | None:
+    def put_dealing(self, client: str, piece: Piece) -> Row | None:
         """Write one piece of a dealing, and return the row of the dealing once it is whole.
 
         Piece 0 makes room for all pieces; a repeated one begins the dealing anew. All pieces but
         the last have the same size. Raises BadUpload for a piece that is not the next one or has
         another form, and NotStored if it cannot be written; then it is still due.
         """
-        words = self._check_piece(form, piece, pieces, share)
-        if form == "seed":
+        words = self._check_piece(piece)
+        if piece.form == "seed":
             self._partial.pop(client, None)
-            return _seed_row(client, DEALING, share, sha256(share))
-        partial = self._write_piece(client, words, piece, pieces, share)
-        if piece + 1 < pieces:
+            return _seed_row(client, DEALING, piece.share, sha256(piece.share))
+        partial = self._write_piece(client, words, piece)
+        if piece.number + 1 < piece.count:
             return None
         digest = partial.sha256.digest()
-        return Row(client, DEALING, form, partial.begin, 8 * words, digest, time.time())
+        return Row(client, DEALING, piece.form, partial.begin, 8 * words, digest, time.time())
 
-    def repeats_piece(
-        self, client: str, form: str, piece: int, pieces: int, share: NDArray[Any]
-    ) -> bool:
+    def repeats_piece(self, client: str, piece: Piece) -> bool:
         """Return whether exactly this piece of a dealing is stored already, and the latest one.
 
         Raises BadUpload for a piece that cannot be, and DuplicateUpload if the client's dealing is
         whole and another one.
         """
-        words = self._check_piece(form, piece, pieces, share)
+        words = self._check_piece(piece)
         row, partial = self._rows.get((client, DEALING)), self._partial.get(client)
-        at = 8 * piece * -(-words // pieces)
         if row is None:
-            if not partial or (partial.pieces, partial.due) != (pieces, piece + 1):
+            if not partial or (partial.pieces, partial.due) != (piece.count, piece.number + 1):
                 return False
-            return form == "words" and self._holds(partial.begin + at, share)
-        if form == "seed":
-            same = row.seed == share.tobytes()
+            return piece.form == "words" and self._holds(partial.begin, words, piece)
+        if piece.form == "seed":
+            same = row.seed == piece.share.tobytes()
         else:
-            same = row.form == form and self._holds(row.begin + at, share)
+            same = row.form == piece.form and self._holds(row.begin, words, piece)
         if not same:
             raise DuplicateUpload(
                 "another dealing of yours for this round is stored already; the first one counts"
             )
         return True
 
-    def _holds(self, at: int, share: NDArray[Any]) -> bool:
-        return self._file.read_bytes(at, share.nbytes) == share.tobytes()
+    def _holds(self, begin: int, words: int, piece: Piece) -> bool:
+        held = self._file.read_bytes(begin + piece.offset(words), piece.share.nbytes)
+        return held == piece.share.tobytes()
 
-    def _check_piece(self, form: str, piece: int, pieces: int, share: NDArray[Any]) -> int:
-        """Check a piece of a dealing, and return how many words the dealing has."""
+    def _check_piece(self, piece: Piece) -> int:
+        """Return how many words the dealing has. Raises BadUpload unless this is a piece of one."""
         if self._shape is None:
             raise LocalProtocolError("nobody deals in this round")
         words = self._shape.layout.words
-        _check_piece(words, form, piece, pieces, share)
+        # how much there is to be cut into pieces
+        whole, count = 1 if piece.form == "seed" else words, piece.count
+        if not 0 <= piece.number < count or (count - 1) * -(-whole // count) >= whole:
+            raise BadUpload(f"there is no {piece}, which has {whole} words or is one seed")
+        size = -(-words // count)
+        length = min(size, words - piece.number * size)
+        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "seed": (np.uint8, (SEED_BYTES,)),
+            "words": (np.uint64, (length,)),
+        }
+        _check_share(str(piece), piece.form, piece.share, shapes)
         return words
 
-    def _write_piece(
-        self, client: str, words: int, piece: int, pieces: int, share: NDArray[Any]
-    ) -> _Partial:
+    def _write_piece(self, client: str, words: int, piece: Piece) -> _Partial:
         """Write a piece of a dealing of so many words, and return the dealing so far."""
         partial = self._partial.get(client)
-        due = partial.due if partial and partial.pieces == pieces else 0
-        if piece not in (0, due):
+        due = partial.due if partial and partial.pieces == piece.count else 0
+        if piece.number not in (0, due):
             raise BadUpload(
-                f"{_piece(piece, pieces)} came where piece {due} is due: "
-                "send all pieces in order, from 0 on"
+                f"{piece} came where piece {due} is due: send all pieces in order, from 0 on"
             )
-        packed = np.ascontiguousarray(share)
+        packed = np.ascontiguousarray(piece.share)
         try:
             begin = partial.begin if partial else self._file.reserve(words)
-            if piece == 0 or partial is None:
-                partial = self._partial[client] = _Partial(begin, pieces)
-            self._file.write(begin + 8 * piece * -(-words // pieces), packed)
+            if piece.number == 0 or partial is None:
+                partial = self._partial[client] = _Partial(begin, piece.count)
+            self._file.write(begin + piece.offset(words), packed)
         except OSError as error:
             raise cannot_store("the dealing", error) from error
         partial.sha256_before = partial.sha256.copy()
@@ -283,27 +414,6 @@ def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row
 
 def cannot_store(what: str, error: OSError) -> NotStored:
     return NotStored(f"this server cannot store {what}: {error.strerror}")
-
-
-def _piece(piece: int, pieces: int) -> str:
-    return f"piece {quoted(piece)} of {quoted(pieces)} of a dealing"
-
-
-def _check_piece(words: int, form: str, piece: int, pieces: int, share: NDArray[Any]) -> None:
-    """Raise BadUpload unless `share` is such a piece of a dealing of so many words."""
-    # how much there is to be cut into pieces
-    whole = 1 if form == "seed" else words
-    if not 0 <= piece < pieces or (pieces - 1) * -(-whole // pieces) >= whole:
-        raise BadUpload(
-            f"there is no {_piece(piece, pieces)}, which has {whole} words or is one seed"
-        )
-    size = -(-words // pieces)
-    length = min(size, words - piece * size)
-    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "seed": (np.uint8, (SEED_BYTES,)),
-        "words": (np.uint64, (length,)),
-    }
-    _check_share(_piece(piece, pieces), form, share, shapes)
 
 
 def _check_share(

@@ -10,16 +10,18 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.durable import lock_folder, replace_file, sync_folder
+from securemedian.common.receipts import Receipt
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, SecureMedianError, quoted
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout
@@ -28,13 +30,30 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.storage.database import Database, Row
-from securemedian.servers.storage.outcome import Result
 from securemedian.servers.storage.spool import Opening, Spool, cannot_store
 
 # the file of the database
 DATABASE = "state.db"
 # the name of a file's plain fields, which no array has
 _FIELDS = "fields"
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a round leaves at one server, besides S0's run."""
+
+    # the record of the round, signed by this server, and once the round is published by both
+    receipt: Receipt
+    # the opened values, packed, or where the result is for the clients alone this server's share
+    values: Words = field(repr=False)
+    # what was done for the round (`mpc.rounds.cost.Cost`)
+    cost: Mapping[str, Any]
+    # the coordinates whose result is in an outermost bucket
+    outermost: int = 0
+    # the groups, 0-based, whose model stays because they have fewer than `min_clients`
+    unchanged_groups: Sequence[int] = ()
+    # the coin of the result, in hex digits; empty if the method tosses none
+    coin: str = ""
 
 
 class Store:
@@ -90,20 +109,6 @@ class Store:
 
     # Runs and results
 
-    def load_run(self, cohort: str = DEFAULT_COHORT) -> RunState:
-        """Return the current run of a cohort, or a new one if there is none.
-
-        Raises ConfigError if the file is damaged.
-        """
-        name = self.database.current_runs().get(cohort)
-        return self.read_run(name) if name else RunState()
-
-    def save_run(self, run: RunState, cohort: str = DEFAULT_COHORT) -> None:
-        """Make a run the current one: a crash leaves the old one or the new one."""
-        name = self.write_run(run)
-        with self.database.transaction():
-            self.database.set_current_run(cohort, name)
-
     def write_run(self, run: RunState) -> str:
         """Keep a run, and return the name of its file. Raises NotStored."""
         return self._keep(
@@ -127,12 +132,14 @@ class Store:
 
     def write_result(self, result: Result) -> str:
         """Keep a result, and return the name of its file. Raises NotStored."""
-        fields, arrays = result.to_parts()
-        return self._keep(fields, arrays)
+        fields = vars(result) | {"receipt": result.receipt.to_dict()}
+        return self._keep(fields, {"values": fields.pop("values")})
 
     def read_result(self, name: str) -> Result:
         """Return a result by the name of its file. Raises ConfigError if it is damaged."""
-        return Result.from_parts(*self._load(name))
+        fields, arrays = self._load(name)
+        fields |= {"receipt": Receipt.from_dict(fields["receipt"])} | arrays
+        return Result(**fields)
 
     def _keep(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
         """Write a file of fields and arrays in one step, and return its name."""

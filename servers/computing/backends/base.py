@@ -5,6 +5,7 @@ at the same time, with a backend of the same kind.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from securemedian.mpc.protocols.dealing import Dealing
@@ -13,6 +14,19 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
+
+
+@dataclass(frozen=True)
+class RoundInput:
+    """What a server computes a round from."""
+
+    params: RoundParams
+    # of the clients that take part, with their weights, and their groups where these are visible
+    uploads: Sequence[Upload]
+    weights: Sequence[int]
+    groups: Sequence[int] = ()
+    # what this server opens when it tosses, the same in every attempt at a round
+    opening: bytes = field(default=b"", repr=False)
 
 
 class Computation(Protocol):
@@ -28,7 +42,6 @@ class Computation(Protocol):
     @property
     def established(self) -> bool:
         """Return whether the base OTs are made, which the next round can then use."""
-        ...
 
     def fill(
         self,
@@ -38,41 +51,26 @@ class Computation(Protocol):
         progress: Progress,
     ) -> Cost:
         """Make the base OTs if there are none yet, and fill the pools (`pipeline.fill`)."""
-        ...
 
     def toss(self) -> tuple[bytes, Cost]:
         """Toss for a check of dealings (`pipeline.toss`)."""
-        ...
 
     def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
         """Check clients' dealings under a coin (`pipeline.check_dealings`)."""
-        ...
 
     def check_values(
         self, params: RoundParams, uploads: Sequence[Upload], progress: Progress
     ) -> Checked:
         """Check that every value of clients' uploads is in range (`pipeline.check_values`)."""
-        ...
 
-    def run_round(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        groups: Sequence[int],
-        opening: bytes,
-        progress: Progress,
-    ) -> Outcome:
-        """Compute the round (`pipeline.run_round`); `opening` is what this server tosses with."""
-        ...
+    def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
+        """Compute the round (`pipeline.run_round`)."""
 
     def close(self) -> None:
         """End every wait, now and in future. Any thread may call it."""
-        ...
 
     def release(self) -> None:
         """Free what it holds, once no thread uses it."""
-        ...
 
 
 class Backend(Protocol):
@@ -83,15 +81,12 @@ class Backend(Protocol):
 
         Called on a thread of its own, once. Raises SecureMedianError if it cannot be had.
         """
-        ...
 
     def open(self, session_id: bytes) -> Computation:
         """Open this server's end of a session. Raises NoSocket if it has no room for it."""
-        ...
 
     def close(self) -> bool:
         """End it, when nothing that it has opened is in use any more.
 
         Returns whether nothing of it runs any more.
         """
-        ...

@@ -53,6 +53,7 @@ from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.backends.slices import Keep, Parcels, for_check, for_shard
 from securemedian.servers.computing.backends.worker import Broken, Meeting
 from securemedian.servers.network import control
@@ -82,15 +83,12 @@ class Workers(Protocol):
 
     def submit(self, worker: int, function: str, *arguments: Any) -> "Future[Any]":
         """Call a function of a worker (`worker.ShardWorker`); the future may raise WorkerLost."""
-        ...
 
     def there(self) -> list[int]:
         """Return the numbers of the workers that are there now."""
-        ...
 
     def parcels(self) -> Parcels:
         """Return what takes words to where workers can fetch them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -617,30 +615,22 @@ class ShardedComputation:
             progress,
         )
 
-    def run_round(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        groups: Sequence[int],
-        opening: bytes,
-        progress: Progress,
-    ) -> Outcome:
-        start, crew = time.perf_counter(), self._rounds
-        shards, slices = self._cut(params.dim), self._slices(params, uploads)
+    def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
+        start, crew, params = time.perf_counter(), self._rounds, given.params
+        shards, slices = self._cut(params.dim), self._slices(params, given.uploads)
         coin, costs = b"", []
         if params.method.tosses:
             # the two daemons alone
-            coin, cost = pipeline.toss(crew.channel, self._party, lambda _: opening)
+            coin, cost = pipeline.toss(crew.channel, self._party, lambda _: given.opening)
             costs.append(cost)
         verdicts = None
         if params.method.surveys:
-            verdicts, cost = self._judged(params, shards, slices, weights, coin)
+            verdicts, cost = self._judged(params, shards, slices, given.weights, coin)
             costs.append(cost)
 
         def arguments(shard: Shard) -> Sequence[Any]:
             agreed = replace(shard, coin=coin, verdicts=verdicts)
-            return params, slices.of(shard), weights, groups, agreed
+            return replace(given, uploads=slices.of(shard), opening=b""), agreed
 
         outcomes: list[Outcome] = crew.run("run_round", shards, arguments, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)

@@ -20,7 +20,6 @@ class Kept(Protocol):
 
     def words(self) -> Words:
         """Fetch the words, which must not be written to."""
-        ...
 
 
 # what words are given to (`Parcels.add`)
@@ -32,11 +31,9 @@ class Parcels(Protocol):
 
     def add(self, words: Words) -> Kept:
         """Take words; workers can fetch them once they are sent, for as long as that is held."""
-        ...
 
     def send(self) -> None:
         """Send what was added."""
-        ...
 
 
 @dataclass(frozen=True)

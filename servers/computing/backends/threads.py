@@ -16,6 +16,7 @@ from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
+from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.network.transport import ZmqLink
 
 # for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
@@ -150,25 +151,18 @@ class ThreadComputation:
         return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard)
 
     def run_round(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        groups: Sequence[int],
-        opening: bytes,
-        progress: Progress,
-        shard: Shard | None = None,
+        self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
         self.establish()
         return pipeline.run_round(
             self._parties,
-            params,
+            given.params,
             self._protocol,
-            uploads,
+            given.uploads,
             progress,
-            weights,
-            groups,
-            lambda _: opening,
+            given.weights,
+            given.groups,
+            lambda _: given.opening,
             shard,
         )
 

@@ -185,10 +185,8 @@ class ShardWorker:
                 params, uploads, shard = arguments
                 return computation.check_values(params, uploads, seat.note, shard)
             case "run_round":
-                params, uploads, weights, groups, shard = arguments
-                return computation.run_round(
-                    params, uploads, weights, groups, b"", seat.note, shard
-                )
+                given, shard = arguments
+                return computation.run_round(given, seat.note, shard)
         return getattr(computation, step)(*arguments)
 
     def hurry(self, key: str) -> None:
