@@ -105,9 +105,8 @@ class Outcomes:
         """Return the answers by party once a round is published, of both servers if they are there.
 
         With `values` one of them has the values, with `both` each: then both servers must answer.
-        Otherwise one is enough, because it has the signatures of both. This waits for S0, which
-        leads, or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has
-        failed.
+        Otherwise one is enough, because it has the signatures of both. Waits for S0, which leads,
+        or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has failed.
         """
         what = f"round {round_id} was not published"
 

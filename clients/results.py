@@ -80,11 +80,7 @@ def receipt_of(answer: wire.Message) -> Receipt:
 
 
 def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
-    """Return the receipt that is in the answers of one server or of both, by party.
-
-    Raises ReceiptInvalid, which names the server, unless each of them has the signatures of both
-    servers, and if the two servers have different records.
-    """
+    """Return the receipt in the servers' answers. Raises ReceiptInvalid unless both signed one."""
     receipts: dict[int, Receipt] = {}
     for party, answer in answers.items():
         try:
@@ -111,9 +107,9 @@ def check_record(
 ) -> None:
     """Check that a record is of this round of this cohort, as this side knows it.
 
-    `start` is the digest of the run that this client trained from, if it did, and `client`
-    its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
-    or ConfigError if the clients that took part are not enough for the round's parameters.
+    `start` is the digest of the run that this client trained from, and `client` its public key, if
+    it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients or ConfigError
+    if too few clients took part.
     """
     about = record.service, record.round, record.number
     if about != (SERVICE, round_id, number_of(round_id)):
