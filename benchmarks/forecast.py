@@ -344,7 +344,7 @@ def calibrate(
         size //= 2
     computed = _timed(
         lone_party(protocol),
-        lambda party: rehearse_round(party, params, weights, size, protocol.batch),
+        lambda party: rehearse_round(party, params, weights, protocol.batch, size),
     )
     pieces = cut_check(params, len(weights), protocol)
     ot, checked = computed.ot, 0.0

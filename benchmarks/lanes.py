@@ -159,7 +159,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
 
     def work(party: Party) -> None:
         for begin, end in chunks:
-            rehearsal.rehearse_round(party, params, weights, end - begin, protocol.batch)
+            rehearsal.rehearse_round(party, params, weights, protocol.batch, end - begin)
 
     return work
 
@@ -172,7 +172,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
             work(parties[number])
 
     start, processor = time.perf_counter(), time.process_time()
-    lanes.run_lanes(parties, lane)
+    lanes.run_lanes([party.channel for party in parties], lane)
     return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 

@@ -373,7 +373,7 @@ def _round_parts(
     weights, dim = [1] * params.max_clients, params.dim
 
     def work(party: Party) -> None:
-        rehearsal.rehearse_round(party, params, weights, dim, protocol.batch)
+        rehearsal.rehearse_round(party, params, weights, protocol.batch, dim)
 
     demand = chunks.round_demand(params, weights, dim)
     return _phases(protocol, demand, work, STEPS, options, dim)

@@ -94,8 +94,9 @@ def started(
 
     `first` is a line that stands before all tables.
     """
-    with tempfile.TemporaryDirectory(prefix="securemedian-bench-") as made:
-        folder = Path(made) / "service"
+    # short, because Ray has sockets below the servers' folders
+    with tempfile.TemporaryDirectory(prefix="sm-") as made:
+        folder = Path(made)
         daemons.make(folder, params.max_clients)
         for server in SERVERS:
             file = folder / f"{server}.toml"

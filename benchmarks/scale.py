@@ -9,6 +9,7 @@ against their SHA-256, and hands slices to the workers.
 """
 
 import argparse
+import json
 import os
 import secrets
 import statistics
@@ -136,7 +137,8 @@ def _shards_lost(service: RunningServers) -> int:
 
 
 def _table(name: str, **values: Any) -> str:
-    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    # JSON's words, numbers and switches are TOML's
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines])
 
 
