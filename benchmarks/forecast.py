@@ -16,10 +16,8 @@ With `--workers W` each server has so many workers of one core, which take a sha
 
 The door is the daemon, which reads what it has stored, checks its SHA-256 and hands out slices.
 
-In a round, a message waits for one from the other side. Seconds per OT and per coordinate are those
-of one party that runs a part of this very round alone: its cryptography and kernels are real, but
-nobody answers. The check of dealings is timed at both parties of this process, on one part of a
-dealing. Seconds per byte are those of the encryption that the servers' sockets use.
+Seconds per OT and per coordinate are those of one party that runs a part of this round alone
+(`rehearsal`), and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
@@ -124,12 +122,10 @@ class Forecast:
 
     @property
     def compute_seconds(self) -> float:
-        """The seconds of the computation."""
         return self.ahead_seconds + self.checking_seconds + self.online_seconds
 
     @property
     def seconds(self) -> float:
-        """The seconds of the whole round."""
         busy = max(self.compute_seconds, self.transfer_seconds)
         return self.door_seconds + busy + self.waiting_seconds
 
@@ -348,7 +344,7 @@ def calibrate(
         size //= 2
     computed = _timed(
         lone_party(protocol),
-        lambda party: rehearse_round(party, params, weights, size, protocol.batch),
+        lambda party: rehearse_round(party, params, weights, protocol.batch, size),
     )
     pieces = cut_check(params, len(weights), protocol)
     ot, checked = computed.ot, 0.0

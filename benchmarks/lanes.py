@@ -1,12 +1,9 @@
 """`securemedian bench lanes`: how much faster several lanes of one server are than one.
 
-Parties without a peer (`rehearsal.lone_party`) run on a thread each: real cryptography and kernels,
-and nobody to wait for. What keeps lanes from as many times the speed of one is the interpreter,
-which one thread has at a time, and the memory and caches that cores share. The first shows as time
-outside kernels, which the interpreter is needed for, and the second as processor time that grows
-with the lanes. Whatever else runs on the machine, or beside it on the same host, shows as both, and
-it slows several lanes more often than one: of many short turns the fastest tell what lanes can do,
-and the rest what they get.
+Parties without a peer (`rehearsal.lone_party`) run on a thread each. What lanes lack of as many
+times the speed of one is due to the interpreter, which shows as time outside kernels, or to memory
+and caches, which shows as processor time that grows with the lanes. Other load shows as both: the
+fastest of many short turns tell what lanes can do, and the rest what they get.
 """
 
 import argparse
@@ -162,7 +159,7 @@ def _work(params: RoundParams, protocol: ProtocolParams) -> Callable[[Party], No
 
     def work(party: Party) -> None:
         for begin, end in chunks:
-            rehearsal.rehearse_round(party, params, weights, end - begin, protocol.batch)
+            rehearsal.rehearse_round(party, params, weights, protocol.batch, end - begin)
 
     return work
 
@@ -175,7 +172,7 @@ def _turn(parties: Sequence[Party], work: Callable[[Party], None], times: int) -
             work(parties[number])
 
     start, processor = time.perf_counter(), time.process_time()
-    lanes.run_lanes(parties, lane)
+    lanes.run_lanes([party.channel for party in parties], lane)
     return TurnTime(time.perf_counter() - start, time.process_time() - processor)
 
 

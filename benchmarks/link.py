@@ -1,10 +1,8 @@
 """The link between the two processes of a benchmark: loopback as it is, or a shaped link.
 
-A shaped link has a bandwidth and a round-trip time. Each direction is shaped where it is sent, for
-all lanes together: messages leave one after another at the bandwidth, and each arrives half a round
-trip after its last byte has left. A message is in fact sent at once, followed by the time at which
-it is due, and its receiver sleeps until then. Both processes are on one machine and so have one
-clock.
+Each direction is shaped where it is sent, for all lanes together: messages leave one after another
+at the bandwidth, and arrive half a round trip after their last byte has left. A message is in fact
+sent at once, with the time at which it is due, and its receiver sleeps until then.
 """
 
 import math

@@ -1,12 +1,9 @@
 """`securemedian bench parts`: where the time of an OT, a comparison and each method goes.
 
-The figures are printed next to what the hardware could do. One party runs alone on one core
-(`rehearsal.lone_party`): its cryptography and kernels are real, but nobody answers. Each run is
-timed as a whole, and once more with clocks around the kernels and streams that it calls, so that
-every part is timed on the shapes it is used with and with the caches in the state it finds them in.
-Clocks count the processor time of this thread, which does not include whatever else runs on the
-machine; the time that a clock itself takes is measured and subtracted. "other" is the whole without
-its parts: Python between the kernels, and memory that is used for the first time.
+One party runs alone on one core (`rehearsal.lone_party`). Each run is timed as a whole, and once
+more with clocks around the kernels and streams that it calls. Clocks count the processor time of
+this thread, less the time that they take themselves. "other" is the whole without its parts: Python
+between the kernels, and memory that is used for the first time.
 """
 
 import argparse
@@ -376,7 +373,7 @@ def _round_parts(
     weights, dim = [1] * params.max_clients, params.dim
 
     def work(party: Party) -> None:
-        rehearsal.rehearse_round(party, params, weights, dim, protocol.batch)
+        rehearsal.rehearse_round(party, params, weights, protocol.batch, dim)
 
     demand = chunks.round_demand(params, weights, dim)
     return _phases(protocol, demand, work, STEPS, options, dim)

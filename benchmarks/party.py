@@ -78,10 +78,7 @@ def _lanes(port: PeerPort, link: LinkShape, count: int) -> list[ZmqLink]:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process has had.
-
-    getrusage would also count what the process had that started this one.
-    """
+    # getrusage would also count what the process had that started this one
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 

@@ -1,7 +1,6 @@
 """Two real servers on this machine, and one process that plays all clients, one after another.
 
-All clients deal and submit the same, which is made once: what a server does with an upload does not
-depend on what is in it.
+All clients deal and submit the same, which is made once.
 """
 
 import copy
@@ -95,8 +94,9 @@ def started(
 
     `first` is a line that stands before all tables.
     """
-    with tempfile.TemporaryDirectory(prefix="securemedian-bench-") as made:
-        folder = Path(made) / "service"
+    # short, because Ray has sockets below the servers' folders
+    with tempfile.TemporaryDirectory(prefix="sm-") as made:
+        folder = Path(made)
         daemons.make(folder, params.max_clients)
         for server in SERVERS:
             file = folder / f"{server}.toml"

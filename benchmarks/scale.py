@@ -1,20 +1,15 @@
 """`securemedian bench scale`: a round on 1, 2, 4, .. workers a server, and on threads.
 
-Both servers are real processes, on a local Ray cluster each for each number of workers. Rounds on
-workers and rounds on threads take turns, so that both meet the same machine, and the middle round
-of each is kept. This process plays all clients, one after another, as in `bench peak`. Nothing
-is made ahead, so that a round's seconds have all of its work.
+Both servers are real processes, on a local Ray cluster each. Rounds on workers and on threads take
+turns, and the middle one of each is kept. This process plays all clients.
 
-Three things limit a round however many workers there are, and each is told apart: what one core
-does (OTs per second of one worker), what the link carries (bytes of the busier direction, and the
-rate at which the fastest run has sent them), and the door: the one process that takes all uploads,
-checks what it has stored against its SHA-256, and hands slices to the workers.
-
-With `--kill-node`, S0's workers are on a cluster of one node each, one of which is killed in the
-middle of a last round.
+Three limits are told apart: what one core does (OTs per second of one worker), what the link
+carries (the busier direction), and the door: the one process that takes all uploads, checks them
+against their SHA-256, and hands slices to the workers.
 """
 
 import argparse
+import json
 import os
 import secrets
 import statistics
@@ -142,7 +137,8 @@ def _shards_lost(service: RunningServers) -> int:
 
 
 def _table(name: str, **values: Any) -> str:
-    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    # JSON's words, numbers and switches are TOML's
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines])
 
 

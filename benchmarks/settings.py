@@ -73,7 +73,6 @@ def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
 
 
 def add_extension(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of an OT extension."""
     parser.add_argument(
         "--extension",
         choices=OT_EXTENSIONS,

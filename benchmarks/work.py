@@ -267,4 +267,4 @@ def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:
             parties[number].pool.reserve(compare.msb_demand(values.size, bits))
             compare.msb(parties[number], values, bits)
 
-    run_lanes(parties, lane)
+    run_lanes([party.channel for party in parties], lane)

@@ -4,24 +4,21 @@
         # in every round: load its model, train, submit, load the result
         client.fit(model, train)
 
-`Client.wait_for_round`, `submit` and `result` are its steps, for a loop of your own.
-
 An update is the *trained parameters*, not their difference to the published model, because the
-buckets of a bucketed round lie around that model.
-
-A server that is away, or a lost connection, costs time but no round: a request without an answer is
-repeated with the same bytes (`clients.journal`). With a `state_dir` this also holds for a client
-that is restarted.
+buckets of a bucketed round lie around that model. A server that is away costs time but no round: a
+request without an answer is repeated with the same bytes (`clients.journal`). With a `state_dir`
+this also holds for a client that is restarted.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import fit, upload
 from securemedian.clients import update as updates
+from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, Report, unseen
 from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submission, fingerprint
@@ -32,10 +29,12 @@ from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.mpc.errors import (
+    ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
     NotStored,
+    ServerUnreachable,
     UnknownRound,
 )
 from securemedian.mpc.protocols import dealing
@@ -43,6 +42,9 @@ from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
+
+# what costs a client one round, and nothing beyond it
+_ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
 def _say(text: str) -> None:
@@ -82,6 +84,23 @@ def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
         )
 
 
+def _choose_group(current: Round, model: Any, loss: Callable[[Any], float] | None) -> int:
+    """Return the group whose model has the smallest loss, which `model` is used to compute."""
+    if current.params.method.groups == 1:
+        return 0
+    if loss is None:
+        raise InputError(
+            f"round {current.round_id} has {current.params.method.groups} groups: give fit() the "
+            "function `loss`, which says how well a model fits your data"
+        )
+
+    def loss_of(vector: NDArray[np.float32]) -> float:
+        updates.load(vector, model)
+        return loss(model)
+
+    return current.choose(loss_of)
+
+
 class Client(Member):
     """A data owner's access to the service. Not for two threads at once."""
 
@@ -108,20 +127,15 @@ class Client(Member):
         self._shared: dict[str, _Shared] = {}
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
-        """Return the next open round that this object has not seen yet.
+        """Return the next open round that this object has not seen yet, with its model and range.
 
-        It has the published model and range to train from. Where clients deal, this begins to deal
-        in the background, while the caller trains.
+        Where clients deal, this begins to deal in the background, while the caller trains. There
+        is nothing to train if `submitted` is set, because the servers have this client's upload,
+        or `dealing_lost`, because they have a dealing whose secrets a restart has lost. An upload
+        that one server or none has is sent first.
 
-        If `submitted` is set, the servers have an upload of this client already: there is nothing
-        to train, and `result` waits for the round's result. An upload that was made before and has
-        reached one server or none is sent first. If `dealing_lost` is set, the servers have a
-        dealing from before a restart whose secrets this client has lost: it cannot submit to this
-        round, so there is nothing to train either.
-
-        Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s` of
-        the configuration), and ConfigError if the round exchanges predictions on a public set that
-        this client does not have.
+        Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s`
+        of the configuration), and ConfigError if this client lacks the round's public set.
         """
         limit = self.service.limit(timeout_s)
         while True:
@@ -170,39 +184,35 @@ class Client(Member):
         public_metrics: Mapping[str, float] | None = None,
         group: int | None = None,
     ) -> None:
-        """Share the trained parameters between the servers.
+        """Share the trained parameters, in any form of `clients.update`, between the servers.
 
-        They go to the round `round_id`, by default to the round last waited for, or otherwise to
-        the next one that opens. `update` is anything that `clients.update` takes. `progress` gets
-        the bytes that have been sent and those in all, of the dealing and then of the upload.
+        They go to the round `round_id`, by default to the one last waited for, or otherwise to the
+        next one that opens. `progress` gets the bytes sent and those in all, of the dealing and
+        then of the upload.
 
         An update is shared once per round, because two sharings must not mix. A server that does
-        not answer gets the same bytes again, for `retry_limit_s` of the configuration. If that ends
-        with ServerUnreachable, another call with the same update goes on with them. If a server
-        refuses them, this client is left out of the round, and the next call goes to the next one.
+        not answer gets the same bytes again, for `retry_limit_s` of the configuration and in
+        another call with the same update. If a server refuses them, this client is left out of the
+        round.
 
-        `public_metrics` are finite numbers by name, such as that of the examples and the loss. They
-        go to S0 in the clear, before the upload, and everybody who takes part in the cohort may
-        read them (the method `public_metrics`). A round takes them once, and goes on without them
-        if S0 refuses them, which is reported.
-
-        Where clients deal, this waits for the dealing that `wait_for_round` has begun, or deals,
-        and then sends the remaining few bits.
+        `public_metrics` are finite numbers by name. They go to S0 in the clear, before the upload,
+        and everybody who takes part in the cohort may read them (the method `public_metrics`). A
+        round takes them once, and goes on without them if S0 refuses them, which is reported.
 
         In a round of several groups `group` is the one, 0-based, whose model was trained
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
-        Before the first upload both servers are asked which party they are. Raises ConfigError
-        unless [s0] names S0 and [s1] names S1, and if the round exchanges predictions on a public
-        set that this client does not have, InputError if the update does not fit the round,
-        DuplicateUpload if this client has submitted to the round already or has dealt for it before
-        a restart, RoundClosed if the round `round_id` is not open, and NotAllowed if the servers
-        have found the dealing wrong.
+        Raises ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
+        round's public set; InputError if the update does not fit the round; DuplicateUpload if
+        this client has submitted to the round already or has dealt for it before a restart;
+        RoundClosed if the round `round_id` is not open; and NotAllowed if the servers have found
+        the dealing wrong.
         """
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
-        self._check_form(spec, current)
+        self._check_public(current)
+        current.params.exchange.check_shape(spec.shapes, current.params.dim)
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
         again = made is not None
@@ -235,30 +245,80 @@ class Client(Member):
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
-        In each round the published model is loaded into `model`, `train(model)` is called, the
-        trained parameters are submitted, and the result (of the first rank) is loaded into
-        `model`. With an optimiser, the model of the next round is another than this result. Where a
-        round publishes no model, training starts from the parameters that `model` has. For a round
-        that has an upload of this client already, from before a restart, `train` is not called.
-        `report` gets a line per step, and `progress` what `submit` gives it. `public_metrics` is
-        called with the trained model, and what it returns is sent along in the clear (`submit`).
+        In each round the published model, if there is one, is loaded into `model`, `train(model)`
+        is called, the trained parameters are submitted, and the result (of the first rank) is
+        loaded into `model`; with an optimiser the next round's model is another one. For a round
+        that has an upload of this client already, `train` is not called. `report` gets a line per
+        step, and `progress` what `submit` gives it. What `public_metrics` returns of the trained
+        model is sent in the clear.
 
-        In rounds of several groups each published model is loaded into `model` in turn, and the one
-        with the smallest `loss(model)` on this client's own data is trained (`Round.choose`); the
-        result is that of its group. If that has fewer than `min_clients`, this is reported and its
-        model stays.
+        In rounds of several groups each published model is loaded in turn, and the one with the
+        smallest `loss(model)` is trained (`Round.choose`); the result is that of its group. If
+        that has fewer than `min_clients`, this is reported and its model stays.
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
-        `timeout_s` (default: `wait_timeout_s` of the configuration). A round without a result, or
-        one that this client is left out of, is reported and does not count, and `model` gets back
-        the parameters from which it was trained. Raises ChannelTimeout if fewer rounds than
-        `rounds` come, InputError if `model` does not fit the round, and ConfigError if the round
-        does not exchange parameters.
+        `timeout_s` (default: `wait_timeout_s`). A round without a result, or without this client,
+        is reported and does not count, and `model` gets back the parameters from which it was
+        trained. Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model`
+        does not fit the round, and ConfigError if the round does not exchange parameters.
         """
         with self.service.reporting(report):
-            return fit.fit(
-                self, model, train, rounds, timeout_s, report, progress, public_metrics, loss
-            )
+            # whether `model` holds a result, which is known to the clients alone in some rounds
+            trained = False
+            done = 0
+            while rounds is None or done < rounds:
+                report("waiting for a round to open")
+                try:
+                    current = self.wait_for_round(timeout_s)
+                except ChannelTimeout as error:
+                    if rounds is not None:
+                        raise
+                    report(f"{error}: the training ends after {done} rounds")
+                    return done
+                name = f"round {current.round_id}"
+                if current.params.exchange.fixed is not None:
+                    raise ConfigError(
+                        f"{name} exchanges {current.params.exchange.name}, and fit() parameters: "
+                        "call wait_for_round(), submit() and result() in a loop of your own"
+                    )
+                private = current.params.result_to == "clients"
+                goes_on = private and trained and current.number > 1
+                # the one that an upload from before a restart is for
+                group = self.chosen_group(current.round_id)
+                if group is None:
+                    group = _choose_group(current, model, loss)
+                mine = current.of_group(group)
+                if mine.model is not None and not goes_on:
+                    mine.load_into(model)
+                start, _ = updates.flatten(model)
+                try:
+                    if current.submitted:
+                        report(
+                            f"{name}: an upload of yours is stored already, waiting for the result"
+                        )
+                    else:
+                        metrics: Mapping[str, float] = {}
+                        if not current.dealing_lost:
+                            report(f"{name}: training")
+                            train(model)
+                            metrics = public_metrics(model) if public_metrics else {}
+                        self.submit(model, current.round_id, progress, metrics, group)
+                        report(f"{name}: submitted, waiting for the result")
+                    result, _ = updates.flatten(self.result(current.round_id, group=group))
+                    updates.load(result, model)
+                except _ROUND_LOST as error:
+                    updates.load(start, model)
+                    report(f"going on to the next round: {error}")
+                    continue
+                trained = True
+                done += 1
+                stays = group in self.unchanged_groups(current.round_id)
+                report(
+                    f"{name}: too few clients have chosen group {group}, its model stays"
+                    if stays
+                    else f"{name}: the result is loaded"
+                )
+            return done
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""
@@ -266,11 +326,6 @@ class Client(Member):
             self.service.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
             self.service.report(f"round {round_id} goes on without these public metrics: {error}")
-
-    def _check_form(self, spec: updates.Spec, current: Round) -> None:
-        """Raise an error unless an update of this form is what the clients of a round exchange."""
-        self._check_public(current)
-        current.params.exchange.check_shape(spec.shapes, current.params.dim)
 
     def _check_public(self, current: Round) -> None:
         """Raise ConfigError unless this client has the public set of a round that is about one."""
@@ -319,25 +374,20 @@ class Client(Member):
     ) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
 
-        It has the form of the update, or is a flat vector if the update was submitted before a
-        restart (`unflatten` gives it a form). Servers keep their last four rounds. Raises
-        RoundFailed, with the reason, if there will be no result, UnknownRound if the servers do
-        not know the round, and InputError if no round is named and none was submitted to.
-
-        In a round of several groups it is that of `group`, 0-based, by default the one submitted
-        to. Raises InputError if there is no such group, or this client does not know which one it
-        has submitted to: it knows that after a restart, too, if it has a `state_dir`.
+        It has the form of the update, or is a flat vector after a restart. With several groups it
+        is that of `group`, 0-based, by default the one submitted to. Raises RoundFailed, with the
+        reason, if there will be no result, UnknownRound if the servers have forgotten the round
+        (they keep four), and InputError if it is not known which round or group is meant.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         params, vectors = self._fetched(round_id, timeout_s)
         return self._formed(round_id, vectors[self._wanted(round_id, params, group)])
 
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
-        """Wait for all results of a round and return them.
+        """Wait for all results of a round and return them, otherwise like `result`.
 
-        There is one per rank, in the order in which the coordinator asked for the ranks, or one per
-        group: of a group without a result (`unchanged_groups`) the model that stays. Otherwise this
-        is `result`.
+        There is one per rank, in the order in which the coordinator asked for the ranks, or one
+        per group: of a group without a result (`unchanged_groups`) the model that stays.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         _, vectors = self._fetched(round_id, timeout_s)
@@ -345,35 +395,25 @@ class Client(Member):
 
     @property
     def sent(self) -> list[Sent]:
-        """Return this client's latest uploads, also those of an earlier process, the oldest first.
-
-        These are uploads that both servers have, for at most the four latest rounds.
-        """
+        """Return this client's latest uploads that both servers have, at most four, in order."""
         return self._journal.sent
 
     def chosen_group(self, round_id: str) -> int | None:
-        """Return the group, 0-based, of this client's upload for a round, or None if it is unknown.
-
-        With a `state_dir` that of an earlier process is known, too.
-        """
+        """Return the group, 0-based, of this client's upload for a round, or None if unknown."""
         known = self._journal.submission(round_id) or self._journal.confirmed(round_id)
         return known.group if known else None
 
     def store(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Store something of your own, in place of what was stored before (`stored`).
 
-        That may be a network that nobody else sees, in rounds that exchange predictions: arrays by
-        name, and in `fields` texts and numbers about them. With a `state_dir` they outlast the
-        process. Raises ConfigError if they cannot be written.
+        It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
+        outlast the process. Raises ConfigError if they cannot be written.
         """
         self._journal.keep_own(fields, arrays)
 
     @property
     def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
-        """Return the fields and arrays that were stored last, none of which must be changed.
-
-        Both are empty if there are none.
-        """
+        """Return the fields and arrays that were stored last, not to be changed, or {} and {}."""
         return self._journal.own.fields, self._journal.own.arrays
 
     def _fetched(
@@ -414,10 +454,7 @@ class Client(Member):
         return (shared.start if shared else None), ""
 
     def _submitted_before(self) -> str:
-        """Return the id of the latest round that holds an upload from before a restart.
-
-        What a server lacks of it is sent first. Raises InputError if no round is known to hold one.
-        """
+        """Return the latest round with an upload from before a restart. Raises InputError."""
         try:
             found = self.service.latest()
         except UnknownRound:

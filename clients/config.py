@@ -6,12 +6,7 @@ from typing import Self
 
 from securemedian.common.addresses import check_endpoint
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
-from securemedian.common.keys import (
-    check_key_places,
-    check_public_key,
-    check_signing_key,
-    fingerprint,
-)
+from securemedian.common.keys import check_key_places, check_public_key, fingerprint
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
@@ -31,7 +26,7 @@ class ServerAddress:
     def __post_init__(self) -> None:
         check_endpoint(self.address)
         check_public_key(self.public_key)
-        check_signing_key(self.signing_key)
+        check_public_key(self.signing_key, "signing")
 
     @property
     def fingerprint(self) -> str:

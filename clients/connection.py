@@ -67,10 +67,9 @@ def unseen(sent: int, total: int) -> None:
 
 
 class Connection:
-    """A CURVE DEALER to one server. Not for two threads at once.
+    """A CURVE DEALER to one server, for one thread at a time.
 
-    A monitor watches the connection itself, because zmq alone would try a refused key for ever and
-    report nothing.
+    A monitor watches it, because zmq alone would try a refused key for ever and report nothing.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class Connection:
             self._take_events()
         except ServerUnreachable:
             # a new connection drops unsent bytes, and replaces one that stalls
-            self._disconnect()
+            self.close()
             self._connect()
             raise
         return reply
@@ -193,21 +192,17 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
-        self._disconnect()
-
-    def _disconnect(self) -> None:
         self._socket.disable_monitor()
         self._socket.close()
 
     def _reply(
         self, op: str, number: int, size: int, before: int, progress: Progress
     ) -> wire.Message:
-        """Return the answer to a request of `size` bytes.
+        """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
-        The time limit begins anew whenever the other end takes more of the request, up to
-        MESSAGE_S, so that a slow line does not count as a server that is away. Where the system
-        does not tell what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S. `before`
-        are the bytes that it had taken before the request.
+        The limit begins anew whenever the other end takes more of the request, up to MESSAGE_S, so
+        that a slow line does not count as a server that is away. Where the system does not tell
+        what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
@@ -263,11 +258,7 @@ class Connection:
             self._event()
 
     def _event(self) -> int:
-        """Take the next event of the connection, and return it.
-
-        Raises ServerUnreachable if our key was refused, and ConfigError if the server has the key
-        that the configuration has for the other one.
-        """
+        """Return the next event. Raises an error if our key or the server's is refused."""
         seen = recv_monitor_message(self._monitor)
         event = int(seen["event"])
         if event == zmq.EVENT_CONNECTED:

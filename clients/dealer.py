@@ -81,7 +81,7 @@ class Dealer:
             whole = zip(self._servers, halves, limits, strict=True)
             # the seed last: before it is sent, an interrupted dealing can still be made anew
             for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
-                if not (self._resumed and self._is_dealt(server)):
+                if not (self._resumed and holds(server, self.round_id, "dealt", self._patience_s)):
                     self._send(server, half, limit)
             self.sent, self._outcome = self.total, dealt
         except SecureMedianError as error:
@@ -89,14 +89,6 @@ class Dealer:
         finally:
             for server in self._servers:
                 server.close()
-
-    def _is_dealt(self, server: Connection) -> bool:
-        """Return whether a server has the whole dealing, for example from before a restart."""
-        try:
-            found = server.ask("round", patience_s=self._patience_s).fields
-        except UnknownRound:
-            return False
-        return found["round"] == self.round_id and bool(found["dealt"])
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
         """Send a half piece by piece, and anew if the server no longer has the pieces before."""
@@ -129,3 +121,12 @@ class Dealer:
                 piece = links = 0
             if half.form == "words":
                 self.sent = before + min(share.nbytes, piece * size * share.itemsize)
+
+
+def holds(server: Connection, round_id: str, what: str, patience_s: float) -> bool:
+    """Return whether a server has `what` of this client for a round: "dealt" or "submitted"."""
+    try:
+        found = server.ask("round", patience_s=patience_s).fields
+    except UnknownRound:
+        return False
+    return found["round"] == round_id and bool(found[what])

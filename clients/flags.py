@@ -1,8 +1,4 @@
-"""The flags of rounds: METHOD as a sub-command with its own options, the range, the optimiser.
-
-Nothing here knows a method, a range policy or an optimiser by its name: everything comes from
-their registries.
-"""
+"""The flags of rounds, from their registries: a sub-command per method, range, optimiser."""
 
 import argparse
 from collections.abc import Callable, Collection, Mapping
@@ -63,10 +59,9 @@ def add_methods(
 ) -> None:
     """Add METHOD: a sub-command per method, whose help shows the options of that method alone.
 
-    `add_shared` adds the options that all methods share. They may stand before METHOD or after it,
-    and --help of `parser` shows them. Where METHOD is left out, `method` is None. `only` and
-    `leave_out` name the options of methods that the verb uses, or does not use, and `default` says
-    what it does without METHOD.
+    `add_shared` adds the options that all methods share, which may stand before METHOD or after
+    it. Without METHOD, `method` is None, and `default` says what the verb does then. `only` and
+    `leave_out` name the options of methods that the verb uses, or does not use.
     """
     add_shared(parser)
     # without defaults, which would undo what stands before METHOD

@@ -2,18 +2,16 @@
 
 An upload is kept until both servers have acknowledged it, so that a repeated request has the same
 bytes: two sharings of one update, or two rotations by one dealing, must never be mixed. With a
-folder all of it outlasts the process. The folder holds one file per round, `ROUND.kept`, in one of
-three states:
+folder all of it outlasts the process, in one file per round, `ROUND.kept`, in one of three states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
     upload   both halves of the update. They take the place of the dealing's secret before the first
              of them is sent, so that no dealing can rotate a second update.
-    sent     what the round's result has to fit, in place of the halves, which both servers have.
-             There are at most as many of these as servers keep results.
+    sent     what the round's result has to fit, for as many rounds as servers keep results.
 
-The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of its
-content, and then the content: the parts of one frame (`wire`) as a msgpack list. Together the
-halves are the update, so all files are for their owner alone (mode 0600).
+The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of
+its content, and then the parts of one frame (`wire`) as a msgpack list, for its owner alone:
+together the halves are the update.
 """
 
 import hashlib
@@ -117,11 +115,7 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
 
 
 class Journal:
-    """Keeps a client's dealings and uploads by round, and what the caller keeps.
-
-    That is in a folder, unless it is None. The folder is for one process at a time. Raises
-    ConfigError if it cannot be used, if another process uses it, or if a file in it is damaged.
-    """
+    """Keeps dealings and uploads by round, and what the caller keeps. Raises ConfigError."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -129,7 +123,8 @@ class Journal:
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
-        self._own = wire.Message(_OWN, {}, {})
+        # the fields and arrays that the caller has kept last, which nobody must change
+        self.own = wire.Message(_OWN, {}, {})
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -162,11 +157,6 @@ class Journal:
     def sent(self) -> list[Sent]:
         """Return the latest uploads that both servers have, the oldest first."""
         return sorted(self._sent.values(), key=lambda sent: sent.order)
-
-    @property
-    def own(self) -> wire.Message:
-        """Return what the caller has kept last: fields and arrays, which nobody must change."""
-        return self._own
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -243,7 +233,7 @@ class Journal:
         own = wire.Message(_OWN, dict(fields), copies)
         if self._folder:
             self._replace(self._folder / _OWN, own)
-        self._own = own
+        self.own = own
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
@@ -296,7 +286,11 @@ class Journal:
         try:
             message = wire.unpack(_parts(path.read_bytes()))
             if message.type == "dealing":
-                draw = _draw(message)
+                draw = Draw(
+                    message.fields["params"],
+                    message.fields["index"],
+                    message.arrays["secret"].tobytes(),
+                )
                 # another release may draw another dealing from the same secret
                 if message.fields["release"] != securemedian.__version__:
                     path.unlink()
@@ -323,17 +317,11 @@ class Journal:
         if not path.exists():
             return
         try:
-            self._own = wire.unpack(_parts(path.read_bytes()))
+            self.own = wire.unpack(_parts(path.read_bytes()))
         except (FrameError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{path} is damaged: remove it. What this client kept of its own is lost"
             ) from error
-
-
-def _draw(message: wire.Message) -> Draw:
-    """Return the draw in the file of a round."""
-    fields = message.fields
-    return Draw(fields["params"], fields["index"], message.arrays["secret"].tobytes())
 
 
 def _submission(round_id: str, message: wire.Message) -> Submission:

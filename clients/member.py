@@ -79,19 +79,13 @@ class Member:
         return state.published_for(RoundParams.from_dict(status.params))
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
-        """Wait for a round's result and return its receipt, with the signatures of both servers.
-
-        Raises what `results` raises.
-        """
+        """Wait for a round's result and return its receipt, which both servers have signed."""
         return self.outcomes.receipt(round_id, self.service.limit(timeout_s))
 
     def public_metrics(
         self, round_id: str, timeout_s: float | None = None
     ) -> dict[str, dict[str, float]]:
-        """Return the public metrics that clients have sent along, by the name of the client.
-
-        They are what the clients claim: S0 passes them on, and nobody vouches for them.
-        """
+        """Return by client its public metrics of a round, for which nobody vouches."""
         answer = self.service.ask("metrics", {"round": round_id}, timeout_s=timeout_s)
         try:
             said = json.loads(answer.arrays["metrics"].tobytes())
@@ -102,10 +96,7 @@ class Member:
             ) from error
 
     def unchanged_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
-        """Return the groups, 0-based, without a result: fewer than `min_clients` chose them.
-
-        Their models stay, and `results` has these in their place. Waits as `results` does.
-        """
+        """Wait for a round, and return the groups, 0-based, whose model stays: too few chose it."""
         return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
 
     def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The receipts and results of rounds: waited for, checked (`results`) and decoded."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from securemedian.clients import results, upload
 from securemedian.clients.results import RecentRuns
 from securemedian.clients.service import Limit, Service
 from securemedian.common.receipts import Receipt
-from securemedian.mpc.errors import RoundFailed, ServerUnreachable, UnknownRound
+from securemedian.mpc.errors import ReceiptInvalid, RoundFailed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
@@ -104,9 +105,8 @@ class Outcomes:
         """Return the answers by party once a round is published, of both servers if they are there.
 
         With `values` one of them has the values, with `both` each: then both servers must answer.
-        Otherwise one is enough, because it has the signatures of both. This waits for S0, which
-        leads, or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has
-        failed.
+        Otherwise one is enough, because it has the signatures of both. Waits for S0, which leads,
+        or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has failed.
         """
         what = f"round {round_id} was not published"
 
@@ -118,9 +118,20 @@ class Outcomes:
                 raise RoundFailed(f"round {round_id} has no result: {error}") from None
             return None if message.fields["form"] == "pending" else {party: message}
 
+        def disagreement(party: int) -> ReceiptInvalid:
+            return ReceiptInvalid(
+                f"S{party} has a result of round {round_id}, and S{1 - party} says that the round "
+                "has failed: nothing is taken over. Ask who runs the servers"
+            )
+
         def first() -> dict[int, wire.Message] | None:
             try:
                 return ask(0, both or (values and self._source == 0))
+            except RoundFailed:
+                with suppress(ServerUnreachable, UnknownRound, RoundFailed):
+                    if ask(1, False):
+                        raise disagreement(1) from None
+                raise
             except (ServerUnreachable, UnknownRound) as error:
                 try:
                     return ask(1, values)
@@ -133,7 +144,9 @@ class Outcomes:
         def second() -> dict[int, wire.Message] | None:
             try:
                 return ask(1 - party, both or (values and not answers[party].arrays))
-            except (ServerUnreachable, UnknownRound, RoundFailed):
+            except RoundFailed:
+                raise disagreement(party) from None
+            except (ServerUnreachable, UnknownRound):
                 if both:
                     raise
                 return {}

@@ -4,10 +4,11 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from securemedian.clients import files
 from securemedian.common.durable import open_private
+from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid
 
 if TYPE_CHECKING:
@@ -61,11 +62,9 @@ def load(path: Path) -> "Receipt":
     from securemedian.common.receipts import Receipt
 
     try:
-        text = path.read_text("utf-8")
+        return Receipt.from_json(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ReceiptInvalid(f"cannot read {path}: {error}") from error
-    try:
-        return Receipt.from_json(text)
     except ReceiptInvalid as error:
         raise ReceiptInvalid(f"{path}: {error}") from error
 
@@ -121,10 +120,10 @@ def signing_keys(paths: Sequence[Path]) -> list[str]:
 
 def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
     """Return the servers' signing keys in one file, with the name of the server."""
-    from securemedian.common.keys import check_signing_key, key_places, load_signing_key
+    from securemedian.common.keys import check_public_key, key_places, load_signing_key
 
     if path.suffix == ".toml":
-        values = _toml(path)
+        values = read_toml(path)
         keys = [(place.name, place.signing_key) for place in key_places(values) if place.signs]
         if values.get("party") in (0, 1):
             own = load_signing_key(path.parent / str(values.get("key_file")))
@@ -137,7 +136,7 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
         keys = [(about.get("role", path.stem), about.get("signing-key"))]
     good = [(server, str(key)) for server, key in keys if server in ("s0", "s1") and key]
     for _, key in good:
-        check_signing_key(key)
+        check_public_key(key, "signing")
     return good
 
 
@@ -145,11 +144,5 @@ def _clients(path: Path) -> dict[str, str]:
     """Return the names of the clients that a server's configuration lists, by key."""
     from securemedian.common.keys import key_places
 
-    places = key_places(_toml(path)) if path.suffix == ".toml" else []
+    places = key_places(read_toml(path)) if path.suffix == ".toml" else []
     return {str(place.key): place.name for place in places if not place.signs}
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    from securemedian.common.toml import read_toml
-
-    return read_toml(path)

@@ -80,11 +80,7 @@ def receipt_of(answer: wire.Message) -> Receipt:
 
 
 def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
-    """Return the receipt that is in the answers of one server or of both, by party.
-
-    Raises ReceiptInvalid, which names the server, unless each of them has the signatures of both
-    servers, and if the two servers have different records.
-    """
+    """Return the receipt in the servers' answers. Raises ReceiptInvalid unless both signed one."""
     receipts: dict[int, Receipt] = {}
     for party, answer in answers.items():
         try:
@@ -111,9 +107,9 @@ def check_record(
 ) -> None:
     """Check that a record is of this round of this cohort, as this side knows it.
 
-    `start` is the digest of the run that this client trained from, if it did, and `client`
-    its public key if it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients
-    or ConfigError if the clients that took part are not enough for the round's parameters.
+    `start` is the digest of the run that this client trained from, and `client` its public key, if
+    it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients or ConfigError
+    if too few clients took part.
     """
     about = record.service, record.round, record.number
     if about != (SERVICE, round_id, number_of(round_id)):
@@ -134,11 +130,8 @@ def check_record(
             f"round {round_id} started from another model or range than the one that S0 gave to "
             "train from"
         )
-    if client and client not in record.included and client not in _left_out(record):
-        raise ReceiptInvalid(
-            f"round {round_id} neither includes this client nor says why it is left out, and both "
-            "servers have confirmed its upload"
-        )
+    if client and client not in record.included:
+        _check_left_out(record, client)
     if params.weights and not params.weights.keys() >= set(record.included):
         raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
     if len(record.included) < params.min_clients:
@@ -162,8 +155,18 @@ def _check_groups(record: Record, params: RoundParams) -> None:
         )
 
 
-def _left_out(record: Record) -> set[str]:
-    return {key for keys in record.left_out.values() for key in keys}
+def _check_left_out(record: Record, client: str) -> None:
+    """Raise ReceiptInvalid unless a record has a reason that fits an upload that both servers have.
+
+    S1 has to take S0's word for what S0 holds, so that both may sign what the client knows better.
+    """
+    reasons = [why for why, keys in record.left_out.items() if client in keys]
+    if not reasons or any(" reached " in why for why in reasons):
+        said = f"says {quoted(reasons[0])}" if reasons else "does not say why"
+        raise ReceiptInvalid(
+            f"round {record.round} does not include this client and {said}, and both servers have "
+            "confirmed its upload"
+        )
 
 
 def opened_of(

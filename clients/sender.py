@@ -8,8 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
-from securemedian.clients.dealer import Dealer
+from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
+from securemedian.clients.dealer import Dealer, holds
 from securemedian.clients.journal import Journal, Submission, fingerprint
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
@@ -29,11 +29,7 @@ REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, Unk
 
 
 class Sender:
-    """Makes uploads and sends them, and keeps them in `journal`, which it owns.
-
-    `deal` makes the dealing of a round. A server that is away is waited for as long as
-    `retry_limit_s` of the configuration, unless a method is given another limit.
-    """
+    """Makes uploads of dealings by `deal`, sends them, and keeps them in `journal`, its own."""
 
     def __init__(
         self,
@@ -64,10 +60,9 @@ class Sender:
         progress: Progress = unseen,
         group: int = 0,
     ) -> Submission:
-        """Return the upload of a flat update and its encoded `values`, ready to be sent.
+        """Return the upload of a flat update and its encoded `values`, once both have its dealing.
 
-        Both servers have the dealing for it by then. Raises the error with which they refuse the
-        dealing, which is then forgotten.
+        Raises the error with which they refuse the dealing, which is then forgotten.
         """
         if not self._parties_known:
             ask_parties(self._servers, self._patience_s)
@@ -105,7 +100,7 @@ class Sender:
         self._journal.keep(made)
         try:
             for server, half in zip(self._servers, made.halves, strict=True):
-                if not (again and _is_uploaded(server, made.round_id, patience_s)):
+                if not (again and holds(server, made.round_id, "submitted", patience_s)):
                     server.ask(
                         "upload",
                         {
@@ -181,12 +176,3 @@ def _part_sent(
 ) -> None:
     """Tell how much of `total` bytes is sent, with a request of `size` for `half` under way."""
     progress(before + min(half, sent), total)
-
-
-def _is_uploaded(server: Connection, round_id: str, patience_s: float) -> bool:
-    """Return whether a server has this client's upload for a round."""
-    try:
-        found = server.ask("round", patience_s=patience_s).fields
-    except UnknownRound:
-        return False
-    return found["round"] == round_id and bool(found["submitted"])

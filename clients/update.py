@@ -57,11 +57,10 @@ def unflatten(vector: NDArray[Any], spec: Spec) -> Any:
 
 
 def load(vector: NDArray[Any], model: Any) -> None:
-    """Put the values of `vector` into a model, in place.
+    """Put the values of `vector` into anything that `flatten` takes, in place.
 
-    `model` is anything that `flatten` takes. Entries that are not sent keep their values. Raises
-    InputError if there are too few values or too many, or an array cannot be written to; the model
-    is as it was then.
+    Entries that are not sent keep their values. Raises InputError, and changes nothing, if there
+    are too few values or too many, or an array cannot be written to.
     """
     spec = _spec(model)
     values = _values(vector, spec)
@@ -99,15 +98,14 @@ def _values(vector: NDArray[Any], spec: Spec) -> dict[Any, Any]:
 
 
 def _spec(update: Any) -> Spec:
-    form: type
+    form: type = np.ndarray
+    entries: dict[Any, Any] = {"the update": update}
     if _has_state_dict(update):
         update = update.state_dict()
     if isinstance(update, Mapping):
         form, entries = dict, dict(update)
     elif isinstance(update, list | tuple):
         form, entries = list if isinstance(update, list) else tuple, dict(enumerate(update))
-    else:
-        form, entries = np.ndarray, {"the update": update}
     for name, entry in entries.items():
         if not (isinstance(entry, np.ndarray) or _is_tensor(entry)):
             raise InputError(
@@ -134,19 +132,11 @@ def _is_tensor(entry: Any) -> bool:
 
 
 def _is_real(entry: Any) -> bool:
-    return (
-        entry.dtype.is_floating_point
-        if _is_tensor(entry)
-        else np.issubdtype(entry.dtype, np.floating)
-    )
+    return entry.dtype.is_floating_point if _is_tensor(entry) else entry.dtype.kind == "f"
 
 
 def _is_complex(entry: Any) -> bool:
-    return (
-        entry.dtype.is_complex
-        if _is_tensor(entry)
-        else np.issubdtype(entry.dtype, np.complexfloating)
-    )
+    return entry.dtype.is_complex if _is_tensor(entry) else entry.dtype.kind == "c"
 
 
 def _copy(entry: Any) -> Any:

@@ -117,12 +117,7 @@ class Round:
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
     def load_into(self, model: Any) -> None:
-        """Put the published global model into a model of your own, in place.
-
-        `model` is a PyTorch module, or anything else that `clients.update` takes. Names, shapes
-        and dtypes stay. Raises InputError if the model has another number of real values, and
-        ConfigError if the round publishes no model.
-        """
+        """Put the published model into one of yours, in place. Raises InputError or ConfigError."""
         if self.model is None:
             raise ConfigError(
                 f"round {self.round_id} publishes no model to train from: "
@@ -151,8 +146,8 @@ class ShareHalf:
 def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
-    Where clients deal, these are the indices of buckets. Raises InputError if the update has
-    another length than the round's, or NaN, or values that the round does not take.
+    Where clients deal, these are the indices of buckets. Raises InputError if the round takes no
+    such values.
     """
     params = current.params
     if vector.shape != (params.dim,):
@@ -208,10 +203,7 @@ def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHal
 def combine(
     one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
 ) -> NDArray[np.float64]:
-    """Return the values of a result that goes to the clients, from the servers' shares of it.
-
-    The shares are packed words. Raises PeerProtocolError if one has a wrong length or dtype.
-    """
+    """Return a result's values from the servers' packed shares. Raises PeerProtocolError."""
     expected = ring.packed_words(params.dim, params.ring_bits)
     for server, words in enumerate((one, other)):
         if words.shape != (expected,) or words.dtype != np.uint64:

@@ -1,7 +1,4 @@
-"""Files that outlast a crash, and folders that one process at a time has.
-
-A file is replaced such that a crash, or a power cut, leaves the old one or the new one.
-"""
+"""Files that a crash leaves whole, old or new, and folders that one process at a time has."""
 
 import os
 from collections.abc import Iterable
@@ -63,10 +60,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
-    """Lock a folder for this process, and return the open file whose closing gives it up.
-
-    Raises ConfigError with `refusal` if another process has it, and OSError if it cannot be used.
-    """
+    """Lock a folder until the file is closed. Raises ConfigError with `refusal`, or OSError."""
     try:
         return lock_file(folder / _LOCK)
     except BlockingIOError as error:

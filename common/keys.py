@@ -72,11 +72,7 @@ def _encoded(key: bytes) -> str:
 
 
 def load_keys(path: str | Path) -> KeyPair:
-    """Return the key pair in a .key_secret file.
-
-    Raises ConfigError if there is none, if it holds no secret key, or if others than its owner may
-    read it.
-    """
+    """Return the key pair in a .key_secret file. Raises ConfigError if others may read it."""
     path = Path(path)
     _check_key_file(path)
     try:
@@ -127,21 +123,12 @@ def is_public_key(key: object) -> TypeGuard[str]:
         return False
 
 
-def check_public_key(key: str) -> None:
-    """Raise ConfigError unless `key` is a CURVE public key in z85."""
+def check_public_key(key: str, kind: str = "public") -> None:
+    """Raise ConfigError unless `key` is a public key in z85; a server has one of `kind` signing."""
     if not is_public_key(key):
         raise ConfigError(
-            f"{quoted(key)} is no public key: "
-            "paste the 40 characters after `public-key` in the .key file"
-        )
-
-
-def check_signing_key(key: str) -> None:
-    """Raise ConfigError unless `key` is a server's public signing key in z85."""
-    if not is_public_key(key):
-        raise ConfigError(
-            f"{quoted(key)} is no signing key: "
-            "paste the 40 characters after `signing-key` in the server's .key file"
+            f"{quoted(key)} is no {kind} key: "
+            f"paste the 40 characters after `{kind}-key` in the .key file"
         )
 
 

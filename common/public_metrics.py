@@ -1,7 +1,4 @@
-"""Public metrics: numbers that a client sends along with an update, in the clear, for all to read.
-
-They are what a client claims. Nothing is computed with them, and no server checks them.
-"""
+"""Public metrics: unchecked numbers that a client sends along, in the clear, for all to read."""
 
 import math
 from collections.abc import Mapping

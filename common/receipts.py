@@ -107,11 +107,7 @@ class Receipt:
         return is_signature(signing_key, _DOMAIN + self.encoded, signature)
 
     def check(self, signing_keys: Sequence[str]) -> None:
-        """Check that it is a record that both servers have signed.
-
-        `signing_keys` are the public ones of S0 and S1. Raises ReceiptInvalid, which names the
-        server whose signature is missing or does not fit.
-        """
+        """Raise ReceiptInvalid, which names the server, unless both servers have signed it."""
         wrong = [
             server
             for server, key in zip(SERVERS, signing_keys, strict=True)
@@ -128,7 +124,10 @@ class Receipt:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record's fields and the signatures, with bytes as hex digits."""
-        record = {name: _plain(value) for name, value in flat(self.record).items()}
+        record = {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in flat(self.record).items()
+        }
         return {
             "record": record,
             "signatures": {name: signature.hex() for name, signature in self.signatures.items()},
@@ -178,7 +177,3 @@ def differences(one: Record, other: Record) -> str:
         each.name for each in fields(Record) if getattr(one, each.name) != getattr(other, each.name)
     ]
     return ", ".join(names)
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value

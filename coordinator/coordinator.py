@@ -29,20 +29,18 @@ class Coordinator(Member):
         participants: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Open a round and return its id.
+        """Open a round and return its id; S0 opens one round even if it is asked again.
 
-        If S0 is away for a while, it is asked again, and opens one round only. With a `request`, 32
-        hex digits that the caller draws and keeps, the caller can repeat the call itself, also
-        after its own restart: S0 answers a repeated request with the same round.
+        With a `request`, 32 hex digits that the caller keeps, the caller can repeat the call
+        itself, also after its own restart: S0 answers a repeated request with the same round.
 
-        A `model` (flat) starts a new run, and so does `reset`; without them the last run goes on.
-        With `keep_range` it goes on with the `model` in place of its own. Without a `range_policy`
-        or an `optimiser` the current one is kept. The optimiser makes the next round's model of
-        this one's result.
+        A `model` (flat) starts a new run, and so does `reset`; otherwise the last run goes on,
+        with `keep_range` from the `model`. Without a `range_policy` or an `optimiser` the current
+        one is kept.
 
-        `participants` are the names of clients, as S0 has them. Only they can take part then, and
-        the round closes by itself once all of them have uploaded. Raises ConfigError if S0 does not
-        know all of them, or if they are fewer than the round or a server asks for.
+        Only the `participants`, names of clients, can take part, if they are given, and the round
+        closes once all of them have uploaded. Raises ConfigError if S0 does not know all of them,
+        or if they are fewer than the round or a server asks for.
         """
         if participants is not None and not participants:
             raise ConfigError("`participants` is empty: leave it out for a round of all clients")
@@ -83,10 +81,7 @@ class Coordinator(Member):
         self.service.ask("abort", {"round": round_id, "reason": reason}, timeout_s=timeout_s)
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for a round's result and return it: the published model, or one row per group.
-
-        Raises RoundFailed, with the reason, if there will be none.
-        """
+        """Wait for a round and return its model, or one row per group. Raises RoundFailed."""
         limit = self.service.limit(timeout_s)
         params = self.service.params(round_id, limit.left_s)
         fetched = np.asarray(self.outcomes.fetch(round_id, limit, params), np.float32)
@@ -94,11 +89,7 @@ class Coordinator(Member):
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
-        """Wait for all results of a round and return them, shape (ranks or groups, d).
-
-        They are in the order in which the ranks were asked for, or in that of the groups. Otherwise
-        this is `result`.
-        """
+        """Wait for all results of a round and return them, shape (ranks or groups, d)."""
         limit = self.service.limit(timeout_s)
         fetched = self.outcomes.fetch(round_id, limit, self.service.params(round_id, limit.left_s))
         return np.asarray(fetched, np.float32)
@@ -106,11 +97,11 @@ class Coordinator(Member):
     def outcome(
         self, round_id: str, timeout_s: float | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Wait for a round's result, and return the model that the next round starts from with it.
+        """Wait for a round, and return the model that the next round starts from, and the results.
 
-        The model has shape (d,). It is the first of the results, shape (ranks, d), unless the round
-        has an optimiser. With several groups both have a row per group. Raises what `results`
-        raises, and ConfigError where the round exchanges no parameters.
+        The model has shape (d,), and the results (ranks, d); with several groups both have a row
+        per group. Raises what `results` raises, and ConfigError where the round exchanges no
+        parameters.
         """
         limit = self.service.limit(timeout_s)
         after, published = self.outcomes.finish(

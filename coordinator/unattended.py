@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,10 +189,10 @@ class UnattendedRun:
         self._log.close()
 
     def run(self) -> int:
-        """Run all rounds that are still to be published, and return how many were published before.
+        """Run all rounds still to be published, and return how many were published before.
 
-        Raises RoundFailed if a round fails as often as the plan allows, and what the servers answer
-        if they refuse a round. The next call tries again.
+        Raises RoundFailed if a round fails as often as the plan allows, and what the servers
+        refuse.
         """
         before = done = self._published
         if before:
@@ -280,16 +281,13 @@ class UnattendedRun:
             ready = self._plan.quorum and len(status.complete) >= self._plan.quorum
             if ready and not closed and status.state == "open":
                 closed = True
-                self._close(round_id, len(status.complete))
+                # it may close by itself at this moment
+                with suppress(RoundClosed):
+                    self._patiently(lambda: self._coordinator.close_round(round_id, 0.0))
+                    self._report(
+                        f"round {round_id} is closed: {len(status.complete)} uploads are complete"
+                    )
             self._sleep(self._coordinator.config.poll_interval_s)
-
-    def _close(self, round_id: str, complete: int) -> None:
-        try:
-            self._patiently(lambda: self._coordinator.close_round(round_id, 0.0))
-            self._report(f"round {round_id} is closed: {complete} uploads are complete")
-        # it closed by itself at this moment
-        except RoundClosed:
-            pass
 
     def _keep(self, round_id: str) -> dict[str, Any]:
         """Write what a published round leaves, and return what its line says of that."""
@@ -394,18 +392,17 @@ def _line(round_id: str, status: RoundStatus, seconds: float) -> dict[str, Any]:
 def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
     """Return what people are told of a published round."""
     left_out = [f"{name}: {why}" for name, why in line["left_out"].items()]
-    measured = [f"{name} {value:g}" for name, value in _measured(line).items()]
+    measured = [
+        f"{name} {value:g}"
+        for name, value in line.get("evaluation", {}).items()
+        if not isinstance(value, str)
+    ]
     parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
     sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
     if kept := line.get("unchanged_groups"):
         numbers = ", ".join(map(str, kept))
         sentence += f"; too few chose group {numbers}, whose model stays"
     return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence
-
-
-def _measured(line: Mapping[str, Any]) -> dict[str, float]:
-    values = line.get("evaluation", {})
-    return {name: value for name, value in values.items() if not isinstance(value, str)}
 
 
 def _progress(which: int, rounds: int, status: RoundStatus) -> str:

@@ -104,21 +104,11 @@ def _defaults(title: str, kind: Any) -> str:
 
 
 def _transitions(party: int) -> str:
-    # The lines of an event, which keep their order, and the states that share them.
-    blocks: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     order = list(State)
-    for (state, event), lines in sorted(
-        TABLE[party].items(), key=lambda item: order.index(item[0][0])
-    ):
-        rows = tuple(_row(state, event, line) for line in lines)
-        blocks.setdefault(rows, []).append(state.value)
+    table = sorted(TABLE[party].items(), key=lambda item: order.index(item[0][0]))
     return _table(
         ("in state", "at", "if", "next", "does"),
-        [
-            (", ".join(shared), *row)
-            for rows, shared in sorted(blocks.items(), key=lambda item: len(item[1]) > 1)
-            for row in rows
-        ],
+        [_row(state, event, line) for (state, event), lines in table for line in lines],
     )
 
 
@@ -128,6 +118,7 @@ def _row(state: State, event: type, line: Transition) -> tuple[str, ...]:
         for action in line.actions
     )
     return (
+        state.value,
         _event(event),
         "" if line.when is always else _sentence(line.when).removeprefix("return whether "),
         "" if line.to is state else f"**{line.to}**",
@@ -136,10 +127,7 @@ def _row(state: State, event: type, line: Transition) -> tuple[str, ...]:
 
 
 def _late(party: int) -> str:
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for (state, event), reason in LATE[party].items():
-        reasons.setdefault((state.value, reason), []).append(_event(event))
-    rows = [(state, ", ".join(kinds), reason) for (state, reason), kinds in reasons.items()]
+    rows = [(state.value, _event(kind), why) for (state, kind), why in LATE[party].items()]
     return _table(("in state", "may come late", "because"), rows)
 
 

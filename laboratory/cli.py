@@ -14,7 +14,7 @@ from securemedian.clients.flags import add_cohort
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
-from securemedian.laboratory.worker_options import add_worker_options, public_set
+from securemedian.laboratory.worker_options import add_source, add_worker_options, public_set
 from securemedian.mpc.errors import ConfigError
 
 
@@ -102,17 +102,10 @@ def _add_public_set(subparsers: Any) -> None:
         "an array with a row per sample.",
     )
     verb.add_argument("folder", type=Path, help="the folder to write")
-    verb.add_argument(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="the folder of MNIST or CIFAR-10 (default: scikit-learn's 8x8 digits)",
-    )
-    verb.add_argument("--dataset", choices=SOURCES, help="the data set (default: by its files)")
+    add_source(verb)
     verb.add_argument(
         "--samples", type=int, default=500, metavar="N", help="how many (default: %(default)s)"
     )
-    verb.add_argument("--seed", type=int, default=1, help="seed of the draw (default: %(default)s)")
     verb.set_defaults(run=_public_set)
 
 

@@ -143,7 +143,6 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:
 
 
 def save_grid(stem: Path, title: str, grid: Grid) -> Path:
-    """Write a grid to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 
@@ -163,7 +162,6 @@ def save_grid(stem: Path, title: str, grid: Grid) -> Path:
 
 
 def save_bars(stem: Path, title: str, bars: Bars) -> Path:
-    """Write rows of bars to STEM.png, and return its path."""
     check()
     from matplotlib.figure import Figure
 

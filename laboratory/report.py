@@ -80,12 +80,17 @@ def check_writable(path: Path) -> Path:
     return path
 
 
+def command() -> str:
+    """Return the command line of this process."""
+    return shlex.join(["securemedian", *sys.argv[1:]])
+
+
 def save(
     path: Path, settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]], **more: Any
 ) -> None:
     """Write the points of a figure, with everything that is needed to measure them again."""
     content = {
-        "command": shlex.join(["securemedian", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine() | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "settings": dict(settings),
         **more,

@@ -44,7 +44,6 @@ class DemoBoard(Live):
             self.console.print()
 
     def say(self, line: str) -> None:
-        """Show a line below the table."""
         self.update(Group(self._table, Text(line, style="dim")))
 
     def watch(self, status: RoundStatus) -> None:
@@ -60,7 +59,6 @@ class DemoBoard(Live):
         )
 
     def add(self, measured: MeasuredRound) -> None:
-        """Add the row of a finished round."""
         self._done += 1
         self._table.add_row(
             str(measured.number),

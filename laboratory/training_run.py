@@ -110,13 +110,9 @@ class Scenario:
 class MeasuredRound:
     """What was measured in one round.
 
-    `accuracy` is that of the published model on the test images; `plain_mean` and `plain_median`
-    are the accuracies of the mean and of the exact median of the same updates. `matches_plaintext`
-    says whether the published float32 vector equals the one computed in the clear, bit by bit.
-    `seconds` are those from opening to publishing, training included; `protocol_seconds` are the
-    servers' once the uploads were in, and `ahead_seconds` theirs before that, for correlations made
-    while the clients trained. `unchanged_groups` are the groups, 0-based, that too few clients
-    chose.
+    Accuracies on the test images are those of the published model, and of the mean and the exact
+    median of the same updates. `seconds` are those from opening to publishing; `protocol_seconds`
+    are the servers' once the uploads were in, and `ahead_seconds` theirs before that.
     """
 
     number: int

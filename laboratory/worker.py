@@ -46,8 +46,7 @@ WARM_UP = 5
 class Trainer:
     """One client's images, and how it trains on them.
 
-    The same values give the same updates, whoever runs them. `seed` is the pair of the training
-    run's seed and the client's index.
+    `seed` is the pair of the run's seed and the client's index, which determine all updates.
     """
 
     model: models.Model
@@ -115,10 +114,7 @@ def trainer(
     public: PublicSet | None = None,
     quarters: int = 0,
 ) -> Trainer:
-    """Return the trainer that the options of `add_worker_options` describe.
-
-    Nobody trains on images of a public set as its own.
-    """
+    """Return the trainer that the options describe; nobody's own images are of a public set."""
     models.use_one_thread()
     images, (index, parts) = load(options.data, options.dataset), options.part
     if public is not None:
@@ -206,10 +202,7 @@ def take_part(
     record: Path | None = None,
     progress: Progress = unseen,
 ) -> None:
-    """Take part in rounds of what the options of `add_worker_options` say that clients exchange.
-
-    `record` and `progress` are those of `run`.
-    """
+    """Take part in rounds, by `run` or `collaborate` as the client has a public set."""
     if client.public is None:
         run(client, trainer, options.rounds, record, progress)
         return
@@ -221,8 +214,7 @@ def take_part(
 def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> Student:
     """Return the student that an earlier process has kept, or one that has just warmed up.
 
-    One that was kept first learns from the rounds that it has submitted to since. It is taken only
-    for the network and the seed that it was kept for.
+    A kept one, of the same network and seed, learns from the rounds that it has submitted to since.
     """
     fields, arrays = client.stored
     sent = [one.round_id for one in client.sent]
@@ -304,11 +296,7 @@ def collaborate(
 
 
 def main() -> None:
-    """Train as a client of the laboratory, which may misbehave and whose updates are recorded.
-
-    This is no verb of the command: the demo starts it as
-    `python -m securemedian.laboratory.worker`.
-    """
+    """Train as a client of the demo, which may misbehave and whose updates are recorded."""
     parser = argparse.ArgumentParser(
         prog="python -m securemedian.laboratory.worker",
         description="A client for demos on one machine: never use it with private data.",

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 FAULTS: dict[str, type[Attack]] = ATTACKS | {Malformed.name: Malformed}
 
 
-def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what a client trains, on which images, and from which seed."""
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a data set, and the seed."""
     parser.add_argument(
         "--data",
         type=Path,
@@ -36,6 +36,17 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "DIR)",
     )
     parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of all that is drawn (default: %(default)s)",
+    )
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a client trains, on which images, and from which seed."""
+    add_source(parser)
+    parser.add_argument(
         "--network", choices=MODELS, help="the network to train (default: the data set's own)"
     )
     parser.add_argument(
@@ -49,12 +60,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         default="iid",
         metavar="HOW",
         help=f"how the images are divided among the clients: {SPLITS} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=1,
-        help="seed of the start model, the split and the training (default: %(default)s)",
     )
 
 

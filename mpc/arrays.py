@@ -1,9 +1,8 @@
 """The types of arrays: what an array holds, and who may know it.
 
-numpy knows a dtype, and an additive share, an XOR share and an opened value of one dtype look alike
-to it. So each has a type of its own here, for mypy alone (`typing.NewType` costs nothing at run
-time). numpy returns plain arrays for whatever it computes, so the function that makes a share, or
-opens one, names its type once, where it returns.
+To numpy an additive share, an XOR share and an opened value of one dtype look alike. So each has a
+type of its own here, for mypy alone. numpy returns plain arrays for whatever it computes, so the
+function that makes a share, or opens one, names its type once, where it returns.
 
 Plain, with no meaning of their own:
 
@@ -20,14 +19,9 @@ Shares, where one party's share alone reveals nothing:
     XorBits           XOR share of bits, packed 64 per word
     UnpackedXorBits   XOR share of bits, as bytes 0 and 1
 
-Public, known to both parties or to whoever put the shares together:
-
-    PublicBits     bits as bytes 0 and 1
-    PublicWords    bits, packed 64 per word
-    PublicValues   ring elements, words or bucket indices
-
-Only `mpc.rounds.methods.reveal` (at the servers) and `mpc.protocols.share.combine` (at the clients)
-turn shares into public values (tests/test_types.py).
+Public bits, packed bits, and values (ring elements, words or bucket indices): PublicBits,
+PublicWords, PublicValues. Only `mpc.rounds.methods.reveal` (at the servers) and
+`mpc.protocols.share.combine` (at the clients) turn shares into them (tests/test_types.py).
 """
 
 from typing import Any, NewType

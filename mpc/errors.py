@@ -175,10 +175,7 @@ class ServerUnreachable(SecureMedianError):
 
 
 def from_code(code: str, message: str) -> SecureMedianError:
-    """Return the typed error that a server named on the wire.
-
-    A code that this release does not know gives the base class.
-    """
+    """Return the typed error that a server named on the wire, or the base class for a new code."""
     pending = [SecureMedianError]
     while pending:
         cls = pending.pop()

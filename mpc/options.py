@@ -36,10 +36,7 @@ def option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
 ) -> Any:
-    """Return the dataclass field of an option.
-
-    A default that is a list or a dictionary is copied for each instance.
-    """
+    """Return the dataclass field of an option, whose default each instance has a copy of."""
     about = {"text": text, "choices": choices, "metavar": metavar}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=about)

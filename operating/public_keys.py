@@ -17,7 +17,6 @@ from securemedian.common.keys import (
     SERVERS,
     KeyPlace,
     check_public_key,
-    check_signing_key,
     fingerprint,
     is_public_key,
     key_places,
@@ -78,7 +77,7 @@ class PublicKey:
                 f"the key of {self.name} comes without its signing key: have the whole line or "
                 ".key file sent again"
             )
-        check_signing_key(self.signing_key)
+        check_public_key(self.signing_key, "signing")
 
     @property
     def keys(self) -> list[str]:
@@ -155,7 +154,7 @@ def parse_public_keys(text: str) -> list[PublicKey]:
         role, whose, key, signing_key, digits = match.groups()
         check_public_key(key)
         if signing_key:
-            check_signing_key(signing_key)
+            check_public_key(signing_key, "signing")
         made = [key, *([signing_key] if signing_key else [])]
         if fingerprint(*made) != digits:
             raise ConfigError(

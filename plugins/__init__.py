@@ -1,4 +1,1 @@
-"""Plug-ins for other frameworks; `rounds` is what they share, and each has a folder of its own.
-
-They are imported as `securemedian.flower` and `securemedian.nvflare`.
-"""
+"""Plug-ins for other frameworks, in a folder each (`securemedian.flower`); `rounds` is shared."""

@@ -123,11 +123,9 @@ class FrameworkRounds:
         log: logging.Logger | logging.LoggerAdapter[Any],
         stop: str,
     ) -> None:
-        """Read the coordinator's configuration and its key.
+        """Read the coordinator's configuration, coordinator.toml, and its key. Raises ConfigError.
 
-        `coordinator` is the path of coordinator.toml, `log` the framework's own, which people read,
-        and `stop` the framework's command that ends a run. Raises ConfigError if there is a mistake
-        in a file.
+        `log` is the framework's own, which people read, and `stop` its command that ends a run.
         """
         path = Path(coordinator).expanduser()
         config = ClientConfig.load(path)
@@ -146,9 +144,9 @@ class FrameworkRounds:
     def open(self, model: Arrays, clients: int, participants: list[str] | None = None) -> str:
         """Open a round for updates of the form of `model`, which clients train, and return its id.
 
-        It is for so many clients, and only for the `participants` if their names are given. What
-        may pass by itself is waited for, for `wait_s`. Raises one of ROUND_LOST if no round
-        can be opened now, and another SecureMedianError if none ever can.
+        It is for so many clients, or the `participants` alone. What may pass is waited for, for
+        `wait_s`. Raises one of ROUND_LOST if no round can be opened now, and another error if none
+        ever can.
         """
         return self.wait(lambda: self._open(model, clients, participants), _PASSES)
 

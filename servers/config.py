@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
-from securemedian.common.keys import check_key_places, check_public_key, check_signing_key
+from securemedian.common.keys import check_key_places, check_public_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
@@ -102,7 +102,7 @@ class PeerTable:
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
-        check_signing_key(self.signing_key)
+        check_public_key(self.signing_key, "signing")
         if bool(self.address) == bool(self.listen):
             raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
         check_endpoint(self.endpoint)

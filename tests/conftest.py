@@ -1,6 +1,9 @@
 """The options of the whole test run."""
 
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def fuzz_examples(pytestconfig: pytest.Config) -> int:
     """Return how many inputs a fuzzer tries."""
     return int(pytestconfig.getoption("--fuzz-examples")) or sys.maxsize
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Make a folder whose path is short: the names of Ray's sockets have room for no other."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
+        yield Path(made)

@@ -21,7 +21,7 @@ from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tab
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, softspoken
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, blocks_of
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, blocks_of
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import os_entropy
@@ -71,8 +71,8 @@ def pair(
     delta, holes, leaves = base
     lane = next(_lanes)
     one, two = channels or local_pair(20)
-    sender = ferret.FerretSender(one, SESSION, delta, holes, lane, 0, native_aes)
-    return sender, ferret.FerretReceiver(two, SESSION, leaves, lane, 0, native_aes)
+    sender = ferret.FerretSender(Direction(one, SESSION, lane, 0, native_aes), delta, holes)
+    return sender, ferret.FerretReceiver(Direction(two, SESSION, lane, 0, native_aes), leaves)
 
 
 def extend(ends: Pair, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

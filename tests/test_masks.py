@@ -437,7 +437,7 @@ MASKS: dict[str, Mask] = {
     ),
     "a party's own stream": Mask(
         "both parties know all leaf shares and DaBits of each other",
-        (("Session.party", "Stream(self._entropy(16))", "Stream(bytes(16))"),),
+        (("Session.party", "Stream(self.entropy(16))", "Stream(bytes(16))"),),
         (shares.streams_apart,),
         silent=True,
     ),

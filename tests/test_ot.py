@@ -10,7 +10,7 @@ from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.kinds import RandomOts
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, bit_planes
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, bit_planes
 from securemedian.mpc.protocols.ot.softspoken import (
     SoftSpokenReceiver,
     SoftSpokenSender,
@@ -32,9 +32,8 @@ def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpo
             else receiver_setup(two, SESSION, field_bits)
         )
     )
-    return SoftSpokenSender(one, SESSION, delta, holes, lane, 0), SoftSpokenReceiver(
-        two, SESSION, leaves, lane, 0
-    )
+    sender = SoftSpokenSender(Direction(one, SESSION, lane, 0), delta, holes)
+    return sender, SoftSpokenReceiver(Direction(two, SESSION, lane, 0), leaves)
 
 
 def bits_of(words: np.ndarray, count: int) -> np.ndarray:
@@ -184,8 +183,9 @@ def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
     leaves, (delta, holes) = run_both(
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
     )
-    receivers = [SoftSpokenReceiver(one, SESSION, leaves, 0, 0, native_aes) for _ in range(2)]
-    senders = [SoftSpokenSender(two, SESSION, delta, holes, 0, 0, native_aes) for _ in range(2)]
+    here, there = (Direction(channel, SESSION, 0, 0, native_aes) for channel in (one, two))
+    receivers = [SoftSpokenReceiver(here, leaves) for _ in range(2)]
+    senders = [SoftSpokenSender(there, delta, holes) for _ in range(2)]
     # the last takes a whole block and a part of one
     for blocks in ([3 * ALIGN], [ALIGN], [BLOCK, ALIGN]):
         parts = [tuple(array.copy() for array in receivers[0].extend(count)) for count in blocks]
@@ -220,7 +220,8 @@ def test_lanes_share_nothing() -> None:
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
     )
     keys = [
-        SoftSpokenReceiver(one, SESSION, leaves, lane, 0).extend(ALIGN)[1].copy() for lane in (0, 1)
+        SoftSpokenReceiver(Direction(one, SESSION, lane, 0), leaves).extend(ALIGN)[1].copy()
+        for lane in (0, 1)
     ]
     assert not (keys[0] == keys[1]).any()
     del delta, holes

@@ -38,7 +38,7 @@ from securemedian.mpc.protocols.correlations.kinds import (
 )
 from securemedian.mpc.protocols.kernels import planes
 from securemedian.mpc.protocols.ot import base, ferret, softspoken
-from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.ot.extension import ALIGN, Direction
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
@@ -89,9 +89,9 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
     """Return both parties of a lane, whose base OTs the test deals instead of computing them."""
     tag = os_entropy(32)
     one, other = dealt_secrets(), dealt_secrets()
-    silent = extension == "silent"
+    params = ProtocolParams(ot_extension=extension)
     return [
-        Session(j, tag, theirs[0], mine[1], mine[2], os_entropy, silent).party(0, pair[j])
+        Session(j, tag, theirs[0], mine[1], mine[2], os_entropy, params).party(0, pair[j])
         for j, mine, theirs in ((0, one, other), (1, other, one))
     ]
 
@@ -752,11 +752,11 @@ def ends(
     leaves, delta, holes = secrets or dealt_secrets(field_bits)
     tag = b"a session of the tests"
     if extension == "silent":
-        sender: Any = ferret.FerretSender(pair[0], tag, delta, holes, lane, 0)
-        receiver: Any = ferret.FerretReceiver(pair[1], tag, leaves, lane, 0)
+        sender: Any = ferret.FerretSender(Direction(pair[0], tag, lane, 0), delta, holes)
+        receiver: Any = ferret.FerretReceiver(Direction(pair[1], tag, lane, 0), leaves)
     else:
-        sender = softspoken.SoftSpokenSender(pair[0], tag, delta, holes, lane, 0)
-        receiver = softspoken.SoftSpokenReceiver(pair[1], tag, leaves, lane, 0)
+        sender = softspoken.SoftSpokenSender(Direction(pair[0], tag, lane, 0), delta, holes)
+        receiver = softspoken.SoftSpokenReceiver(Direction(pair[1], tag, lane, 0), leaves)
     return sender, receiver, pair
 
 

@@ -60,13 +60,6 @@ def on_ray(folder: Path, **settings: dict[str, Any]) -> Iterator[Pair]:
         pair.close()
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """Make a folder whose path is short: the names of Ray's sockets have room for no other."""
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
-        yield Path(made)
-
-
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     """Two servers on local clusters that are not of the same size, with three shards a round."""
@@ -137,6 +130,15 @@ def test_workers_are_processes_of_their_own(pair: Pair) -> None:
         assert (there["workers"], there["shards"]) == (count, 3)
         # what it writes lies with what the server stores, and no node may be asked without a token
         assert list((pair.folder / f"{server}-state" / "ray").glob("session_*/logs"))
+
+
+def test_a_folder_too_long_for_rays_sockets_is_refused(short: Path) -> None:
+    folder = short / ("long" * 6)
+    with (
+        pytest.raises(AssertionError, match="too long for the names of Ray's sockets"),
+        on_ray(folder, s0={"workers": 1}, s1={"workers": 1}),
+    ):
+        pass
 
 
 def test_what_a_cluster_has_written_ends_with_it(short: Path) -> None:

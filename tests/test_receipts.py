@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -14,6 +15,8 @@ import pytest
 from securemedian import cli
 from securemedian.clients import receipts, results
 from securemedian.clients.client import Client
+from securemedian.clients.outcomes import Outcomes, untrained
+from securemedian.clients.service import Limit
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record, differences, digest_of
 from securemedian.coordinator.coordinator import Coordinator
@@ -307,7 +310,14 @@ def test_each_server_that_says_something_else_is_named() -> None:
         ({"cohort": "stroke"}, "of the cohort 'stroke', and not of default"),
         ({"params": bytes(32)}, "other parameters"),
         ({"start": bytes(32)}, "started from another model"),
-        ({"included": ["key-b", "key-c"], "left_out": {}}, "neither includes this client"),
+        ({"included": ["key-b", "key-c"], "left_out": {}}, "does not say why"),
+        (
+            {
+                "included": ["key-b", "key-c"],
+                "left_out": {"its upload reached only s1": ["key-a"]},
+            },
+            "only s1', and both servers have confirmed",
+        ),
         ({"included": ["key-a"]}, "computed on 1 clients"),
     ],
 )
@@ -316,12 +326,36 @@ def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
 ) -> None:
     known = RECORD.cohort, RECORD.round, PARAMS, RunState().digest, "key-a"
     results.check_record(RECORD, *known)
-    results.check_record(RECORD, *known[:4], "key-c")
+    fits = {"its upload is complete, but max_clients is 3": ["key-c"]}
+    results.check_record(replace(RECORD, left_out=fits), *known[:4], "key-c")
     # who has not trained and not submitted knows less
     results.check_record(replace(RECORD, start=bytes(32)), *known[:3], None, "")
     error = TooFewClients if "included" in changes and len(changes) == 1 else ReceiptInvalid
     with pytest.raises(error, match=said):
         results.check_record(replace(RECORD, **changes), *known)
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -> None:
+    class Says:
+        def __init__(self, party: int) -> None:
+            self.party = party
+
+        def ask(self, op: str, *_: Any, **__: Any) -> wire.Message:
+            if self.party == failed:
+                raise RoundFailed("we give up")
+            return answer_of(signed())
+
+    service: Any = SimpleNamespace(
+        servers=[Says(0), Says(1)],
+        keys=SimpleNamespace(public=b"0"),
+        wait=lambda party, look, *_: look(),
+    )
+    with pytest.raises(ReceiptInvalid, match=f"S{failed} says that the round has failed"):
+        Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
+    service.servers[1 - failed].party = failed
+    with pytest.raises(RoundFailed, match="we give up"):
+        Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
 
 
 def test_values_must_be_those_of_the_record() -> None:

@@ -275,6 +275,35 @@ def test_a_result_for_which_the_other_server_does_not_vouch_is_not_published(
         assert both.rounds[1].state is State.FAILED
 
 
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_server_signs_one_record_of_a_round_also_after_its_restart(party: int) -> None:
+    here = a_round(party, State.RUNNING)
+    done = here.handle(Computed(receipt(party)), 1.0)
+    assert [type(action) for action in done] == [Done]
+    here.handle(Again(ID, 0, "timeout", "mine has broken off"), 2.0)
+    saved = json.loads(json.dumps(here.saved()))
+    for opened, signs in ((b"values", True), (b"others", False)):
+        here = a_round(party)
+        here.restore(saved)
+        here.adrift = False
+        here._enter(State.RUNNING, 3.0)
+        actions = here.handle(Computed(receipt(party, opened)), 3.0)
+        assert (Done in map(type, actions)) is signs
+        assert (here.state is State.FAILED) is not signs
+    assert "has signed another record" in here.reason
+
+
+def test_s1_makes_no_more_runs_than_its_own_limit() -> None:
+    here = a_round(1, State.OPEN)
+    here.here = {"key-a": b"", "key-b": b""}
+    here.handle(Close(ID, dict(here.here)), 0.0)
+    for attempt in range(1, LIMITS.max_attempts + 1):
+        assert Effect.START in here.handle(Compute(ID, here.digest, attempt, FIRST, False), 1.0)
+        here.handle(Again(ID, attempt, "timeout", "why"), 1.0)
+    here.handle(Compute(ID, here.digest, LIMITS.max_attempts + 1, FIRST, False), 1.0)
+    assert here.state is State.FAILED and "max_attempts" in here.reason
+
+
 def test_both_servers_end_with_the_same_receipt() -> None:
     both = Both()
     for client in ("key-a", "key-b", "key-c"):

@@ -27,11 +27,10 @@ FEW = ("--workers", "1", "--dim", "2000", "--clients", "2", "--repeat", "1")
 @contextmanager
 def started(folder: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """Start the benchmark, which must not outlive the test."""
-    (folder / "made").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "securemedian", "bench", "scale", *options, "--out", str(folder)],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(folder / "made"), "COLUMNS": "120"},
+        env=os.environ | {"TMPDIR": str(folder), "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -47,49 +46,47 @@ def started(folder: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
 
 def temporary(folder: Path) -> list[Path]:
     """Return what a benchmark has in temporary folders."""
-    return [*(folder / "made").iterdir(), *Path("/tmp").glob("ray-*")]
+    return [*folder.glob("sm-*"), *Path("/tmp").glob("ray-*")]
 
 
-def test_rounds_on_workers_are_measured_beside_rounds_on_threads(tmp_path: Path) -> None:
+def test_rounds_on_workers_are_measured_beside_rounds_on_threads(short: Path) -> None:
     before = set(Path("/tmp").glob("ray-*"))
-    with started(tmp_path, *FEW, "--lanes", "3") as process:
+    with started(short, *FEW, "--lanes", "3") as process:
         said = process.communicate(timeout=START_S)[0]
         assert process.returncode == 0, said
-    threads, worker = json.loads((tmp_path / "scale.json").read_text())["points"]
+    threads, worker = json.loads((short / "scale.json").read_text())["points"]
     assert (threads["workers"], threads["lanes"], threads["shards"]) == (0, 3, 0)
     assert (worker["workers"], worker["lanes"], worker["shards"]) == (1, 1, 1)
     seconds = [point["cost"]["seconds"] for point in (threads, worker)]
     assert worker["of_threads"] == pytest.approx(seconds[1] / seconds[0])
     assert threads["cost"]["ots"] == worker["cost"]["ots"] > 0
     assert "one core:" in said and "the link:" in said and "the door:" in said
-    assert set(temporary(tmp_path)) <= before
+    assert set(temporary(short)) <= before
 
 
-def test_a_node_is_killed_halfway_and_the_round_ends(tmp_path: Path) -> None:
+def test_a_node_is_killed_halfway_and_the_round_ends(short: Path) -> None:
     """Its shards are lost once the round is under way, and run again with what is left."""
     # a round of seconds, in which half is seen to be done
     sizes = "--workers", "2", "--shards", "4", "--clients", "3", "--repeat", "1"
-    with started(tmp_path, *sizes, "--kill-node") as process:
+    with started(short, *sizes, "--kill-node") as process:
         said = process.communicate(timeout=START_S)[0]
         assert process.returncode == 0, said
-    _, workers = json.loads((tmp_path / "scale.json").read_text())["points"]
+    _, workers = json.loads((short / "scale.json").read_text())["points"]
     lost = workers["killed"]["shards_lost"]
     assert 1 <= lost <= 4 and workers["killed"]["attempt"] == 1
     assert f"with {lost} of 4 shards lost" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
-def test_nothing_outlives_a_benchmark_that_is_cut_off(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_nothing_outlives_a_benchmark_that_is_cut_off(short: Path, number: signal.Signals) -> None:
     before = set(Path("/tmp").glob("ray-*"))
-    with started(tmp_path, *FEW) as process:
+    with started(short, *FEW) as process:
         wait_until(lambda: len(workers_below(process.pid)) == 2, START_S)
         there = below(process.pid)
         commands = b" ".join(there.values())
         assert commands.count(b"securemedian serve") >= 4 and b"raylet" in commands
-        assert set(temporary(tmp_path)) - before
+        assert set(temporary(short)) - before
         process.send_signal(number)
         assert process.wait(END_S) == 128 + number
         wait_until(lambda: not any(each.runs for each in there), END_S)
-        assert set(temporary(tmp_path)) <= before
+        assert set(temporary(short)) <= before

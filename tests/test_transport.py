@@ -558,7 +558,7 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
     begin, end = cut(params, clients, replace(protocol, lanes=1))[0]
     with patch.object(rehearsal, "LoneChannel", Noting):
         party = rehearsal.lone_party(protocol)
-    rehearsal.rehearse(party, params, [1] * clients, end - begin, protocol.batch)
+    rehearsal.rehearse(party, params, [1] * clients, protocol.batch, end - begin)
     return max(sizes)
 
 

@@ -1,21 +1,14 @@
 """What is expected of the service, and what was found.
 
 - An upload that both servers acknowledged is in its round's result, or its client is named with a
-  reason that does not say that the upload was missing. It does not matter how the round ended: one
-  that fails for want of clients although enough were acknowledged has lost them.
-- A published result equals the one computed in the clear from the updates of the clients that the
-  servers name, and all who ask get the same one. Where the next round goes on from a model, it is
-  this result.
-- No session is established twice at a server, and no round runs twice in one session. Base OTs are
-  made once in a session; its correlations come from these and from pools that live in the memory of
-  one process, where every block is taken once (`tests/test_correlations.py`). So a second session
-  is what a repeated correlation needs, and this is what is counted. So are rounds of two cohorts
-  in one session, and a result from a session that was never established.
-- What the servers open when they check a dealing depends on one coin. A second one for the same
-  dealing would open what the first one has left hidden, and is counted with the correlations.
+  reason that does not say that the upload was missing, even where the round fails.
+- A published result equals the one computed in the clear, all who ask get the same one, and the
+  next round goes on from it.
+- No session is established twice at a server, no round runs twice in one session, and no session
+  has rounds of two cohorts: correlations can repeat in no other way, since a process takes every
+  block of its pools once (`tests/test_correlations.py`).
+- A dealing is checked under one coin: a second one would open what the first has left hidden.
 - Every round ends by itself within its limit.
-
-Nothing here starts a process or reads a clock.
 """
 
 import statistics
@@ -98,7 +91,6 @@ class Audit:
     # What happens
 
     def fault(self, kind: str) -> None:
-        """Count a fault that has struck."""
         with self._lock:
             self.faults[kind] += 1
 

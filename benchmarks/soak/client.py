@@ -2,8 +2,7 @@
 
     python -m securemedian.benchmarks.soak.client CONFIG SEED COHORT
 
-Its update is a function of the seed, its name and the round (`update`), so that whoever knows these
-knows what a median of it must be, and a client that was restarted sends the same again.
+Its update is a function of the seed, its name and the round: a restarted client sends it again.
 """
 
 import hashlib
@@ -60,7 +59,8 @@ def _take_part(client: Client, seed: int) -> None:
     current = client.wait_for_round(WAIT_S)
     try:
         _submit(client, current, seed)
-        _say("result", round=current.round_id, digest=digest_of(_result(client, current)))
+        result = np.asarray(client.result(current.round_id, WAIT_S))
+        _say("result", round=current.round_id, digest=digest_of(result))
     except RoundFailed as error:
         _say("no-result", round=current.round_id, reason=str(error))
     except SecureMedianError as error:
@@ -77,10 +77,6 @@ def _submit(client: Client, current: Round, seed: int) -> None:
     values = update(seed, name, current.round_id, current.params.dim)
     client.submit(values, current.round_id)
     _say("acknowledged", round=current.round_id)
-
-
-def _result(client: Client, current: Round) -> NDArray[Any]:
-    return np.asarray(client.result(current.round_id, WAIT_S))
 
 
 def _say(event: str, **fields: Any) -> None:

@@ -29,7 +29,6 @@ class Disk:
         self.mounted = _succeeds("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
 
     def fill(self) -> None:
-        """Leave no room."""
         if not self.mounted:
             self._limit(0)
             return
@@ -38,7 +37,6 @@ class Disk:
                 pass
 
     def free(self) -> None:
-        """Give the room back."""
         if self.mounted:
             self._filler.unlink(missing_ok=True)
         else:

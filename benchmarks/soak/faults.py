@@ -1,8 +1,7 @@
 """Which fault strikes when, from a seed, and how it strikes.
 
-The seed decides on kinds, victims, lengths and pauses. Which moment of a round a fault meets also
-depends on how busy the machine is, so that a seed does not repeat a soak message by message. A
-server is killed at a transition when it logs it: at once, by the thread that reads the log.
+The seed decides on kinds, victims, lengths and pauses, but not on the moment of a round that a
+fault meets. A server is killed at a transition when it logs it.
 """
 
 import random

@@ -43,7 +43,6 @@ class Restarted:
         self._thread = threading.Thread(target=self._manage, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the process for the first time."""
         self._thread.start()
 
     @property

@@ -59,7 +59,6 @@ class Proxy:
         self.port = 0
 
     async def listen(self) -> None:
-        """Take connections on a free port."""
         listener = socket.create_server((LOOPBACK, 0))
         # what waits in it counts as taken
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._room)

@@ -82,13 +82,11 @@ class CohortRounds:
         self.live = False
 
     def run(self, seconds: float) -> None:
-        """Run rounds for so long."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._round()
 
     def run_some(self, count: int) -> None:
-        """Run so many rounds."""
         for _ in range(count):
             self._round()
 

@@ -85,12 +85,10 @@ class SoakService:
         self.began = time.monotonic()
 
     def start(self) -> None:
-        """Start everybody."""
         for process in self.processes.values():
             process.start()
 
     def coordinator(self, cohort: str, reply_timeout_s: float) -> Coordinator:
-        """Return the coordinator of a cohort, who reaches the servers without a proxy."""
         config = ClientConfig.load(self.folder / "coordinator.toml", cohort)
         brief = replace(config, reply_timeout_s=reply_timeout_s, retry_limit_s=reply_timeout_s)
         # servers are away all the time

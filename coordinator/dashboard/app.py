@@ -66,12 +66,7 @@ def _digest(part: str) -> str:
 
 
 def make_app(view: Callable[[], bytes], local: bool, names: Collection[str] = ()) -> "Starlette":
-    """Return the application.
-
-    `view` returns what the page shows, as JSON. Requests to `names` are answered, and those to an
-    address: if it is `local`, of the loopback alone. Raises ConfigError if starlette is not
-    installed.
-    """
+    """Return the application for JSON from `view`, at `names` and addresses, or loopback alone."""
     try:
         from starlette.applications import Starlette
         from starlette.responses import PlainTextResponse, Response
@@ -126,9 +121,7 @@ def serve(
     output: Path | None,
     report: Callable[[str], Any],
 ) -> None:
-    """Serve the dashboard until Ctrl-C or SIGTERM; `report` is told where it is.
-
-    Besides where it listens it answers to these `names`.
+    """Serve the dashboard, also under `names`, until Ctrl-C; `report` is told where it is.
 
     Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
     """
@@ -139,7 +132,12 @@ def serve(
     if output and not output.is_dir():
         raise InputError(f"there is no folder {output}: it is the `output` of a run")
     host, port = host_and_port(listen)
-    app = make_app((watch := _watch(config, output)).view, is_loopback(host), {host, *names})
+    watch = Watch(
+        connect(config, load_keys(config.key_file), ANSWER_S),
+        [config.s0.signing_key, config.s1.signing_key],
+        output,
+    )
+    app = make_app(watch.view, is_loopback(host), {host, *names})
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family)
@@ -168,12 +166,3 @@ def serve(
     with bound, watch:
         report(f"the dashboard is at http://{shown}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
         server.run(sockets=[bound])
-
-
-def _watch(config: ClientConfig, output: Path | None) -> Watch:
-    """Return a watch that asks with the coordinator's key."""
-    return Watch(
-        connect(config, load_keys(config.key_file), ANSWER_S),
-        [config.s0.signing_key, config.s1.signing_key],
-        output,
-    )

@@ -9,7 +9,7 @@ import calendar
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -88,13 +88,15 @@ class Vouching:
     opened: str = ""
 
 
-def vouching(receipt: Receipt, signing_keys: Sequence[str], status: RoundStatus) -> Vouching:
-    """Return what a receipt says, once it is verified, of the round with this status."""
+def vouching(
+    find: Callable[[], Receipt], signing_keys: Sequence[str], status: RoundStatus
+) -> Vouching:
+    """Return what the receipt that `find` returns says, verified, of the round with this status."""
     try:
+        receipt = find()
         receipt.check(signing_keys)
         record = receipt.record
-        about = record.round, len(record.included)
-        if about != (status.round, len(status.included)):
+        if (record.round, len(record.included)) != (status.round, len(status.included)):
             raise ReceiptInvalid(
                 f"it is that of round {record.round} of {len(record.included)} clients"
             )
@@ -171,14 +173,6 @@ class History:
     def rounds(self) -> list[Seen]:
         """The rounds in the order in which they began."""
         return sorted(self._seen.values(), key=lambda seen: seen.began)
-
-    def live(self) -> list[str]:
-        """Return the ids of the rounds that have not been seen to end."""
-        return [round_id for round_id, seen in self._seen.items() if seen.live]
-
-    def without_receipt(self) -> list[str]:
-        """Return the ids of the published rounds whose receipts have not been looked at."""
-        return [round_id for round_id, seen in self._seen.items() if seen.lacks_receipt]
 
     def find(self, round_id: str) -> Seen | None:
         """Return a round, or None if it is not remembered."""
@@ -326,14 +320,16 @@ class Watch:
             seen = self._history.find(round_id)
         if seen is None:
             return
+
+        def ask() -> Receipt:
+            fields = {"round": round_id, "values": False}
+            return results.receipt_of(self._servers[0].ask("result", fields))
+
         try:
-            answer = self._servers[0].ask("result", {"round": round_id, "values": False})
-            found = vouching(results.receipt_of(answer), self._signing_keys, seen.status)
+            found = vouching(ask, self._signing_keys, seen.status)
         # S0 keeps the latest rounds alone
         except UnknownRound as error:
             found = Vouching(None, str(error))
-        except ReceiptInvalid as error:
-            found = Vouching(False, str(error))
         with self._lock:
             self._history.vouch(round_id, found)
 
@@ -354,9 +350,10 @@ class Watch:
             self._history.take(status, now)
         if party == 0 and not wanted:
             # rounds that were live when another one began: how did they end?
-            others = [each for each in self._history.live() if each != status.round]
+            known = {seen.status.round: seen for seen in self._history.rounds}
+            others = [each for each, seen in known.items() if seen.live and each != status.round]
             self._errands = [("status", each) for each in others]
-            self._errands += [("result", each) for each in self._history.without_receipt()]
+            self._errands += [("result", each) for each in known if known[each].lacks_receipt]
 
     def _read_run(self, now: float) -> None:
         """Read what `coordinate` has written, if it has written since the last time."""
@@ -390,10 +387,7 @@ class Watch:
         file = self._folder / f"receipt-{round_id.partition('-')[0]}.json"
         if seen is None or not seen.lacks_receipt or not file.exists():
             return
-        try:
-            found = vouching(receipts.load(file), self._signing_keys, seen.status)
-        except ReceiptInvalid as error:
-            found = Vouching(False, str(error))
+        found = vouching(lambda: receipts.load(file), self._signing_keys, seen.status)
         self._history.vouch(round_id, found)
 
     def _watch(self, party: int, period_s: float) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import importlib.util
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -204,19 +203,16 @@ def _list(console: "Console") -> None:
         console.print(f"{what}: {', '.join(names)}")
 
 
-def _command() -> str:
-    return shlex.join(["securemedian", *sys.argv[1:]])
-
-
 def _analyse(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
+    from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
 
     assert experiment.analysis is not None
     with console.status(experiment.name):
         found = experiment.analysis.find(design)
-    summary = summaries.summary(experiment, design, [], {}, _command()) | {"results": found}
+    summary = summaries.summary(experiment, design, [], {}, report.command()) | {"results": found}
     stem = folder / design.stem(experiment.name)
     runs.write_json(folder / f"{stem.name}.json", summary)
     picture = experiment.analysis.draw(stem, experiment.figure, design, found)
@@ -227,6 +223,7 @@ def _analyse(
 def _run(
     experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> None:
+    from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
@@ -241,7 +238,7 @@ def _run(
     results = [
         CurveResult(curve, [percent(run, curve.shown) for run in curve.runs]) for curve in curves
     ]
-    summary = summaries.summary(experiment, design, results, records, _command())
+    summary = summaries.summary(experiment, design, results, records, report.command())
     stem = folder / design.stem(experiment.name)
     # a split like dirichlet:0.3 has a dot, which is no suffix
     runs.write_json(folder / f"{stem.name}.json", summary)

@@ -1,9 +1,8 @@
 """What the opened sums of SHARE's clusters tell: the attack on `reclustered`, clustering `opened`.
 
-The clients train one round, and both parties of the protocol run in this process on shares of what
-the clients would upload. The attacker is a server that follows the protocol: it has what is opened
-and the coin. With clustering `opened` it solves the sums of all clusters for the updates. With
-`hidden` it has one aggregate, and can but guess that each client moved as much.
+The clients train one round, whose two parties run in this process. The attacker is a server that
+follows the protocol. With clustering `opened` it solves the sums of all clusters for the updates;
+with `hidden` it has one aggregate, and can but guess that each client moved as much.
 """
 
 from collections.abc import Sequence
@@ -99,7 +98,6 @@ def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
 
 
 def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
-    """Draw the errors by R."""
     lines = [
         _line(label, [_at(found, clustering, number) for number in RECLUSTERINGS])
         for clustering, label in (

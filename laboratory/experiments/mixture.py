@@ -11,10 +11,8 @@ updates (tests/test_group_rounds.py). The paper does not say how it starts. Here
 at a random point that is NEAR times as far from the true one as the two nearest true ones are from
 each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start, and descends from zeros.
 
-An iteration is two products of matrices for all clients: their data with all models, and the errors
-of the models that they chose with their data. It ends with the projection on vectors of length up
-to LONGEST, which the paper does not fix. A descent ends before its last iteration where it has
-SETTLED; that along a median goes to and fro in many dimensions.
+An iteration ends with the projection on vectors of length up to LONGEST, which the paper does not
+fix. A descent ends before its last iteration where it has SETTLED.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +63,6 @@ class Mixture:
 
     @classmethod
     def draw(cls, groups: int, dim: int, rng: np.random.Generator) -> "Mixture":
-        """Draw the data of PER_GROUP clients per group."""
         clients = PER_GROUP * groups
         faulty = round(ALPHA * clients)
         truth = _directions(groups, dim, rng)
@@ -78,7 +75,6 @@ class Mixture:
 
     @property
     def clients(self) -> int:
-        """Return m."""
         return len(self.outputs)
 
     def near(self, rng: np.random.Generator) -> Float32s:
@@ -122,7 +118,6 @@ class Mixture:
 
 
 def median(updates: Vectors) -> Vectors:
-    """Return the lower median of each coordinate."""
     return np.asarray(np.sort(updates, axis=0)[median_rank(len(updates)) - 1])
 
 
@@ -133,7 +128,6 @@ def trimmed_mean(updates: Vectors) -> Vectors:
 
 
 def mean(updates: Vectors) -> Vectors:
-    """Return the mean of each coordinate."""
     return np.asarray(updates.mean(axis=0))
 
 
@@ -194,7 +188,6 @@ def by_dimension(design: "Design") -> list[dict[str, Any]]:
 
 
 def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
-    """Draw dist by d for each k, and by k for the largest d."""
     panels = [
         _panel(
             f"k = {groups}, {PER_GROUP * groups} clients",

@@ -41,7 +41,6 @@ class ExperimentBoard(Progress):
             console.print(f"{found} of {self._runs} runs are there already")
 
     def begin(self, run: Run) -> None:
-        """Show that a run begins."""
         self._number += 1
         self._title = f"run {self._number} of {self._runs}: {run.name}"
         if run.policy != CONSTANT:
@@ -55,14 +54,12 @@ class ExperimentBoard(Progress):
         self.update(self._task, completed=self._done + len(rounds), description=self._line)
 
     def servers(self, status: RoundStatus) -> None:
-        """Show S0's status while it computes."""
         done, total = status.progress
         share = f" {done / total:.0%}" if total else ""
         doing = f"{self._line}; servers: {status.phase or status.state}{share}"
         self.update(self._task, description=doing)
 
     def ended(self, record: RunRecord) -> None:
-        """Print the line of a finished run."""
         self._done += self._rounds
         self.update(self._task, completed=self._done)
         rounds = record.rounds

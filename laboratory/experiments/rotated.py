@@ -1,12 +1,9 @@
 """Byzantine-robust IFCA on rotated images: groups of clients see them turned by 0, 90, .. degrees.
 
-Each group has a model, each client trains the one with the smallest loss on its images, and the
-models follow the median of those who chose them. Faulty clients choose the group that the fewest
-honest ones choose, and send their update with its sign turned (`bitflip`). What is computed is what
-rounds of hidden groups publish, in the clear: `plaintext.published` gives the same bits.
-
-IFCA depends on where its models start: if all clients choose the same one in the first round, they
-stay with it. Here one client per rotation has trained the model of its group for a round.
+Each client trains the model with the smallest loss on its images, and the models follow the median
+of those who chose them. Faulty clients choose the group that the fewest honest ones choose, and
+send `bitflip`. It is computed in the clear, as rounds of hidden groups publish it. Before the first
+round, one client per rotation has trained the model of its group.
 """
 
 from collections.abc import Sequence

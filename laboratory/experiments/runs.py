@@ -77,7 +77,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name for people."""
         return f"{self.method}, {self.attack}, seed {self.seed}"
 
     def network(self, name: str) -> Model:
@@ -161,7 +160,6 @@ class RunRecord:
         return self.diverged or len(self.rounds) >= rounds
 
     def save(self, folder: Path, run: Run) -> None:
-        """Save the record of a finished run as ID.json."""
         write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | asdict(self))
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Group
@@ -44,9 +45,10 @@ def summary(
         "machine": machine(),
         "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
         "seconds": sum(
-            _seconds(records[run.run_id], design.rounds)
+            figures.seconds
             for result in results
             for run in result.curve.runs
+            for figures in records[run.run_id].rounds[: design.rounds]
         ),
         "results": [
             _curve(result, records, design.rounds)
@@ -60,6 +62,7 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
     curve = result.curve
     own = [records[run.run_id] for run in curve.runs]
     first = curve.runs[0]
+    measured = [figures for record in own for figures in record.rounds[:rounds]]
     return {
         "panel": curve.panel,
         "line": curve.line,
@@ -74,10 +77,8 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
         "accuracy": [[round(value, 2) for value in one] for one in result.accuracies],
         "final": {"mean": result.final_mean, "min": min(result.final), "max": max(result.final)},
         "diverged_after": [len(record.rounds) if record.diverged else None for record in own],
-        "seconds_a_round": _mean(
-            [figures.seconds for record in own for figures in record.rounds[:rounds]]
-        ),
-        "servers": _servers([f.cost for record in own for f in record.rounds[:rounds] if f.cost]),
+        "seconds_a_round": fmean([one.seconds for one in measured] or [0.0]),
+        "servers": _servers([one.cost for one in measured if one.cost]),
     }
 
 
@@ -119,17 +120,9 @@ def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
     if not costs:
         return None
     return {
-        name: _mean([getattr(cost, name) for cost in costs])
+        name: fmean(getattr(cost, name) for cost in costs)
         for name in ServerCost.__dataclass_fields__
     }
-
-
-def _seconds(record: RunRecord, rounds: int) -> float:
-    return sum(figures.seconds for figures in record.rounds[:rounds])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
@@ -149,7 +142,6 @@ def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
 
 
 def table(summary: Mapping[str, Any]) -> Group:
-    """Return the table of a summary."""
     settings, measured = summary["settings"], summary["measured"]
     title = (
         f"{summary['figure']}: {settings['model']} on {settings['data']}, "

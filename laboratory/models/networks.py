@@ -44,7 +44,6 @@ class Model:
 
     @property
     def inputs(self) -> int:
-        """The number of values per image."""
         return math.prod(self.shape)
 
 
@@ -115,7 +114,6 @@ def _gru_shakespeare() -> "nn.Module":
             self.output = nn.Linear(_STATE, CHARACTERS)
 
         def forward(self, codes: torch.Tensor) -> torch.Tensor:
-            """Return the logits (samples, characters) of codes (samples, context)."""
             _, state = self.recurrent(self.embedding(codes.long()))
             logits: torch.Tensor = self.output(state[0])
             return logits

@@ -128,10 +128,7 @@ class Channel:
         return self.recv(label, array.dtype, array.shape if shape is None else shape)
 
     def restart_rounds(self) -> None:
-        """Count rounds from 0 again.
-
-        Each party does so before it sends or receives anything of a new computation.
-        """
+        """Count rounds from 0 again, before anything of a new computation is sent or received."""
         self._depth = self.traffic.rounds = 0
 
     def close(self) -> None:

@@ -32,10 +32,7 @@ def msb_of_planes(party: Party, shares: RingPlanes) -> XorBits:
 
 
 def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
-    """Return shares of 1{x > y} = msb(y - x).
-
-    x and y are signed, with |x| + |y| < 2^(l-1) (the paper's Theorem C.1).
-    """
+    """Return shares of 1{x > y} = msb(y - x), for signed |x| + |y| < 2^(l-1) (Theorem C.1)."""
     return msb(party, RingShare(ring.reduce(y - x, bits)), bits)
 
 

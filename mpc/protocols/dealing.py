@@ -539,10 +539,7 @@ def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
 
 @dataclass(frozen=True)
 class DealtUpload:
-    """What a server holds of a client whose dealing passed: an upload of rotations.
-
-    As an `Upload` it has the words of the rotations, which both servers got.
-    """
+    """What a server holds of a client whose dealing passed: an upload of rotations."""
 
     shape: Dealing
     half: Upload

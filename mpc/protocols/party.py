@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.pool import Pool
-from securemedian.mpc.protocols.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.protocols.ot.extension import Direction
 from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
 from securemedian.mpc.protocols.ot.softspoken import (
     SoftSpokenReceiver,
@@ -26,6 +27,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 SESSION_BYTES = 16
 
 
+@dataclass(eq=False, repr=False)
 class Party:
     """What a protocol function works with: one lane of one party, used by one thread.
 
@@ -33,12 +35,11 @@ class Party:
     time spent in `reading_uploads`.
     """
 
-    def __init__(self, number: int, channel: Channel, pool: Pool, randomness: Stream) -> None:
-        self.number = number
-        self.channel = channel
-        self.pool = pool
-        self.randomness = randomness
-        self.uploads_seconds = 0.0
+    number: int
+    channel: Channel
+    pool: Pool
+    randomness: Stream
+    uploads_seconds: float = 0.0
 
     @contextmanager
     def reading_uploads(self) -> Iterator[None]:
@@ -81,34 +82,25 @@ def half_counts(count: int) -> tuple[int, int]:
     return _border(count), count - _border(count)
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """The base OTs of both directions, from which lanes are made.
 
     Both parties drop the session after any failure, because their counters may no longer agree.
     """
 
-    def __init__(
-        self,
-        party_id: int,
-        session_id: bytes,
-        receiver_leaves: list[list[bytes]],
-        delta: NDArray[np.uint8],
-        sender_leaves: list[list[bytes]],
-        entropy: Entropy,
-        silent: bool = False,
-        native_aes: bool = True,
-    ) -> None:
-        self._party_id, self._session_id, self._entropy = party_id, session_id, entropy
-        self._receiver_leaves, self._delta, self._sender_leaves = (
-            receiver_leaves,
-            delta,
-            sender_leaves,
-        )
-        self._silent, self._native_aes = silent, native_aes
-        self._lanes: set[int] = set()
+    party_id: int
+    session_id: bytes
+    receiver_leaves: list[list[bytes]]
+    delta: NDArray[np.uint8]
+    sender_leaves: list[list[bytes]]
+    entropy: Entropy
+    params: ProtocolParams
+    # those that were made
+    lanes: set[int] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        return f"Session({self._session_id.hex()}, <secrets>)"
+        return f"Session({self.session_id.hex()}, <secrets>)"
 
     @classmethod
     def establish(
@@ -139,16 +131,7 @@ class Session:
                 delta, sender_leaves = sender_setup(channel, tag, *given)
             else:
                 receiver_leaves = receiver_setup(channel, tag, *given)
-        return cls(
-            party_id,
-            bound,
-            receiver_leaves,
-            delta,
-            sender_leaves,
-            entropy,
-            params.silent,
-            params.native_aes,
-        )
+        return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, params)
 
     def party(self, lane: int, channel: Channel) -> Party:
         """Make the party of one lane, with streams and tweaks of its own.
@@ -156,24 +139,20 @@ class Session:
         Raises LocalProtocolError for a lane that was made before, because its correlations would
         repeat.
         """
-        if lane in self._lanes or not 0 <= lane < 1 << 16:
+        if lane in self.lanes or not 0 <= lane < 1 << 16:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
-        self._lanes.add(lane)
-        randomness = Stream(self._entropy(16))
-        sending = channel, self._session_id, self._delta, self._sender_leaves, lane, self._party_id
-        receiving = channel, self._session_id, self._receiver_leaves, lane, 1 - self._party_id
-        ends = extensions(self._silent, sending, receiving, self._native_aes)
-        pool = Pool(self._party_id, channel, *ends, randomness)
-        return Party(self._party_id, channel, pool, randomness)
-
-
-def extensions(
-    silent: bool,
-    sending: tuple[Channel, bytes, NDArray[np.uint8], list[list[bytes]], int, int],
-    receiving: tuple[Channel, bytes, list[list[bytes]], int, int],
-    native_aes: bool,
-) -> tuple[RandomOtSender, RandomOtReceiver]:
-    """Make a lane's ends of OT extension in both directions, silent or not."""
-    if silent:
-        return FerretSender(*sending, native_aes), FerretReceiver(*receiving, native_aes)
-    return SoftSpokenSender(*sending, native_aes), SoftSpokenReceiver(*receiving, native_aes)
+        self.lanes.add(lane)
+        randomness = Stream(self.entropy(16))
+        sending = Direction(channel, self.session_id, lane, self.party_id, self.params.native_aes)
+        receiving = replace(sending, sender=1 - self.party_id)
+        sender, receiver = (
+            (FerretSender, FerretReceiver)
+            if self.params.silent
+            else (SoftSpokenSender, SoftSpokenReceiver)
+        )
+        ends = (
+            sender(sending, self.delta, self.sender_leaves),
+            receiver(receiving, self.receiver_leaves),
+        )
+        pool = Pool(self.party_id, channel, *ends, randomness)
+        return Party(self.party_id, channel, pool, randomness)

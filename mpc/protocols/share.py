@@ -149,10 +149,7 @@ def words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
 
 
 def combine(one: RingShare, other: RingShare, bits: int) -> PublicValues:
-    """Return the shared values, [x]_0 + [x]_1 mod 2^l.
-
-    Raises InputError if the two shares differ in shape.
-    """
+    """Return [x]_0 + [x]_1 mod 2^l. Raises InputError if the two shares differ in shape."""
     if one.shape != other.shape:
         raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
     return PublicValues(ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits))

@@ -92,10 +92,7 @@ def joined(costs: Sequence[Cost]) -> Cost:
 
 
 class Meter:
-    """A meter of what a party's lanes do from now on.
-
-    Both parties make theirs before either of them sends.
-    """
+    """A meter of what a party's lanes do, which both parties make before either of them sends."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         self._parties = parties

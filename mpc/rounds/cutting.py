@@ -72,10 +72,7 @@ class Piece:
 def cut(
     params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
 ) -> list[tuple[int, int]]:
-    """Return the chunks of a round, or of a shard of it, [begin, end) each.
-
-    Lane i of L computes chunks i, i + L, ..
-    """
+    """Return the chunks [begin, end) of a round, or of a shard, which lanes compute in turns."""
     return _cut(params.dim, params.method.at_once(clients), protocol, shard)
 
 

@@ -71,10 +71,7 @@ class Buckets(ABC):
 
     @abstractmethod
     def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
-        """Return the value that each bucket stands for.
-
-        Raises InputError for an index that is no bucket.
-        """
+        """Return the value of each bucket. Raises InputError for an index that is no bucket."""
 
 
 class UniformBuckets(Buckets):
@@ -159,10 +156,7 @@ def check_buckets(buckets: int) -> None:
 
 
 def check_scale(scale: ArrayLike) -> NDArray[np.float64]:
-    """Return the scale of buckets as float64.
-
-    Raises ConfigError unless it is above 0 and finite everywhere.
-    """
+    """Return a scale as float64. Raises ConfigError unless it is above 0 and finite everywhere."""
     scale = np.asarray(scale, np.float64)
     if not (np.isfinite(scale) & (scale > 0)).all():
         raise ConfigError("the bucket range must be finite and greater than 0 in every coordinate")

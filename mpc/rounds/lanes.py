@@ -10,6 +10,7 @@ import numpy as np
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 
@@ -64,8 +65,8 @@ def exchange_wishes(
     return mine, parties[0].channel.exchange("sizes", mine)
 
 
-def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
-    """Call lane(0), lane(1), .. each on a thread of its own, and wait for them.
+def run_lanes(channels: Sequence[Channel], lane: Callable[[int], None]) -> None:
+    """Call lane(0), lane(1), .. each on a thread of its own with a channel, and wait for them.
 
     The first error closes all channels, so that no lane waits any longer, and is raised.
     """
@@ -78,12 +79,12 @@ def run_lanes(parties: Sequence[Party], lane: Callable[[int], None]) -> None:
         except BaseException as error:
             with lock:
                 errors.append(error)
-            for party in parties:
-                party.channel.close()
+            for channel in channels:
+                channel.close()
 
     threads = [
         threading.Thread(target=guarded, args=(number,), name=f"lane-{number}", daemon=True)
-        for number in range(len(parties))
+        for number in range(len(channels))
     ]
     for thread in threads:
         thread.start()
@@ -111,10 +112,7 @@ class Report:
 
 
 def go_on(party: Party, hurry: Callable[[], bool]) -> bool:
-    """Return whether to go on. Party 0 decides, so that both stop at the same chunk.
-
-    Its word waits for no answer.
-    """
+    """Return whether to go on, as party 0 decides, which waits for no answer."""
     if party.number == 0:
         go_on = not hurry()
         party.channel.send("fill", np.array([go_on], np.uint8))

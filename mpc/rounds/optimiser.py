@@ -57,10 +57,7 @@ class Optimiser(ABC):
 
     @abstractmethod
     def step(self, moments: Float64s, movement: Float64s) -> tuple[Float64s, Float64s]:
-        """Return the step (d,) from the model, and the new moments (kept, d).
-
-        `movement` (d,) is the step from the model to the result.
-        """
+        """Return the step (d,), for a `movement` (d,) to the result, and the new moments."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the optimiser as it is sent, saved and shown: its name and its options."""
@@ -85,10 +82,7 @@ class NoOptimiser(Optimiser):
 
 @dataclass(frozen=True)
 class Momentum(Optimiser):
-    """The model goes on in the direction of former steps: v' = decay v + movement.
-
-    The step is rate v' (FedAvgM: Hsu, Qi and Brown, 2019).
-    """
+    """The step is rate v', for v' = decay v + movement (FedAvgM: Hsu, Qi and Brown, 2019)."""
 
     name = "momentum"
     kept = 1

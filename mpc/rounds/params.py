@@ -94,18 +94,12 @@ class RoundParams:
 
     @property
     def bytes_ahead(self) -> int:
-        """Return the bytes that a client sends ahead of its training.
-
-        They are those to the server that gets more. The other gets a seed.
-        """
+        """Return the bytes that a client sends before it trains, to the server that gets more."""
         return self.dealing.bytes_ahead if self.dealing else 0
 
     @property
     def bytes_after(self) -> int:
-        """Return the bytes that a client sends after its training, to the server that gets more.
-
-        The other gets as much where the client dealt, and a seed otherwise.
-        """
+        """Return the bytes that a client sends after it trained, to the server that gets more."""
         return 8 * self.layout.words
 
     @property
@@ -149,17 +143,11 @@ class RoundParams:
         return self.method.max_total(self.max_clients)
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of the clients that take part, in their order.
-
-        Raises ConfigError if one of them weighs more than the cap allows.
-        """
+        """Return the clients' weights, in their order. Raises ConfigError for more than the cap."""
         return self.method.weights_of(clients)
 
     def check_included(self, clients: Sequence[str]) -> None:
-        """Raise ConfigError if these clients can have no result.
-
-        Then one of them weighs too much, or a rank is beyond their total.
-        """
+        """Raise ConfigError if one of these weighs too much, or a rank is beyond their total."""
         self.method.check_total(sum(self.weights_of(clients)))
 
     def chunk(
@@ -173,18 +161,12 @@ class RoundParams:
         groups: Sequence[int] = (),
         coin: bytes = b"",
     ) -> Chunk:
-        """Return coordinates [begin, end) of a round on these uploads.
-
-        `groups` are those of the clients, where they are visible.
-        """
+        """Return coordinates [begin, end) of a round; `groups` is given if they are visible."""
         sizes = self.layout, self.max_clients, self.min_clients
         return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin)
 
     def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
-        """Return the groups, 0-based, that have a result: all of those with `min_clients`.
-
-        `values` are the opened values, `groups` those of the clients where they are visible.
-        """
+        """Return the groups, 0-based, with a result; `groups` are the clients', if visible."""
         if not self.method.visible:
             return self.method.published_groups(values)
         sizes = [groups.count(group) for group in range(self.method.groups)]
@@ -214,10 +196,7 @@ class RoundParams:
 
     @property
     def digest(self) -> bytes:
-        """Return the digest that uploads name.
-
-        It tells an upload that was encoded for other parameters from one of the same size.
-        """
+        """Return the digest that uploads name, as they may be encoded for other parameters."""
         return digest(self.to_dict())
 
     @classmethod

@@ -4,7 +4,6 @@ Chunks of coordinates bound the memory. With several lanes, one computes while a
 link.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +123,7 @@ def check_values(
             )
             report.add(piece.dim)
 
-    run_lanes(parties, lane)
+    run_lanes([party.channel for party in parties], lane)
     passed = [not client.any() for client in failed.T]
     mine, theirs = exchange_verdicts(parties[0], passed)
     if (mine != theirs).any():
@@ -181,7 +180,7 @@ def run_round(
             results[piece.begin] = compute(parties[number], params, piece)
             report.add(piece.dim)
 
-    run_lanes(parties, lane)
+    run_lanes([party.channel for party in parties], lane)
     # numpy forgets which of the two the chunks were; they are all the same
     values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
     return Outcome(values, meter.read(), coin)
@@ -200,7 +199,7 @@ def _surveyed(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Ch
         for piece in pieces[number :: len(parties)]:
             surveys[piece.begin] = survey(parties[number], params, piece)
 
-    run_lanes(parties, lane)
+    run_lanes([party.channel for party in parties], lane)
     total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
     return RingShare(total)
 
@@ -234,10 +233,7 @@ def judge_surveys(
     weights: Sequence[int],
     shard: Shard,
 ) -> tuple[XorBits, Cost]:
-    """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost.
-
-    One pair of parties computes them, of whichever shard.
-    """
+    """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost."""
     meter = Meter(parties)
     chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
     return judge(parties[0], params, surveyed, chunk), meter.read()
@@ -298,7 +294,7 @@ def fill(
             party.pool.reserve(wanted)
             report.add(coordinates)
 
-    run_lanes(parties, lane)
+    run_lanes([party.channel for party in parties], lane)
     cost = meter.read()
     # all of it is preprocessing, what the parties said about it included
     return replace(
@@ -326,25 +322,14 @@ def warm_up(params: ProtocolParams | None = None) -> None:
         for method in METHODS.values()
         for variant in method.warm_up()
     ]
-    errors: list[BaseException] = []
 
     def run(party_id: int) -> None:
-        try:
-            session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
-            party = session.party(0, channels[party_id])
-            for each in rounds:
-                run_round([party], each, protocol, _warm_up_uploads(party, each, protocol))
-        except BaseException as error:
-            errors.append(error)
-            channels[party_id].close()
+        session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
+        party = session.party(0, channels[party_id])
+        for each in rounds:
+            run_round([party], each, protocol, _warm_up_uploads(party, each, protocol))
 
-    threads = [threading.Thread(target=run, args=(party_id,), daemon=True) for party_id in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    run_lanes(channels, run)
 
 
 def _warm_up_uploads(

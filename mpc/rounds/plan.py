@@ -2,18 +2,15 @@
 
 `predict` runs both parties one after the other, on channels that move nothing and extensions that
 compute nothing, and counts. Who sends what, how long it is and what waits for what are functions of
-the round's parameters alone (tests/test_privacy.py). So the counts are exactly those of a real
-round (tests/test_plan.py), and there is no formula of their own that could disagree with it:
-`Party`, `Pool` and the methods run unchanged. What stands in for the rest takes the size of a
-message from `channel`, `softspoken` and `ferret`, and the chunks from `cutting`.
+the round's parameters alone (tests/test_privacy.py), so the counts are exactly those of a real
+round (tests/test_plan.py): `Party`, `Pool` and the methods run unchanged.
 
-A chunk's messages depend on its size and on what the chunks before it left in stock. The stock soon
+A chunk's messages depend on its size and on what the chunks before it left in stock, which soon
 repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
-later rounds find leftovers in stock, and make less. Silent OT extension makes OTs by the group of
-trees: those that a round hands out are counted as OTs, but the bytes are of whole groups. A daemon
-that fills its pools while clients train adds an exchange of sizes to these bytes, and a short
-message per chunk. One that checks dealings as they come tosses more than once, which adds two short
-messages each time.
+later rounds find leftovers in stock, and make less. Silent OTs are counted as they are handed out,
+but their bytes are of whole groups of trees. A daemon that fills its pools ahead adds an exchange
+of sizes and a short message per chunk; one that checks dealings as they come, two short messages
+per further toss.
 """
 
 import copy
@@ -288,10 +285,7 @@ class _DryStream(Stream):
 
 @dataclass
 class _Count:
-    """What both ends of a lane counted, how deep each is, and what its extensions made.
-
-    Lists and tuples are of party 0 and party 1.
-    """
+    """What both ends of a lane counted, party 0's first, and what its extensions made."""
 
     protocol: ProtocolParams
     ots: int = 0
@@ -363,7 +357,7 @@ class _Rehearsal:
     def __init__(
         self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     ) -> None:
-        self._params, self._weights, self._protocol = params, weights, protocol
+        self._round, self._protocol = (params, weights, protocol.batch), protocol
         # by the sizes of the chunk, or of the piece of a check
         self._known: dict[tuple[tuple[int, ...], _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
@@ -407,28 +401,21 @@ class _Rehearsal:
 
     def chunk(self, size: int, state: _State) -> _Part:
         """Return what a chunk of `size` coordinates does from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
-        return self._rehearsed(
-            (size,), state, lambda party: rehearse(party, params, weights, size, batch)
-        )
+        return self._rehearsed((size,), state, lambda party: rehearse(party, *self._round, size))
 
     def survey(self, size: int, state: _State) -> _Part:
         """Return what the survey of a chunk of `size` coordinates does from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
         return self._rehearsed(
-            (size, 0, 0), state, lambda party: rehearse_survey(party, params, weights, size, batch)
+            (size, 0, 0), state, lambda party: rehearse_survey(party, *self._round, size)
         )
 
     def judge(self, state: _State) -> _Part:
         """Return what lane 0 does with the surveys from a state."""
-        params, weights, batch = self._params, self._weights, self._protocol.batch
-        return self._rehearsed(
-            (), state, lambda party: rehearse_judge(party, params, weights, batch)
-        )
+        return self._rehearsed((), state, lambda party: rehearse_judge(party, *self._round))
 
     def piece(self, piece: Piece, state: _State) -> _Part:
         """Return what a piece of a check does from a state."""
-        params, batch = self._params, self._protocol.batch
+        params, _, batch = self._round
         clients = piece.clients.stop - piece.clients.start
         return self._rehearsed(
             (clients, piece.dim), state, lambda party: rehearse_check(party, params, piece, batch)
@@ -449,10 +436,7 @@ class _Rehearsal:
 
 
 class _Peak:
-    """The most bytes that numpy and Python took at once in a `with` block.
-
-    What they had before it does not count.
-    """
+    """The most bytes that numpy and Python took at once in a `with` block, and not before."""
 
     size = 0
 

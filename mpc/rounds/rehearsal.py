@@ -16,10 +16,9 @@ from securemedian.mpc.arrays import RingShare, Words, XorBits
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.boolean import words_of
 from securemedian.mpc.protocols.channel import Channel, Traffic
-from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.dealing import DealtUpload
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party, extensions
-from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge, survey
 from securemedian.mpc.rounds.cutting import Piece
@@ -28,41 +27,35 @@ from securemedian.mpc.rounds.params import RoundParams
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
-    """Return a party 0 that has no peer, to time what one party computes.
-
-    Its cryptography is real, and all that it receives is zeros.
-    """
+    """Return a party 0 without a peer: its cryptography is real, and it receives only zeros."""
     channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
     # the missing leaf of each tree is the first
     delta = np.zeros(SECURITY_BITS, np.uint8)
     holes = [[b"", *tree[1:]] for tree in trees]
-    randomness = Stream(os_entropy(SEED_BYTES))
-    sending, receiving = (channel, session, delta, holes, 0, 0), (channel, session, trees, 0, 1)
-    ends = extensions(protocol.silent, sending, receiving, protocol.native_aes)
-    return Party(0, channel, Pool(0, channel, *ends, randomness), randomness)
+    return Session(0, session, trees, delta, holes, os_entropy, protocol).party(0, channel)
 
 
 def rehearse(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
     compute(party, params, _rehearsed_chunk(params, weights, size, batch))
 
 
 def rehearse_round(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
     if params.method.surveys:
-        rehearse_survey(party, params, weights, size, batch)
+        rehearse_survey(party, params, weights, batch, size)
         rehearse_judge(party, params, weights, batch)
-    rehearse(party, params, weights, size, batch)
+    rehearse(party, params, weights, batch, size)
 
 
 def rehearse_survey(
-    party: Party, params: RoundParams, weights: Sequence[int], size: int, batch: int
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
 ) -> None:
     """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
     survey(party, params, _rehearsed_chunk(params, weights, size, batch))

@@ -47,10 +47,7 @@ class RunState:
 
     @classmethod
     def of_groups(cls, runs: Sequence["RunState"]) -> Self:
-        """Return the run of several groups from the run of each.
-
-        Policy, optimiser and number are the same in all of them.
-        """
+        """Return the run of several groups from each one's, alike in policy, optimiser, number."""
         one = runs[0]
         return cls(
             one.policy, None, one.policy.start(), one.published, one.optimiser, None, (*runs,)
@@ -128,10 +125,7 @@ class RunState:
         )
 
     def counted(self) -> "RunState":
-        """Return the state after a round whose result the model does not follow.
-
-        Such a result goes to the clients alone, or is no model.
-        """
+        """Return the state after a round whose result goes to the clients alone, or is no model."""
         return replace(self, published=self.number)
 
     @cached_property

@@ -19,14 +19,13 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     """Call the ClientApp, and submit what it has trained to S0 and S1 in shares.
 
     It belongs first among the ClientApp's mods: those after it, such as Flower's for differential
-    privacy, then work on the arrays before they are shared. The reply keeps its metrics, loses
-    its arrays, and says which client the node is. Messages other than `train` go through as they
-    are, and their replies must have no arrays.
+    privacy, then work on the arrays before they are shared. The reply keeps its metrics, loses its
+    arrays, and says which client the node is. Replies to messages other than `train` must have no
+    arrays.
 
-    Raises ConfigError for a wrong or missing client.toml and for a message without a round, before
-    anything is trained; InputError for an update that has not the form of the model, or NaN; and
-    what `Client.submit` raises. Flower sends the text of an error to the SuperLink: it has names,
-    shapes and counts in it, and no values.
+    Raises ConfigError for a wrong or missing client.toml or round before anything is trained;
+    InputError for an update of another form, or NaN; and what `Client.submit` raises. Flower sends
+    the text of an error to the SuperLink: names, shapes and counts, and no values.
     """
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
         reply = call_next(message, context)

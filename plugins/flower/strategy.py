@@ -65,12 +65,11 @@ class SecureMedian(Strategy):
     ) -> None:
         """Check the coordinator's configuration and the options of the rounds.
 
-        `coordinator`: the path of coordinator.toml. `strategy`: by default FedAvg(). `min_clients`:
-        with fewer uploads the servers refuse to compute. `deadline_s`: when a round closes at the
-        latest, by default the `timeout` of `start`. `on_failure`: what a training round without a
-        result does, "stop" the run or "skip" the round and keep the model. `wait_s`: how long to
-        wait in each round for the nodes that `strategy` needs, for servers that are away, and for
-        the end of another's round. `options`: those of the method, by name.
+        `coordinator` is the path of coordinator.toml. With fewer uploads than `min_clients` the
+        servers refuse to compute. A round closes after `deadline_s`, by default the `timeout` of
+        `start`. Without a result, `on_failure` says "stop" the run or "skip" the round and keep
+        the model. In each round `wait_s` is waited for nodes, servers and the end of another's
+        round. `options` are the method's.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -124,10 +123,7 @@ class SecureMedian(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Open a round and send the nodes its id with the model.
-
-        Raises AggregationError if no round can be opened and `on_failure` is "stop".
-        """
+        """Open a round and send the nodes its id with the model. Raises AggregationError."""
         inner = self._strategy
         self._round_id = ""
         least = self._rounds.options.min_clients

@@ -49,13 +49,11 @@ class SecureMedian(ModelAggregator):
     ) -> None:
         """Check the options of the rounds.
 
-        `coordinator`: the path of coordinator.toml at the server. `min_clients`: with fewer uploads
-        the servers refuse to compute. `deadline_s`: when a round closes at the latest.
-        `on_failure`: what a round without a result does, "stop" the job or "skip" the round and
-        keep the model. `wait_s`: how long to wait in each round for servers that are away, and for
-        the end of another's round. `options`: those of the method, by name.
-
-        Raises ConfigError, which says what is wrong.
+        `coordinator` is the path of coordinator.toml at the server. With fewer uploads than
+        `min_clients` the servers refuse to compute. A round closes after `deadline_s`. Without a
+        result, `on_failure` says "stop" the job or "skip" the round and keep the model. In each
+        round `wait_s` is waited for servers and the end of another's round. `options` are the
+        method's. Raises ConfigError.
         """
         super().__init__()
         # NVFlare writes an argument into the job from the attribute of its name
@@ -107,10 +105,7 @@ class SecureMedian(ModelAggregator):
         self._metrics.append((model.metrics, model.meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND, 1)))
 
     def aggregate_model(self) -> FLModel:
-        """Close the round, wait for its result, and return it with the mean of the metrics.
-
-        Raises RoundFailed if the round has no result and `on_failure` is "stop".
-        """
+        """Close the round, and return its result with the mean metrics. Raises RoundFailed."""
         result = self._result()
         differences = self._kinds == {ParamsType.DIFF}
         if differences:

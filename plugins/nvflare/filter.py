@@ -29,22 +29,18 @@ _TASKS = (AppConstants.TASK_TRAIN, AppConstants.TASK_SUBMIT_MODEL)
 class SecureMedianFilter(DXOFilter):
     """A filter that hands an update to S0 and S1 in shares, and leaves a token in its place.
 
-    It belongs into both chains of a client. In the task-data chain it gives the model of a task its
-    usual form back. In the task-result chain, the last of its filters, it takes out the weights or
-    weight differences: filters before it, such as those for differential privacy, work on them
-    before they are shared. Other results go through, and must have no arrays.
+    It belongs into both chains of a client. In the task-data chain it gives the model of a task
+    its usual form back. In the task-result chain, the last of its filters, it takes out the
+    weights or weight differences, after filters such as those for differential privacy. Other
+    results go through, and must have no arrays.
 
-    Raises ConfigError for a wrong or missing client.toml and for a training task without a round,
-    before anything is trained; InputError for an update that has not the form of the model, or NaN;
-    and what `Client.submit` raises. NVFlare writes the text to the site's log and sends the server
-    a code.
+    Raises ConfigError for a wrong or missing client.toml or round before anything is trained;
+    InputError for an update of another form, or NaN; and what `Client.submit` raises. NVFlare
+    writes the text to the site's log and sends the server a code.
     """
 
     def __init__(self, config: str = "") -> None:
-        """Name the client.toml of sites that have none of their own, as simulated ones have not.
-
-        `{client}` in it stands for the number at the end of the site's name.
-        """
+        """Name the client.toml of simulated sites; `{client}` stands for the site's number."""
         super().__init__(tasks.KINDS, tasks.KINDS)
         # NVFlare writes an argument into the job from the attribute of its name
         self.config = config

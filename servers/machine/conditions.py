@@ -11,6 +11,7 @@ from securemedian.mpc.errors import (
     PeerProtocolError,
     PeerUnavailable,
     ReceiptInvalid,
+    RoundFailed,
     TooFewClients,
 )
 from securemedian.servers.machine import events
@@ -143,6 +144,12 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
         ):
             reason = "s0 asks to run the protocol before all clients are checked"
             return events.Failure(PeerProtocolError.code, reason)
+        case Compute() if event.attempt > here.limits.max_attempts:
+            reason = (
+                f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "
+                f"{here.limits.max_attempts} (max_attempts): open a new round"
+            )
+            return events.Failure(RoundFailed.code, reason)
         case Compute() if event.digest != here.digest:
             reason = f"the servers have different clients or parameters in round {here.round_id}"
             return events.Failure(ParametersDiffer.code, reason)

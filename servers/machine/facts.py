@@ -102,6 +102,8 @@ class RoundFacts:
     # this server's record of the round once it has computed, signed by itself, and by the other
     # server once that has computed
     receipt: Receipt | None = None
+    # the SHA-256 of the first record that this server has signed for the round, in hex digits
+    signed: str = ""
     # the other server's signature, once it has computed
     vouched: bytes = b""
     # whether the round has ever been open, and running, here
@@ -294,6 +296,7 @@ _SAVED = (
     "setbacks",
     "computed_here",
     "toss_opening",
+    "signed",
     "begun",
     "ran",
 )

@@ -1,9 +1,11 @@
 """A round at one server: it takes events and says what to do, as its `table` has it."""
 
 import copy
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from securemedian.common.receipts import Receipt
 from securemedian.common.states import State
 from securemedian.mpc.errors import (
     ChannelTimeout,
@@ -259,6 +261,7 @@ class ServerRound(RoundSelection):
                 self.judge()
             case events.Computed():
                 self.computed_here, self.receipt = True, event.receipt
+                self._keep_signed(event.receipt)
                 self._countersign()
                 if self.party == 1:
                     # S0 may publish, so that only S0 can end this attempt
@@ -377,6 +380,16 @@ class ServerRound(RoundSelection):
         """Add the other server's signature to the record, once both are there."""
         if self.receipt and self.computed_there:
             self.receipt = self.receipt.with_signature(f"s{1 - self.party}", self.vouched)
+
+    def _keep_signed(self, receipt: Receipt) -> None:
+        """Note the first record that this server signs for the round, the only one it may sign.
+
+        SECURITY: two of them, and a corrupt server could give each client another result.
+        """
+        digest = hashlib.sha256(receipt.encoded).hexdigest()
+        if digest != (self.signed or digest):
+            self.discord = f"s{self.party} has signed another record of this round before"
+        self.signed = self.signed or digest
 
     def _keep_coin(self, coin: bytes) -> None:
         """Note what was tossed for the check that is under way."""

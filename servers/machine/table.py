@@ -120,6 +120,7 @@ _DISPUTED_ASKED = replace(_DISPUTED, actions=(*_FAIL_ASKED, Failed))
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
+        _DISCORD,
         _DISPUTED,
         Transition(State.PUBLISHED, (*_PUBLISH, Done), conditions.both_computed),
         Transition(State.RUNNING, (Done,)),

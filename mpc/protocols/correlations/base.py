@@ -20,11 +20,7 @@ HandedOut = TypeVar("HandedOut")
 
 @dataclass(frozen=True)
 class Ends:
-    """What a party makes its halves with.
-
-    These are its two ends of OT extension, one per direction, the channel to the other party, and
-    randomness of its own.
-    """
+    """What a party makes halves with: its ends of OT extension, the channel, its own randomness."""
 
     channel: Channel
     sender: RandomOtSender
@@ -163,10 +159,7 @@ class Stock:
         self.count += half[0].shape[-1]
 
     def take(self, count: int) -> Half:
-        """Take `count` items from the stock and return them.
-
-        Raises LocalProtocolError if there are fewer.
-        """
+        """Take `count` items from the stock. Raises LocalProtocolError if there are fewer."""
         if count > self.count:
             raise LocalProtocolError(
                 f"{count} correlations asked for, {self.count} in stock: reserve first"

@@ -1,4 +1,4 @@
-"""The kinds of correlation, of which a protocol names what it needs.
+"""The kinds of correlation, which the package lists.
 
 A triple (Beaver, CRYPTO 1991) comes from one random OT in each direction: with u the receiver's
 choice and r_0, r_1 the sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the
@@ -137,10 +137,7 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
 
 @dataclass(frozen=True)
 class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
-    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver.
-
-    It hands out the OTs to send with and those to receive with.
-    """
+    """Two keys over Z_2^bits at the sender, and a random one of them at the receiver."""
 
     bits: int
 

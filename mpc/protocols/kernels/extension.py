@@ -8,8 +8,8 @@ Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows. 
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 
 # Words of a row that are folded at once: all leaves of a tree stay in the first-level cache.
@@ -20,7 +20,7 @@ _COLUMNS = 32
 
 
 @kernel
-def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
+def fold(leaves: Words, rows: Words) -> None:
     """Fold the leaves of one tree into one row per index bit, and into their sum.
 
     leaves (q, w) with q = 2^k, overwritten; rows (k, w), written. rows[j] becomes the XOR of the
@@ -55,9 +55,7 @@ def fold(leaves: NDArray[np.uint64], rows: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def correct(
-    rows: NDArray[np.uint64], correction: NDArray[np.uint64], masks: NDArray[np.uint64]
-) -> None:
+def correct(rows: Words, correction: Words, masks: Words) -> None:
     """Add the correction to the rows whose mask is set: rows[j] ^= masks[j] & correction.
 
     Masks are all ones or zero: there is no branch on the secret bits that they come from.
@@ -71,11 +69,11 @@ def correct(
 
 @kernel
 def _two_levels(
-    source: NDArray[np.uint64],
+    source: Words,
     first: int,
     start: int,
     width: int,
-    out: NDArray[np.uint64],
+    out: Words,
     shift: int,
     wide: np.uint64,
     narrow: np.uint64,
@@ -115,9 +113,7 @@ def _two_levels(
 
 
 @kernel
-def _transpose_tile(
-    rows: NDArray[np.uint64], first: int, start: int, width: int, tile: NDArray[np.uint64]
-) -> None:
+def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words) -> None:
     """Transpose `width` 64x64 matrices from row `first`, column `start` of `rows` into `tile`."""
     _two_levels(
         rows,
@@ -138,9 +134,7 @@ def _transpose_tile(
 
 
 @kernel
-def transpose_and_tweak(
-    rows: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
-) -> None:
+def transpose_and_tweak(rows: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.
 
     rows (128, w); out (n, 2), out[i] = sigma(x) ^ tweak with x the 128-bit column of OT i and
@@ -163,9 +157,7 @@ def transpose_and_tweak(
 
 
 @kernel
-def sigma_and_tweak(
-    keys: NDArray[np.uint64], index: np.uint64, stream: np.uint64, out: NDArray[np.uint64]
-) -> None:
+def sigma_and_tweak(keys: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Do as `transpose_and_tweak` does on keys (n, 2) that are columns already; out (n, 2)."""
     for i in range(keys.shape[0]):
         out[i, 0] = keys[i, 0] ^ keys[i, 1] ^ (index + np.uint64(i))
@@ -173,9 +165,7 @@ def sigma_and_tweak(
 
 
 @kernel
-def xor_constant(
-    values: NDArray[np.uint64], constant: NDArray[np.uint64], out: NDArray[np.uint64]
-) -> None:
+def xor_constant(values: Words, constant: Words, out: Words) -> None:
     """Set out[i] = values[i] ^ constant, for values and out (n, 2)."""
     low, high = constant[0], constant[1]
     for i in range(values.shape[0]):
@@ -184,7 +174,7 @@ def xor_constant(
 
 
 @kernel
-def xor_into(out: NDArray[np.uint64], values: NDArray[np.uint64]) -> None:
+def xor_into(out: Words, values: Words) -> None:
     """Set out ^= values, both (n, 2)."""
     for i in range(out.shape[0]):
         out[i, 0] ^= values[i, 0]

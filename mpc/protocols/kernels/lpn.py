@@ -7,6 +7,7 @@ Trees grow level by level. A 128-bit block is two uint64 words. The nodes of a l
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 
 # SECURITY: the number of secrets that each output of the code adds up, d of a d-local linear code.
@@ -14,13 +15,7 @@ LOCALITY = 10
 
 
 @kernel
-def grow(
-    parents: NDArray[np.uint64],
-    lefts: NDArray[np.uint64],
-    children: NDArray[np.uint64],
-    level: int,
-    sums: NDArray[np.uint64],
-) -> None:
+def grow(parents: Words, lefts: Words, children: Words, level: int, sums: Words) -> None:
     """Write the children of one level's nodes, and the XOR of the left ones per tree.
 
     parents, lefts (trees, width, 2); children (trees, 2 width, 2): a left child is that of `lefts`,
@@ -43,13 +38,7 @@ def grow(
 
 
 @kernel
-def mend_tree(
-    children: NDArray[np.uint64],
-    half: int,
-    given: NDArray[np.uint64],
-    found: NDArray[np.uint64],
-    path: int,
-) -> None:
+def mend_tree(children: Words, half: int, given: Words, found: Words, path: int) -> None:
     """Replace the two children of one tree's node on the path, which are wrong.
 
     children (2 half, 2). They become given ^ all other children of their side, where `given` (2,)
@@ -65,13 +54,7 @@ def mend_tree(
 
 
 @kernel
-def mend(
-    children: NDArray[np.uint64],
-    level: int,
-    sums: NDArray[np.uint64],
-    given: NDArray[np.uint64],
-    paths: NDArray[np.int64],
-) -> None:
+def mend(children: Words, level: int, sums: Words, given: Words, paths: NDArray[np.int64]) -> None:
     """Mend one level of each tree, as `mend_tree` does.
 
     children (trees, 2 half, 2); `sums` and `given` (trees, levels, 2), of which one level is read.
@@ -82,12 +65,7 @@ def mend(
 
 
 @kernel
-def encode(
-    leaves: NDArray[np.uint64],
-    secrets: NDArray[np.uint64],
-    draws: NDArray[np.uint32],
-    out: NDArray[np.uint64],
-) -> None:
+def encode(leaves: Words, secrets: Words, draws: NDArray[np.uint32], out: Words) -> None:
     """Add LOCALITY blocks of the secret to each leaf, at indices that `draws` chooses.
 
     out[i] = (leaves[i] without its bit 0) ^ the XOR of LOCALITY blocks of `secrets` (k, 2). Their

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 
 
 @kernel
-def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> None:
+def pack_values(values: NDArray[Any], bits: int, words: Words) -> None:
     """Write the low `bits` bits (1..64) of each value into `words`, which must be zero before."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     position = 0
@@ -27,7 +28,7 @@ def pack_values(values: NDArray[Any], bits: int, words: NDArray[np.uint64]) -> N
 
 
 @kernel
-def unpack_values(words: NDArray[np.uint64], bits: int, values: NDArray[Any]) -> None:
+def unpack_values(words: Words, bits: int, values: NDArray[Any]) -> None:
     """Undo `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
     position = 0
@@ -47,7 +48,7 @@ _FOURS, _LOWEST = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0101010101010101)
 
 
 @kernel
-def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) -> None:
+def pack_bytes(values: NDArray[np.uint8], bits: int, words: Words) -> None:
     """Do as `pack_values` does on bytes, a multiple of 8 of them, of which fewer than 8 bits count.
 
     Eight at a time become one word, whose neighbours then move together, three times.
@@ -70,7 +71,7 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: NDArray[np.uint64]) 
 
 
 @kernel
-def unpack_bytes(words: NDArray[np.uint64], bits: int, eights: NDArray[np.uint64]) -> None:
+def unpack_bytes(words: Words, bits: int, eights: Words) -> None:
     """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
     one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
     fours = (unit << four) - unit
@@ -88,9 +89,7 @@ def unpack_bytes(words: NDArray[np.uint64], bits: int, eights: NDArray[np.uint64
 
 
 @kernel
-def add_packed(
-    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
-) -> None:
+def add_packed(words: Words, tops: Words, total: Words) -> None:
     """Add packed values to packed totals modulo 2^l, without unpacking them.
 
     `tops` are words, repeated as often as needed, that have the top bit of each value set. Top bits
@@ -109,9 +108,7 @@ def add_packed(
 
 
 @kernel
-def subtract_packed(
-    words: NDArray[np.uint64], tops: NDArray[np.uint64], total: NDArray[np.uint64]
-) -> None:
+def subtract_packed(words: Words, tops: Words, total: Words) -> None:
     """Subtract packed values from packed totals modulo 2^l, without unpacking them.
 
     `tops` are as for `add_packed`. Top bits lend their values a 1, so no borrow leaves its value; a
@@ -129,7 +126,7 @@ def subtract_packed(
 
 
 @kernel
-def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
+def pack_bits(bits: NDArray[np.uint8], words: Words) -> None:
     """Set bit j of words[i] to bits[64 i + j]; missing bits are 0."""
     count = bits.shape[0]
     for i in range(words.shape[0]):
@@ -140,7 +137,7 @@ def pack_bits(bits: NDArray[np.uint8], words: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
+def unpack_bits(words: Words, bits: NDArray[np.uint8]) -> None:
     """Set bits[64 i + j] to bit j of words[i]."""
     for i in range(words.shape[0]):
         word = words[i]
@@ -149,7 +146,7 @@ def unpack_bits(words: NDArray[np.uint64], bits: NDArray[np.uint8]) -> None:
 
 
 @kernel
-def gather(values: NDArray[np.uint64], bit: int) -> np.uint64:
+def gather(values: Words, bit: int) -> np.uint64:
     """Return bit `bit` of each of 64 values, as one word.
 
     The values stand side by side, so that all planes are taken from the registers.
@@ -161,7 +158,7 @@ def gather(values: NDArray[np.uint64], bit: int) -> np.uint64:
 
 
 @kernel
-def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+def bit_planes(keys: Words, planes: Words) -> None:
     """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
     near = np.empty(64, np.uint64)
     for i in range(planes.shape[1]):

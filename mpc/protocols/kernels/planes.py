@@ -1,11 +1,9 @@
 """The arithmetic of ring elements in bit planes, 64 to a word, which the radix median uses.
 
-Plane k of elements of Z_2^l has bit k of each of them. So adding is what an adder of logic gates
-does, l times for 64 elements at once, and a product with a bit is an AND.
-
-The elements of a client stand in `words` words of each plane, and those of the next client follow.
-Planes of several ranks stand one above the other, l for each. Carries are kept for the words of a
-tile, so that the loop within goes along a plane.
+Plane k of elements of Z_2^l has bit k of each of them, so that an adder of logic gates adds 64
+elements at once, and a product with a bit is an AND. The elements of a client stand in `words`
+words of each plane, and those of the next client follow. Planes of several ranks stand one above
+the other, l for each. Carries are kept for the words of a tile.
 """
 
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.processor import SLICES
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_planes
@@ -24,7 +23,7 @@ _TILE = 64
 
 
 @kernel
-def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
+def split(values: NDArray[Any], planes: Words) -> None:
     """Set bit j of planes[k, i] to bit k of values[64 i + j]; missing bits are 0."""
     flat, words, count = planes.reshape(-1), planes.shape[1], planes.shape[0]
     near = np.zeros(64, values.dtype)
@@ -41,7 +40,7 @@ def split(values: NDArray[Any], planes: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def join(planes: NDArray[np.uint64], values: NDArray[Any]) -> None:
+def join(planes: Words, values: NDArray[Any]) -> None:
     """Undo `split`."""
     near = np.empty(64, np.uint64)
     for i in range(planes.shape[1]):
@@ -68,16 +67,16 @@ def _carry(one: np.uint64, other: np.uint64, carry: np.uint64) -> np.uint64:
 
 @kernel
 def reply(
-    flags: NDArray[np.uint64],
-    products: NDArray[np.uint64],
-    opened: NDArray[np.uint64],
-    zeros: NDArray[np.uint64],
-    requests: NDArray[np.uint64],
-    keys0: NDArray[np.uint64],
-    keys1: NDArray[np.uint64],
+    flags: Words,
+    products: Words,
+    opened: Words,
+    zeros: Words,
+    requests: Words,
+    keys0: Words,
+    keys1: Words,
     at: int,
     bits: int,
-    replies: NDArray[np.uint64],
+    replies: Words,
 ) -> None:
     """Bring the flags up to date, and write the sender's replies.
 
@@ -128,20 +127,20 @@ def reply(
 
 @kernel
 def finish(
-    flags: NDArray[np.uint64],
-    opened: NDArray[np.uint64],
-    zeros: NDArray[np.uint64],
-    requests: NDArray[np.uint64],
-    keys0: NDArray[np.uint64],
-    keys1: NDArray[np.uint64],
-    keys: NDArray[np.uint64],
+    flags: Words,
+    opened: Words,
+    zeros: Words,
+    requests: Words,
+    keys0: Words,
+    keys1: Words,
+    keys: Words,
     at: int,
-    replies: NDArray[np.uint64],
-    weights: NDArray[np.uint64],
+    replies: Words,
+    weights: Words,
     bits: int,
-    products: NDArray[np.uint64],
-    below: NDArray[np.uint64],
-    reached: NDArray[np.uint64],
+    products: Words,
+    below: Words,
+    reached: Words,
 ) -> None:
     """Write the shares of the products, and add them up on top of the counts.
 

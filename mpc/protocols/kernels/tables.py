@@ -6,8 +6,8 @@ their OTs 1, and so on. Tables of a tile of items are worked on in the first-lev
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 
 # Words of a plane that are worked on at once.
@@ -15,9 +15,7 @@ _TILE = 64
 
 
 @kernel
-def combine_keys(
-    keys0: NDArray[np.uint64], keys1: NDArray[np.uint64], width: int, tables: NDArray[np.uint64]
-) -> None:
+def combine_keys(keys0: Words, keys1: Words, width: int, tables: Words) -> None:
     """Combine the sender's keys into one table per item.
 
     keys0, keys1 (2^m width, m w); tables (2^m width, w). Chunk i of a table is the XOR over j of
@@ -35,9 +33,7 @@ def combine_keys(
 
 
 @kernel
-def _pick(
-    near: NDArray[np.uint64], positions: NDArray[np.uint64], start: int, words: int, width: int
-) -> None:
+def _pick(near: Words, positions: Words, start: int, words: int, width: int) -> None:
     """Move the chunk at each position to the front of the tables in `near` (2^m width, ..).
 
     They are `words` words of them, whose positions (m, ..) begin at word `start`. There is no
@@ -54,9 +50,7 @@ def _pick(
 
 
 @kernel
-def choose_chunks(
-    keys: NDArray[np.uint64], choices: NDArray[np.uint64], pads: NDArray[np.uint64]
-) -> None:
+def choose_chunks(keys: Words, choices: Words, pads: Words) -> None:
     """Write the pad of each table that the receiver knows: the chunk at its choices.
 
     keys (2^m width, m w), choices (m, w), pads (width, w).
@@ -79,13 +73,13 @@ def choose_chunks(
 
 @kernel
 def reply_leaves(
-    leaves: NDArray[np.uint64],
-    requests: NDArray[np.uint64],
-    tables: NDArray[np.uint64],
-    shares: NDArray[np.uint64],
+    leaves: Words,
+    requests: Words,
+    tables: Words,
+    shares: Words,
     greater: bool,
     equal: bool,
-    out: NDArray[np.uint64],
+    out: Words,
 ) -> None:
     """Write the sender's masked messages, in reply to the requests.
 
@@ -138,12 +132,7 @@ def reply_leaves(
 
 
 @kernel
-def finish_leaves(
-    leaves: NDArray[np.uint64],
-    replies: NDArray[np.uint64],
-    pads: NDArray[np.uint64],
-    out: NDArray[np.uint64],
-) -> None:
+def finish_leaves(leaves: Words, replies: Words, pads: Words, out: Words) -> None:
     """Write the receiver's shares: the message at its leaf, without the pad.
 
     leaves (m, w), replies (2^m width, w); pads, out (width, w).

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.dealt import unpack_vectors
@@ -66,11 +67,11 @@ def weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64,
 
 @kernel
 def _unpack(
-    words: NDArray[np.uint64],
+    words: Words,
     start: int,
     bits: int,
     per_word: int,
-    rest: NDArray[np.uint64],
+    rest: Words,
     vectors: NDArray[Any],
     to: int,
     count: int,
@@ -142,12 +143,12 @@ def _positions(
 
 @kernel
 def _read(
-    words: NDArray[np.uint64],
+    words: Words,
     at: int,
     bits: int,
     per_word: int,
     one: int,
-    rest: NDArray[np.uint64],
+    rest: Words,
     vectors: NDArray[Any],
     first: int,
     last: int,
@@ -167,7 +168,7 @@ def _read(
 
 @kernel
 def unpack(
-    words: NDArray[np.uint64],
+    words: Words,
     bits: int,
     per_word: int,
     one: int,
@@ -207,7 +208,7 @@ def places(labels: NDArray[np.uint8], borders: NDArray[np.uint32], out: NDArray[
 
 @kernel
 def scatter(
-    words: NDArray[np.uint64],
+    words: Words,
     bits: int,
     per_word: int,
     one: int,
@@ -391,12 +392,7 @@ def _turn_and_subtract(
 
 @kernel
 def add_turned(
-    words: NDArray[np.uint64],
-    turns: NDArray[np.uint64],
-    bits: int,
-    per_word: int,
-    one: int,
-    totals: NDArray[Any],
+    words: Words, turns: Words, bits: int, per_word: int, one: int, totals: NDArray[Any]
 ) -> None:
     """Add packed vectors, rotated up by packed turns, to totals modulo 2^l.
 
@@ -480,7 +476,7 @@ def shuffle(order: NDArray[np.uint32], first: int, last: int, draws: NDArray[np.
 
 
 @kernel
-def set_ones(slots: NDArray[np.uint8], bits: int, entries: int, words: NDArray[np.uint64]) -> None:
+def set_ones(slots: NDArray[np.uint8], bits: int, entries: int, words: Words) -> None:
     """Set entry slots[i] of packed vector i to 1, unless it is the last, which is left out."""
     for i in range(slots.shape[0]):
         slot = np.int64(slots[i])

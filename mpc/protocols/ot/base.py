@@ -53,10 +53,7 @@ def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: byt
 
 
 class BaseOtSender:
-    """The sender of base OTs, which ends with two keys per OT.
-
-    `session` must be unique to this run and direction.
-    """
+    """The sender of base OTs, with two keys per OT; `session` is unique to run and direction."""
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session = channel, session
@@ -86,10 +83,7 @@ class BaseOtSender:
 
 
 class BaseOtReceiver:
-    """The receiver of base OTs, which ends with one key per OT: that of its choice bit.
-
-    `session` is the sender's.
-    """
+    """The receiver of base OTs, with one key per OT, its choice's; `session` is the sender's."""
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session, self._entropy = channel, session, entropy

@@ -1,21 +1,20 @@
 """What the two ends of random OT extension promise, whichever protocol runs between them.
 
-An extension makes millions of random 1-of-2 OTs in one direction of one lane. Per OT, the sender
-learns two random keys of 128 bits, the receiver learns a random choice bit and the key of that
-choice, and neither learns more. `softspoken` and `ferret` are the two extensions; `plan` has
-ends that only note what is asked of them.
-
-Both ends must be asked for the same counts in the same order: the messages between them carry no
-counts, and an end waits for exactly the messages that its peer sends for the same call.
+Per OT, the sender learns two random keys of 128 bits, the receiver learns a random choice bit and
+the key of that choice, and neither learns more. Both ends must be asked for the same counts in the
+same order: the messages carry no counts, and an end waits for exactly those that its peer sends for
+the same call.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import processor, slicing
 
@@ -25,6 +24,23 @@ ALIGN = 128
 # nothing, and rows short enough for the cache. A row is an odd number of cache lines, so that a
 # column of rows does not fall on the same few cache sets.
 BLOCK = 255 * 512
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one lane, at either end of its extension."""
+
+    channel: Channel
+    session: bytes
+    lane: int
+    # the party that sends
+    sender: int
+    native_aes: bool = True
+
+    @property
+    def tweaks(self) -> np.uint64:
+        """Return the upper word of the tweaks, which is below 2^32, because lanes have 16 bits."""
+        return np.uint64(2 * self.lane + self.sender)
 
 
 class RandomOtEnd(ABC):
@@ -52,10 +68,7 @@ class RandomOtEnd(ABC):
 
 
 class RandomOtSender(RandomOtEnd):
-    """The end that makes two random keys per OT.
-
-    It holds a secret Delta, which never leaves it.
-    """
+    """The end that makes two random keys per OT, and has a secret Delta, which never leaves it."""
 
     @abstractmethod
     def extend(self, count: int) -> tuple[Blocks, Blocks]:

@@ -22,30 +22,26 @@ LOCALITY ones per row,
 
 and its choice bit is that of e ^ A u: an LPN sample.
 
-(The half-tree paper lets the sender draw X_0 and send X_0 ^ w. As w is random and serves nothing
-else, X_0 = w is the case where that message is 0, and what the receiver sees is distributed alike.
-The path, and so the noise, is read off the seeds' own choice bits, which are uniform: the receiver
-then has nothing to say. Ferret lets it choose a path and send the difference from r, a uniform bit;
-ours is the case where that is 0.)
+(In the half-tree paper the sender draws X_0 and sends X_0 ^ w; ours is the case where that message
+is 0, as w is random and serves nothing else. The path is read off the seeds' own choice bits, which
+are uniform: Ferret's receiver chooses it and sends the difference from r, which is 0 here.)
 
 Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
 holds there too, and 127 bits of Delta remain secret.
 
-An iteration of a larger code takes more seeds than are cheap to come by. So the first iteration is
-one of a small code, SETUP, whose seeds come from SoftSpokenOT on the same base OTs, without its
-hash (the sigma and the public tweak on its columns keep them correlated, under sigma(Delta)). All
-later ones are of CODE. The last outputs of an iteration are the seeds of the next one, and
-`extend` hands out the others: nothing is used twice. An iteration's trees are grown a group at a
-time, when their outputs are wanted.
+The first iteration is one of a small code, SETUP, whose seeds come from SoftSpokenOT on the same
+base OTs, without its hash (the sigma and the public tweak on its columns keep them correlated,
+under sigma(Delta)). All later ones are of CODE. The last outputs of an iteration are the seeds of
+the next one, and `extend` hands out the others: nothing is used twice. An iteration's trees are
+grown a group at a time, when their outputs are wanted.
 
 H is the hash of `ot.hash`. In the trees its tweaks are the number of the node in its group and
 a stream with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an
 ideal permutation while no two nodes under one key are equal. The receiver is given H(P) or P ^ H(P)
 for the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
 for all P under one key at once, so each group of trees has a key of its own, which serves
-TREES (depth - 1) = 640 such P however long the session is. The receiver then expects to find one
-after 2^128 / 640 = 2^118.7 evaluations of AES (tests/test_ferret.py); under one key per session it
-would be 2^105.6 after 10^9 OTs.
+TREES (depth - 1) = 640 such P: it expects to find one after 2^128 / 640 = 2^118.7 evaluations of
+AES (tests/test_ferret.py).
 
 The sender sends 160 bytes per tree, which is 0.09 bytes per OT, in a message per group that waits
 for nothing. SoftSpokenOT's seeds come before the first of them, from receiver to sender.
@@ -61,19 +57,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
-from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import extension, lpn, packing
 from securemedian.mpc.protocols.kernels.native import aes
 from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
+    Direction,
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
     bit_planes,
     checked_block,
 )
-from securemedian.mpc.protocols.ot.hash import Hash, tweak_stream
+from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
@@ -196,14 +192,12 @@ class _Ferret(RandomOtEnd):
 
     sender_speaks = True
 
-    def __init__(
-        self, channel: Channel, session: bytes, lane: int, direction: int, native_aes: bool
-    ) -> None:
-        self._channel = channel
-        self._native_aes = native_aes
-        self._tweaks = tweak_stream(lane, direction)
+    def __init__(self, direction: Direction) -> None:
+        self._channel, session = direction.channel, direction.session
+        self._native_aes = direction.native_aes
+        self._tweaks = direction.tweaks
         self._scratch = Scratch()
-        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
+        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=self._native_aes)
         # what keys of this lane and direction are derived from; all of it is public
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
@@ -342,17 +336,9 @@ class _Ferret(RandomOtEnd):
 class FerretReceiver(_Ferret, RandomOtReceiver):
     """The receiver's end, which waits for the sender once `prepare` has spoken."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
-    ) -> None:
-        super().__init__(channel, session, lane, direction, native_aes)
-        self._softspoken = SoftSpokenReceiver(channel, session, leaves, lane, direction, native_aes)
+    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
+        super().__init__(direction)
+        self._softspoken = SoftSpokenReceiver(direction, leaves)
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
@@ -390,19 +376,10 @@ class FerretSender(_Ferret, RandomOtSender):
     """The sender's end, which waits for nobody after `prepare` and holds Delta."""
 
     def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        delta: NDArray[np.uint8],
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
+        self, direction: Direction, delta: NDArray[np.uint8], leaves: list[list[bytes]]
     ) -> None:
-        super().__init__(channel, session, lane, direction, native_aes)
-        self._softspoken = SoftSpokenSender(
-            channel, session, delta, leaves, lane, direction, native_aes
-        )
+        super().__init__(direction)
+        self._softspoken = SoftSpokenSender(direction, delta, leaves)
         # the difference that SoftSpokenOT's tweaked columns are correlated by
         low, high = self._softspoken.sigma_delta
         self._delta = np.array([low | np.uint64(1), high])

@@ -2,8 +2,8 @@
 
     H(t, x) = pi(sigma(x) ^ t) ^ sigma(x) ^ t,    pi = AES-128 under a public key.
 
-A tweak t = (index, stream) is used once per key: `tweak_stream` gives each lane and direction
-streams of its own, and whoever hashes counts the index up.
+A tweak t = (index, stream) is used once per key: each lane and direction has streams of its
+own, and whoever hashes counts the index up.
 
 Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
 once: it compares every evaluation of pi with a table of the N values, and expects one hit after
@@ -23,14 +23,6 @@ from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels.native import aes, hashing
 from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.mpc.protocols.ot.scratch import Scratch
-
-
-def tweak_stream(lane: int, direction: int) -> np.uint64:
-    """Return the upper word of the tweaks of a lane and direction.
-
-    It is below 2^32, because lanes have 16 bits.
-    """
-    return np.uint64(2 * lane + direction)
 
 
 class Hash:
@@ -66,11 +58,11 @@ class Hash:
         out1: Blocks | None = None,
     ) -> None:
         """Hash the columns of 128 rows of bits (128, n / 64)."""
-        first = np.uint64(index)
+        given = rows, np.uint64(index), stream
         if self.round_keys is not None:
-            hashing.hash_columns(rows, first, stream, self.round_keys, difference, out0, out1)
+            hashing.hash_columns(*given, self.round_keys, difference, out0, out1)
         else:
-            kernels.transpose_and_tweak(rows, first, stream, out0)
+            kernels.transpose_and_tweak(*given, out0)
             self._finish_all(out0, difference, out1)
 
     def blocks(
@@ -83,11 +75,11 @@ class Hash:
         out1: Blocks | None = None,
     ) -> None:
         """Hash blocks (n, 2)."""
-        first = np.uint64(index)
+        given = blocks, np.uint64(index), stream
         if self.round_keys is not None:
-            hashing.hash_blocks(blocks, first, stream, self.round_keys, difference, out0, out1)
+            hashing.hash_blocks(*given, self.round_keys, difference, out0, out1)
         else:
-            kernels.sigma_and_tweak(blocks, first, stream, out0)
+            kernels.sigma_and_tweak(*given, out0)
             self._finish_all(out0, difference, out1)
 
     def _finish_all(self, out0: Blocks, difference: Words | None, out1: Blocks | None) -> None:

@@ -1,12 +1,8 @@
-"""The leaves of SoftSpokenOT's trees, expanded, folded and corrected.
+"""The leaves of SoftSpokenOT's trees, expanded, folded and corrected (`ot.softspoken`).
 
-One party's leaves of one lane: per block of `ot.softspoken` a tree with 2^k of them, each the
-seed of a stream. What they become is written there; here are the two ways to compute it, which give
-the same bytes:
-
-    PortableLeaves  OpenSSL expands the leaves to memory, kernels fold and correct what is there.
-    NativeLeaves    does all of it in registers, where the processor has AES instructions, and
-                    hashes a strip of columns while its rows are in the cache.
+There are two ways to compute it, which give the same bytes: OpenSSL expands the leaves to memory,
+and kernels fold and correct what is there; or all of it is done in registers, where the processor
+has AES instructions, and a strip of columns is hashed while its rows are in the cache.
 """
 
 from abc import ABC, abstractmethod

@@ -31,13 +31,14 @@ from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
 from securemedian.mpc.protocols.ot.extension import (
+    Direction,
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
     blocks_of,
     checked_block,
 )
-from securemedian.mpc.protocols.ot.hash import Hash, tweak_stream
+from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.leaves import Tweaked, expander
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, expand, os_entropy
@@ -133,21 +134,13 @@ class _SoftSpoken(RandomOtEnd):
 
     sender_speaks = False
 
-    def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
-    ) -> None:
-        self._channel = channel
-        self._leaves = expander(leaves, lane, native_aes)
+    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
+        self._channel, native_aes = direction.channel, direction.native_aes
+        self._leaves = expander(leaves, direction.lane, native_aes)
         self._field_bits = SECURITY_BITS // len(leaves)
-        self._tweaks = tweak_stream(lane, direction)
-        self._scratch = Scratch()
-        self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=native_aes)
+        self._tweaks = direction.tweaks
+        self._scratch, label = Scratch(), b"securemedian pi"
+        self._hash = Hash(self._scratch, label, direction.session, native_aes=native_aes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
@@ -208,31 +201,18 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        session: bytes,
-        delta: NDArray[np.uint8],
-        leaves: list[list[bytes]],
-        lane: int,
-        direction: int,
-        native_aes: bool = True,
+        self, direction: Direction, delta: NDArray[np.uint8], leaves: list[list[bytes]]
     ) -> None:
         # folding weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x,
         # and the missing one with 0
         weights = (
             delta.reshape(len(leaves), -1).astype(np.int64) << np.arange(delta.size // len(leaves))
         ).sum(axis=1)
-        super().__init__(
-            channel,
-            session,
-            [
-                [tree[y ^ int(d)] for y in range(len(tree))]
-                for tree, d in zip(leaves, weights, strict=True)
-            ],
-            lane,
-            direction,
-            native_aes,
-        )
+        moved = [
+            [tree[y ^ int(d)] for y in range(len(tree))]
+            for tree, d in zip(leaves, weights, strict=True)
+        ]
+        super().__init__(direction, moved)
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         low, high = np.packbits(delta, bitorder="little").view(np.uint64)
         self.sigma_delta: Words = np.array([low ^ high, low])

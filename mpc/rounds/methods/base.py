@@ -375,10 +375,7 @@ class Method(ABC):
         return 1
 
     def published_groups(self, values: PublicValues) -> list[int]:
-        """Return the groups, 0-based, that have a result among the opened values, a row each.
-
-        One that has fewer than `min_clients` has none.
-        """
+        """Return the groups, 0-based, with a result among the opened values, a row each."""
         return [0]
 
     @property
@@ -412,10 +409,7 @@ class Method(ABC):
     @classmethod
     @abstractmethod
     def warm_up(cls) -> Sequence[Self]:
-        """Return variants that together use every kernel of the method with every dtype.
-
-        They are for rounds of WARM_UP_CLIENTS clients.
-        """
+        """Return variants that use every kernel with every dtype, for WARM_UP_CLIENTS clients."""
 
     @property
     def detail(self) -> str:
@@ -463,10 +457,7 @@ class Weighted(Method):
         return sum(self.weights.values()) if self.weights else max_clients
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of the clients that take part, in their order.
-
-        Raises ConfigError if one client weighs more than the cap allows.
-        """
+        """Return their weights, in their order. Raises ConfigError for one above the cap."""
         if not self.weights:
             return super().weights_of(clients)
         weights = [self.weights[client] for client in clients]

@@ -1,13 +1,9 @@
 """Whether shared values lie in their range, opened as one bit per client.
 
-A value v is signed, and in range if -2^t <= v < 2^t, with t = l - 2 - h and h the bits of headroom.
-On the circle Z_2^l that is so exactly if
-
-    msb(v + 2^t) = 0    and    msb(2^t - 1 - v) = 0.
-
-With h = 0 the first condition alone says it. All bits of an honest client are 0, because
-`encode.to_fixed` saturates: opening them reveals nothing about it. Of any other client both parties
-learn which values are out of range.
+A value v is signed, and in range if -2^t <= v < 2^t, with t = l - 2 - h and h the bits of headroom:
+on the circle Z_2^l, if msb(v + 2^t) = 0 and msb(2^t - 1 - v) = 0. With h = 0 the first alone says
+it. All bits of an honest client are 0, so opening them reveals nothing about it. Of any other
+client both parties learn which values are out of range.
 """
 
 import numpy as np
@@ -21,10 +17,7 @@ from securemedian.mpc.rounds.methods.reveal import open_bits
 
 
 def outside(party: Party, values: RingShare, bits: int, headroom: int) -> NDArray[np.bool_]:
-    """Return which clients have a value out of range, shape (n,).
-
-    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits.
-    """
+    """Return which clients have a value out of range (n,), from shares (n, d) in Z_2^bits."""
     top = ring.dtype(bits).type(1 << (bits - 2 - headroom))
     # public, so that one party's share has them
     least, most = (top, top - 1) if party.number == 0 else (0, 0)

@@ -1,36 +1,30 @@
 """The bucketed median: the paper's Algorithm 3, with protocols.md 7.4 and 7.5.
 
 Servers get shares of each client's one-hot vector of its bucket, from dealt uploads (`dealing`).
-The sum over the clients, added up over the buckets, is the cumulative histogram H(y), the number of
-clients in the buckets 0..y, shared over the small count ring. The result is min {y : H(y) >= k},
-where k is the rank, ceil(n/2) for the lower median. H(b-1) = n is never computed.
+The sum over the clients, added up over the buckets, is the cumulative histogram H(y), shared over
+the small count ring. The result is min {y : H(y) >= k}, where k is the rank, ceil(n/2) for the
+lower median. H(b-1) = n is never computed.
 
-    m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k)
+    m(y) = 1{H(y) >= k} = 1 ^ msb(H(y) - k) = 1{y >= result},
 
-is monotone in y, so the bits of m that are opened are functions of the result: m(y) =
-1{y >= result}. Nothing else is opened, and the histogram never is.
+so the bits of m that are opened are functions of the result, and nothing else is opened. `scan`
+compares all b-1 thresholds at once; `bisect` compares ceil(log2 b) of them one after another.
 
-With `uploads` unverified, clients share the cumulative one-hot vector itself, as in the paper. That
-trusts them to share vectors of 0 and 1 that are monotone. A client that shares other numbers adds
-them to the counts, can move the result at will, and chooses which rank is asked about at each
-threshold: the bits that `scan` opens may then be unrelated ones. It is there to compare with.
+With `uploads` unverified, clients share the cumulative one-hot vector itself, as in the paper. A
+client that shares other numbers can move the result at will, and the bits that `scan` opens may
+then be unrelated ones. It is there to compare with.
 
-With `groups` k > 1 a round has a median per group, as in the Byzantine-robust IFCA of Tao, Yang and
-Kulkarni: each client chose one of k models, and nobody learns which. It deals one-hot vectors of
-k b slots, of which slot j b + y is bucket y of group j. So every client has one vote per
-coordinate. The counts H_j(y) of group j and its size n_j are differences of the running sum H over
-all slots, and
+With `groups` k > 1 a round has a median per group (IFCA): each client chose one of k models, and
+nobody learns which. It deals one-hot vectors of k b slots, of which slot j b + y is bucket y of
+group j, and so has one vote per coordinate. The counts H_j(y) of group j and its size n_j are
+differences of the running sum H over all slots, and
 
     m_j(y) = 1{H_j(y) >= ceil(n_j / 2)} = 1 ^ msb(2 H_j(y) - n_j)
 
-in a ring that holds -n..n. No n_j is opened. First the bits 1{n_j >= min_clients} are, of the votes
-in the round's first coordinate. A group without is compared as zeros from then on, so that nothing
-else of it is opened, and what is sent does not depend on the bits. Its result is b, which is no
-bucket. A client that votes for a group in the first coordinate alone moves nothing that it could
-not move with votes for extreme buckets of that group.
-
-There are two schedules. `scan` compares all b-1 thresholds at once, in 3 rounds for rings up to 5
-bits. `bisect` compares ceil(log2 b) thresholds per coordinate, one after another, and opens each.
+in a ring that holds -n..n. No n_j is opened, but first the bits 1{n_j >= min_clients}, of the
+votes in the round's first coordinate. A group without is compared as zeros from then on, so that
+nothing else of it is opened, and has the result b, which is no bucket. A client that votes for a
+group in the first coordinate alone gains nothing over votes for its extreme buckets.
 """
 
 from collections.abc import Sequence

@@ -3,18 +3,14 @@
 See Velicheti, Xia and Koyejo, "Secure Byzantine-Robust Distributed Learning via Clustering",
 Algorithm 1, and protocols.md section 6. A client's update is the difference of its vector to the
 global model g, times its public weight w_i. In each of R reclusterings the n clients are divided at
-random into c = floor(n / M) clusters, and a robust rule makes an aggregate A_r of the c sums. The
-model moves by eta times the mean of the R aggregates:
+random into c = floor(n / M) clusters, the first n mod c of one client more:
 
     S_rj = sum of w_i Delta_i over cluster j,    A_r = aggregate of S_r1, .., S_rc,
     g' = g + eta c / (R W) sum_r A_r,            W = sum_i w_i.
 
-c / W makes an average of the sums FedAvg's (the paper's Lemma 1). If n is no multiple of M the
-first n mod c clusters have one more client, so that no cluster has fewer than M.
-
-Clients upload once, whatever R is: additive shares of fixed point. Once the round is closed, the
-servers toss a coin (`dealing.toss`), from which all partitions are drawn, so that nobody chooses
-his cluster. The sums are local.
+c / W makes an average of the sums FedAvg's (the paper's Lemma 1). Clients upload once. When the
+round is closed, the servers toss a coin (`dealing.toss`), from which all partitions are drawn, so
+that nobody chooses his cluster. The sums are local.
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,14 @@
 """The element of a rank bit by bit, with nothing opened, at a cost linear in the values.
 
-It is what `radix` does, on additive shares and for a result that stays shared. The values become
-XOR-shared words, whose unsigned order is theirs (`convert`). From the top bit down the parties keep
-two XOR-shared flags per value: c_i, "agrees with the result's prefix", and s_i, "is smaller than
-it". At each bit, with zero_i = c_i & ~x_i[bit],
+It is `radix` on additive shares, for a result that stays shared. The values become XOR-shared words
+(`convert`). From the top bit down the parties keep two XOR-shared flags per value: c_i, "agrees
+with the result's prefix", and s_i, "is smaller than it". With zero_i = c_i & ~x_i[bit],
 
     m = 1{sum_i (s_i ^ zero_i) < k}
 
-is the result's own bit: fewer than k values lie at or below the prefix followed by 0. The flags
-s_i ^ zero_i are converted to a small ring, in which they are added up and compared. m stays shared,
-and moves the flags:
-
-    c_i = zero_i ^ m c_i,    s_i = s_i ^ m zero_i,
-
-ANDs that all have m in common, and so take one triple of many bits.
+is the result's own bit. The flags s_i ^ zero_i are converted to a small ring, in which they are
+added up and compared. m stays shared, and moves the flags, c_i = zero_i ^ m c_i and
+s_i = s_i ^ m zero_i: ANDs that all have m in common, and so take one triple of many bits.
 
 Each of the w bits takes 3 rounds and those of one comparison, after w - 1 rounds for the words. It
 takes 5 OTs per value, of which 2 are the word's, and one comparison of counts.

@@ -1,10 +1,9 @@
 """Methods for rounds of several groups of clients, each with a model and a result of its own.
 
-In the Byzantine-robust IFCA of Tao, Yang and Kulkarni every client chooses one of k models, trains
-it, and the model follows a robust result of the clients that chose it. Who chose what can be the
-most sensitive thing about a client. So it is `hidden` by default, which only a method can do that
-counts clients without knowing who they are (`bucketed`). With `visible` it is a public label of
-each upload, and the round is k rounds of the method, each on its own clients (`chunks`).
+In the Byzantine-robust IFCA of Tao, Yang and Kulkarni every client chooses one of k models, and the
+model follows a robust result of the clients that chose it. The choice may be sensitive, and is
+`hidden` by default, which only a method can do that counts clients without knowing who they are
+(`bucketed`). With `visible` it is a public label, and the round is k rounds (`chunks`).
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,10 @@
 """The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
 
-Adding is linear, so each party adds its own shares. No correlation is needed, and one round, to
-open. The sum alone is opened, which is the mean times the public total weight. Values must leave
-headroom for the sum (`FixedPoint.headroom`), so that it keeps its sign in the ring. The mean is
-exact on fixed-point values up to the final division.
+Each party adds its own shares, with no correlation, and in one round, to open. The sum alone is
+opened, which is the mean times the public total weight.
 
-The mean is not robust at all: one faulty client moves it anywhere. Values are not checked
-(`checks_values`), because in a ring of 64 bits even a value in range moves the sum as far as anyone
-may want; `trimmed-mean` with a trim of 0 is a mean whose values are. It is here to compare with,
-and to build on.
+One faulty client moves the mean anywhere, and values are not checked, because even one in range
+moves the sum of 64 bits as far as anyone may want. It is here to compare with, and to build on.
 """
 
 from collections.abc import Sequence

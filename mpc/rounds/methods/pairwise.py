@@ -1,22 +1,16 @@
 """The exact median by all pairwise comparisons, at a cost quadratic in the clients.
 
 This is the paper's Algorithm 2, the baseline (protocols.md 6, 7.2, 7.3). The number of clients
-before client i, pos_i (`order`), is a permutation of 0..n-1. So exactly one client has
+before client i, pos_i (`order`), is a permutation of 0..n-1, so exactly one client has
 pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the weight before
 client i, and the client with pos_i < k <= pos_i + W_i is chosen.
 
-There are two selections. `oblivious` (the default) computes sum_i 1{i is chosen} w_i on shares and
-opens nothing. `opened` opens the n bits 1{i is chosen} of every coordinate, as the paper does: both
-servers learn *which client* holds the median of each coordinate. It saves the multiplexers and is
-kept only to compare costs.
+`oblivious` selection computes sum_i 1{i is chosen} w_i on shares and opens nothing. `opened` opens
+the n bits 1{i is chosen} of every coordinate, as the paper does: both servers learn *which client*
+holds the median of each. It is kept only to compare costs.
 
-The result is shares of the element itself. They are opened at the servers (`reveal.open_ring`) or
-sent to the clients, as `result_to` says.
-
-Inputs must lie in [-2^(l-2), 2^(l-2)). The clients' encoding saturates values to this range, +-inf
-too. `bounds` finds clients that shared anything else, who are left out before anything is compared.
-With such a value comparisons could wrap: there would be no order, several clients might be chosen,
-and the result would be the sum of their values.
+Inputs must lie in [-2^(l-2), 2^(l-2)), or there is no order, and the sum of several values may be
+chosen. The encoding saturates, and `bounds` finds clients that shared anything else.
 """
 
 from collections.abc import Sequence
@@ -157,10 +151,7 @@ def _equal_weights(weights: Sequence[int]) -> bool:
 
 
 def _position_bits(weights: Sequence[int]) -> int:
-    """Return the bits of the ring of positions.
-
-    It tells 0..n-1 apart or, with weights, holds differences of positions with their sign.
-    """
+    """Return the bits of the ring of positions or, with weights, of their signed differences."""
     return (
         ring.index_bits(len(weights)) if _equal_weights(weights) else ring.signed_bits(sum(weights))
     )

@@ -7,26 +7,21 @@ elements that are smaller. At each bit, with zero_i = c_i & ~x_i[bit] and Z = su
 
     m = 1{L + Z < k}
 
-is the result's own bit: fewer than k elements lie at or below the prefix followed by 0. m is
-opened. Then c_i = zero_i if m = 0, and otherwise c_i = c_i ^ zero_i and L = L + Z. The weights W_i
-are public, 1 by default.
+is the result's own bit, and is opened. Then c_i = zero_i if m = 0, and otherwise c_i = c_i ^ zero_i
+and L = L + Z. The weights W_i are public, 1 by default.
 
-The flags are shared additively in the ring of the counts, c = c_0 + c_1, and the bits z = ~x as
-XOR shares, z = z_0 ^ z_1. So a product takes two correlated OTs, one each way, as in a multiplexer:
+The flags are shared additively, c = c_0 + c_1, in the ring of the counts, and the bits z = ~x as
+XOR shares. So a product takes two correlated OTs, one each way, as in a multiplexer:
 
     zero = c z = sum over the parties j of  z_j c_j + z_j (1 - 2 z_{1-j}) c_{1-j},
 
 in which each last product has party 1-j as the sender and the *input* z_j as the choice. So all
 choices are sent at once, before the first bit, and several ranks take the same OTs, whose keys have
-bits for all of them. L + Z - k is compared in the count ring.
+bits for all of them.
 
-The w bits of the element of the rank asked for are opened, and nothing else. (For the midpoint of
-an even number, both middle elements are opened, though only their mean is published.) Any w-bit
-word is a value, so no share is malformed: a client that sends rubbish is a client with rubbish
-values.
-
-Each of the w bits takes 1 round for the products, those of one comparison, and 1 to open. It takes
-2 OTs per client, and one comparison per rank.
+The w bits of each element asked for are opened (of both middle ones for a midpoint), and nothing
+else. Any word is a value, so no share is malformed. Each bit takes 1 round for the products, those
+of one comparison, and 1 to open; 2 OTs per client, and one comparison per rank.
 """
 
 from collections.abc import Sequence
@@ -120,10 +115,7 @@ class Radix(Grouped, Counting):
         super().check_round(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
-        """Return the ranks to compute, of which each gives one result.
-
-        Raises ConfigError if a rank is beyond `total`, the weight of all that take part.
-        """
+        """Return the ranks to compute, a result each. Raises ConfigError for one beyond `total`."""
         median = ring.median_rank(total)
         if self.midpoint:
             return [median, median + 1] if total % 2 == 0 else [median]
@@ -348,10 +340,7 @@ def _select_together(
     ranks: Sequence[int],
     weights: Sequence[int],
 ) -> list[PublicValues]:
-    """Return the elements of ranks that share their OTs, as `select` does.
-
-    `zeros` are shares of the complements of all clients' bits, as `Selection` takes them.
-    """
+    """Return the elements of ranks that share their OTs, from `zeros` as `Selection` takes them."""
     words = words_of(dim)
     selection = Selection(party, zeros, words, bits, ranks, weights)
     found = _unknown(len(zeros), len(ranks), words)

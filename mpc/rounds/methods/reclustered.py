@@ -1,18 +1,13 @@
 """A robust aggregate of sums over random clusters of clients, again and again (SHARE).
 
-`clustered` says how clusters are drawn and what becomes of the R aggregates. `pairwise.median` or
-`descent.element`, and `trimmed_mean.kept_sum`, compute all R of them at once, as so many more
+`clustered` draws the clusters. `pairwise.median` (fewer OTs for few clusters) or `descent.element`
+(for many), and `trimmed_mean.kept_sum`, compute the R aggregates at once, as so many more
 coordinates, and their sum over r is local.
 
-A median of few clusters takes fewer OTs by all pairs of them, and one of many by radix, bit by bit.
-Which of both it is depends on the number of clusters and on the ring, that is on public values
-alone.
-
-With clustering `hidden` only sum_r A_r is opened. `opened` is the paper's: all R c sums are opened,
-and any aggregator then takes their means in the clear. It is there to compare with: from R = 4 on,
-with n = 60 and M = 3, every client's update follows from the sums by linear equations. Where even
-one does (`clusters.exposed`), the round is refused, and with the coin of the round once more before
-anything is opened, unless `accept_leak` is set.
+With clustering `hidden` only sum_r A_r is opened. `opened` is the paper's, to compare with: all R c
+sums are opened, and any aggregator then takes their means in the clear. From R = 4 on, with n = 60
+and M = 3, every client's update follows from the sums by linear equations. Where even one does
+(`clusters.exposed`), the round is refused, before and after its toss, unless `accept_leak` is set.
 """
 
 from collections.abc import Sequence

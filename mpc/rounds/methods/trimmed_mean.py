@@ -1,18 +1,13 @@
 """The trimmed mean: the mean of each coordinate without its smallest and largest elements.
 
 This is Definition 2 of Yin et al. (ICML 2018), which drops m = floor(beta n) elements at either
-end. As in `pairwise`, pos_i is client i's position in the strict order of `order`. Client i is kept
-if m <= pos_i < n - m: two comparisons in the small ring of positions, whose XOR is the flag.
-Multiplexers then compute sum_i flag_i w_i obliviously. Positions of values in range (see `order`)
-are a permutation. So exactly n - 2m clients are kept, ties or not, and the sum is that of the
-elements of ranks m+1..n-m, whichever of equal elements are kept.
+end. Client i is kept if m <= pos_i < n - m (`order`): two comparisons in the small ring of
+positions, whose XOR is the flag. Multiplexers then compute sum_i flag_i w_i obliviously. Positions
+of values in range are a permutation, so exactly n - 2m clients are kept, ties or not.
 
 The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
-The mean is exact on fixed-point values up to the final division. Values must leave headroom for the
-sum (`FixedPoint.headroom`): clients with a value that does not are left out beforehand (`bounds`).
-
-The cost is that of the pairwise median, with two comparisons on ceil(log2 n) + 1 bits per client
-instead of one test for equality.
+Values must leave headroom for the sum: clients with one that does not are left out beforehand
+(`bounds`).
 """
 
 from collections.abc import Sequence

@@ -1,26 +1,20 @@
 """The sum of the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters.
 
 See `clustered`, the paper's Algorithm 2, and protocols.md section 6. One client, the *validator*,
-is in no cluster. Its update D is a step of gradient descent on validation data, -v for the gradient
-v of their loss at the global model, so that it is sent like any update. A cluster whose mean is
-g_j = c / W S_j passes if
-
-    eta <D, g_j> - rho |g_j|^2 >= -eta epsilon,
-
-and A_r is the sum of the sums of the clusters that pass. In whole numbers, of fixed point, that is
+is in no cluster. Its update D is a step of gradient descent on validation data. A cluster whose
+mean is g_j = c / W S_j passes if eta <D, g_j> - rho |g_j|^2 >= -eta epsilon, and A_r is the sum of
+the sums of the clusters that pass. In whole numbers, of fixed point, that is
 
     T_j = a <D, S_j> - |S_j|^2 + e >= 0,
     a = round(eta W / (rho c)),    e = floor(eta epsilon / rho (2^s W / c)^2).
 
 The servers open D between them, so that <D, S_j> is linear. |S_j|^2 takes one secret square per
-coordinate, cluster and reclustering (`square`). Both need all coordinates of an update, so there
-are two passes: `survey` adds up what each chunk contributes to the T_j, `judge` compares the sums
-with 0, and `compute` selects with the verdicts, which stay shared. D and sum_r A_r alone are
-opened.
+coordinate, cluster and reclustering (`square`). `survey` adds up what each chunk contributes to the
+T_j, `judge` compares the sums with 0, and `compute` selects with the verdicts, which stay shared.
+D and sum_r A_r alone are opened.
 
-Differences have `whole_bits` bits before the point, less than the ring has, so that all T_j fit
-into 64 bits: clients with a larger value are left out beforehand (`bounds`). Whether D makes a T_j
-too large is checked once D is opened.
+Differences have `whole_bits` bits before the point, so that all T_j fit into 64 bits: clients with
+a larger value are left out beforehand (`bounds`), and D is checked once it is opened.
 """
 
 from collections.abc import Collection, Sequence
@@ -142,10 +136,7 @@ class Zeno(Clustered):
         return others
 
     def _parted(self, weights: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the validator's place, and those of the others.
-
-        In a rehearsal, in which nobody weighs 0, it is the last.
-        """
+        """Return the places of the validator (the last, if nobody weighs 0) and of the others."""
         place = list(weights).index(0) if 0 in weights else len(weights) - 1
         return place, [other for other in range(len(weights)) if other != place]
 

@@ -1,12 +1,10 @@
-"""What a range policy is: a rule by which the buckets of a round follow the global model.
-
-See protocols.md section 7.1.
-"""
+"""What a range policy is: how the buckets of rounds follow the model (protocols.md section 7.1)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from securemedian.mpc.arrays import Float32s
@@ -31,15 +29,15 @@ class RangePolicy(ABC):
     def start(self) -> Float32s:
         """Return the scale of the first round, shape ()."""
 
-    @abstractmethod
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
     ) -> Float32s:
         """Return the scale of the round after round `number` (1-based): shape () or (d,).
 
         That round had `scale` and `buckets` (0: it had none), and led from the global model
-        `before` to its first result, `after`, both float32.
+        `before` to its first result, `after`, both float32. By default the scale stays.
         """
+        return np.asarray(scale, np.float32)
 
     @abstractmethod
     def buckets(self, scale: ArrayLike, count: int) -> Buckets:

@@ -21,8 +21,5 @@ DEFAULT_POLICY = next(iter(POLICIES))
 
 
 def policy_from(values: object) -> RangePolicy:
-    """Return the policy that a map from outside names: `{"policy": name, **options}`.
-
-    Raises ConfigError, which says what is wrong.
-    """
+    """Return the policy that `{"policy": name, **options}` names. Raises ConfigError."""
     return named(values, "policy", POLICIES, what="range policy", where="range")

@@ -85,11 +85,6 @@ class LogRange(RangePolicy):
     def start(self) -> Float32s:
         return np.ones((), np.float32)
 
-    def next(
-        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
-    ) -> Float32s:
-        return np.asarray(scale, np.float32)
-
     def buckets(self, scale: ArrayLike, count: int) -> Buckets:
         sizes = self.logarithmic(count)
         return UnevenBuckets(scale, sizes.edges, sizes.values)

@@ -74,10 +74,7 @@ class Following(UniformRange):
 
     @abstractmethod
     def moved(self, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the distance that the range doubles, from |w' - w| of shape (d,).
-
-        It is one number, or one per coordinate.
-        """
+        """Return the distance that the range doubles, () or (d,), from |w' - w| of shape (d,)."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,6 @@ class ConstantRange(UniformRange):
 
     name = "constant"
     summary = "over the same range in every round"
-
-    def next(
-        self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
-    ) -> Float32s:
-        return np.asarray(scale, np.float32)
 
 
 @dataclass(frozen=True)
@@ -117,10 +109,7 @@ class MeanRange(Following):
 
 @dataclass(frozen=True)
 class LinfRange(Following):
-    """One range for all coordinates: twice the distance of the one that moved most.
-
-    It converges on small models.
-    """
+    """One range: twice the distance of whichever moved most. It converges on small models."""
 
     name = "linf"
     summary = "over twice the distance of the coordinate that moved most"
@@ -131,10 +120,7 @@ class LinfRange(Following):
 
 @dataclass(frozen=True)
 class L1Range(Following):
-    """One range for all coordinates: twice the L1 distance of the two models.
-
-    This is what the paper prints. It diverges at real model sizes.
-    """
+    """One range: twice the models' L1 distance, as the paper prints. It diverges on real ones."""
 
     name = "l1"
     summary = "over twice the distance of all coordinates together"

@@ -40,6 +40,8 @@ LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 GUARDED = {"RAY_AUTH_MODE": ("token",), "RAY_USE_TLS": ("1", "true")}
 # how long a cluster may take to answer at its address
 CONNECT_S = 5.0
+# bytes of a folder below which Ray's longest name of a socket, of 68 bytes, fits into 107
+LONGEST_FOLDER = 39
 # how long Ray may take to start a local cluster, or to connect to one
 INIT_S = 90.0
 # how long a cluster may have too few CPUs for the workers: its nodes may still be joining
@@ -366,6 +368,11 @@ class RayBackend:
             options["address"] = address
         else:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            if len(os.fsencode(self._folder)) > LONGEST_FOLDER:
+                raise ConfigError(
+                    f"state_dir {self._folder} is too long for the names of Ray's sockets: "
+                    f"choose one of at most {LONGEST_FOLDER} bytes"
+                )
             os.environ["RAY_TMPDIR"] = str(self._folder)
             # of a server that was killed
             self._clear()

@@ -2,8 +2,8 @@
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     KEY_WORDS,
@@ -33,13 +33,13 @@ _schedule = inline(_emit_schedule, 2)
 
 
 @kernel
-def schedule(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+def schedule(keys: Words, out: Words) -> None:
     """Write the round keys (n, 11, 2) of AES keys (n, 2)."""
     for i in range(keys.shape[0]):
         _schedule(keys[i], out[i])
 
 
-def round_keys(keys: bytes) -> NDArray[np.uint64]:
+def round_keys(keys: bytes) -> Words:
     """Return the round keys (n, 11, 2) of n AES keys that follow each other."""
     blocks = np.frombuffer(keys, np.uint64).reshape(-1, 2)
     out = np.empty((len(blocks), ROUNDS + 1, 2), np.uint64)
@@ -69,9 +69,7 @@ _stream_tile, _stream_block = (
 
 
 @kernel
-def stream(
-    key: NDArray[np.uint64], nonce: np.uint64, counter: np.uint64, out: NDArray[np.uint64]
-) -> None:
+def stream(key: Words, nonce: np.uint64, counter: np.uint64, out: Words) -> None:
     """Write the stream of an AES key (2,) from block number `counter` on."""
     keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)
     _schedule(key, keys)

@@ -6,6 +6,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import I8, I64, Vectors, inline, offset
 from securemedian.mpc.protocols.kernels.native.processor import PERMUTES
@@ -73,7 +74,7 @@ _unpack = inline(_emit_unpack, 11)
 
 @kernel
 def unpack_vectors(
-    words: NDArray[np.uint64],
+    words: Words,
     first: int,
     step: int,
     bits: int,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I64,
@@ -222,15 +222,15 @@ _blocks_tile, _blocks_one = (
 
 @kernel
 def hash_part(
-    rows: NDArray[np.uint64],
+    rows: Words,
     stride: int,
     words: int,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: NDArray[np.uint64],
-    difference: NDArray[np.uint64] | None,
-    out0: NDArray[np.uint64],
-    out1: NDArray[np.uint64] | None,
+    round_keys: Words,
+    difference: Words | None,
+    out0: Words,
+    out1: Words | None,
 ) -> None:
     """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
     start = 0
@@ -247,13 +247,13 @@ def hash_part(
 
 @kernel
 def hash_columns(
-    rows: NDArray[np.uint64],
+    rows: Words,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: NDArray[np.uint64],
-    difference: NDArray[np.uint64] | None,
-    out0: NDArray[np.uint64],
-    out1: NDArray[np.uint64] | None,
+    round_keys: Words,
+    difference: Words | None,
+    out0: Words,
+    out1: Words | None,
 ) -> None:
     """Set out0[i] = H((index + i, stream), column i of the rows), with rows (128, w), out0 (n, 2).
 
@@ -265,13 +265,13 @@ def hash_columns(
 
 @kernel
 def hash_blocks(
-    blocks: NDArray[np.uint64],
+    blocks: Words,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: NDArray[np.uint64],
-    difference: NDArray[np.uint64] | None,
-    out0: NDArray[np.uint64],
-    out1: NDArray[np.uint64] | None,
+    round_keys: Words,
+    difference: Words | None,
+    out0: Words,
+    out1: Words | None,
 ) -> None:
     """Do as `hash_columns` does to blocks (n, 2)."""
     count, start = blocks.shape[0], 0

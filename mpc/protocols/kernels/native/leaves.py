@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I64,
@@ -164,15 +164,15 @@ _expand_tile, _expand_block = (
 
 @kernel
 def _expand_part(
-    leaves: NDArray[np.uint64],
+    leaves: Words,
     nonce: np.uint64,
     counter: np.uint64,
-    choices: NDArray[np.uint64] | None,
-    masks: NDArray[np.uint64] | None,
-    corrections: NDArray[np.uint64],
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
     first: int,
     words: int,
-    rows: NDArray[np.uint64],
+    rows: Words,
 ) -> None:
     """Do as `expand` does for `words` words of each row, from word `first` on.
 
@@ -230,13 +230,13 @@ def _expand_part(
 
 @kernel
 def expand(
-    leaves: NDArray[np.uint64],
+    leaves: Words,
     nonce: np.uint64,
     counter: np.uint64,
-    choices: NDArray[np.uint64] | None,
-    masks: NDArray[np.uint64] | None,
-    corrections: NDArray[np.uint64],
-    rows: NDArray[np.uint64],
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
+    rows: Words,
 ) -> None:
     """Expand and fold the leaves of one end: V, the choices and the corrections, or W.
 
@@ -250,19 +250,19 @@ def expand(
 
 @kernel
 def expand_to_keys(
-    leaves: NDArray[np.uint64],
+    leaves: Words,
     nonce: np.uint64,
     counter: np.uint64,
-    choices: NDArray[np.uint64] | None,
-    masks: NDArray[np.uint64] | None,
-    corrections: NDArray[np.uint64],
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: NDArray[np.uint64],
-    rows: NDArray[np.uint64],
-    difference: NDArray[np.uint64] | None,
-    keys0: NDArray[np.uint64],
-    keys1: NDArray[np.uint64] | None,
+    round_keys: Words,
+    rows: Words,
+    difference: Words | None,
+    keys0: Words,
+    keys1: Words | None,
 ) -> None:
     """Do as `expand` does, and hash the columns as `hash_columns` does: keys (n, 2).
 
@@ -278,20 +278,20 @@ def expand_to_keys(
 
 @kernel
 def expand_to_planes(
-    leaves: NDArray[np.uint64],
+    leaves: Words,
     nonce: np.uint64,
     counter: np.uint64,
-    choices: NDArray[np.uint64] | None,
-    masks: NDArray[np.uint64] | None,
-    corrections: NDArray[np.uint64],
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: NDArray[np.uint64],
-    rows: NDArray[np.uint64],
+    round_keys: Words,
+    rows: Words,
     begin: int,
-    difference: NDArray[np.uint64] | None,
-    planes0: NDArray[np.uint64],
-    planes1: NDArray[np.uint64] | None,
+    difference: Words | None,
+    planes0: Words,
+    planes1: Words | None,
 ) -> None:
     """Do as `expand_to_keys` does, and keep the lowest bits of the keys in bit planes.
 
@@ -327,11 +327,7 @@ def expand_to_planes(
 
 @kernel
 def _write_planes(
-    keys: NDArray[np.uint64] | None,
-    words: int,
-    count: int,
-    step: int,
-    planes: NDArray[np.uint64] | None,
+    keys: Words | None, words: int, count: int, step: int, planes: Words | None
 ) -> None:
     """Write `words` words of `count` planes of keys, which are `step` words apart."""
     if keys is None or planes is None:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I8,
@@ -75,7 +74,7 @@ word_of_key_planes = inline(_emit_bit_planes, 4, every=2)
 
 
 @kernel
-def bit_planes(keys: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+def bit_planes(keys: Words, planes: Words) -> None:
     """Do as `packing.bit_planes` does."""
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
     for i in range(words):

@@ -4,6 +4,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.lpn import LOCALITY, mend_tree
 from securemedian.mpc.protocols.kernels.native.emit import (
@@ -122,16 +123,16 @@ _gather = inline(_emit_gather, 3)
 
 @kernel
 def grow_and_encode(
-    nodes: NDArray[np.uint64],
-    given: NDArray[np.uint64],
+    nodes: Words,
+    given: Words,
     paths: NDArray[np.int64],
-    sums: NDArray[np.uint64],
+    sums: Words,
     stream: np.uint64,
-    tree_keys: NDArray[np.uint64],
-    secrets: NDArray[np.uint64],
+    tree_keys: Words,
+    secrets: Words,
     nonce: np.uint64,
     counter: np.uint64,
-    matrix_keys: NDArray[np.uint64],
+    matrix_keys: Words,
 ) -> None:
     """Grow half-trees in place, and add the code to their leaves while these are in the cache.
 
