@@ -155,7 +155,7 @@ class Client(Member):
                 self._seen = current.round_id
                 self.service.report(f"going on to the next round: {error}")
         if not current.submitted:
-            self._check_public(current)
+            self._check_takes_part(current)
         self._open, self._seen = current, current.round_id
         if current.submitted:
             self._submitted = self._seen
@@ -211,7 +211,7 @@ class Client(Member):
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
-        self._check_public(current)
+        self._check_takes_part(current)
         current.params.exchange.check_shape(spec.shapes, current.params.dim)
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
@@ -327,8 +327,18 @@ class Client(Member):
         except (DuplicateUpload, NotStored) as error:
             self.service.report(f"round {round_id} goes on without these public metrics: {error}")
 
-    def _check_public(self, current: Round) -> None:
-        """Raise ConfigError unless this client has the public set of a round that is about one."""
+    def _check_takes_part(self, current: Round) -> None:
+        """Raise ConfigError unless this client can be in a round, and its configuration lets it.
+
+        It needs the public set of a round that is about one. SECURITY: both servers see the whole
+        update of a validator, whom the coordinator alone names.
+        """
+        validator = getattr(current.params.method, "validator", "")
+        if validator == self.service.keys.public.decode() and not self.config.validator:
+            raise ConfigError(
+                f"round {current.round_id} names this client its validator, and both servers would "
+                "see its whole update: to allow that, set validator = true in client.toml"
+            )
         exchange = current.params.exchange
         if isinstance(exchange, Predictions):
             if self.public is None:

@@ -49,6 +49,8 @@ class ClientConfig:
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
     # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
+    # whether a round may name this client its validator, whose update both servers see
+    validator: bool = False
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
     # how long a request that got no answer is sent again

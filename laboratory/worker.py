@@ -321,7 +321,7 @@ def main() -> None:
     try:
         public = public_set(options)
         trains = trainer(options, fault(options), public, options.quarters)
-        config = ClientConfig.load(options.config)
+        config = replace(ClientConfig.load(options.config), validator=True)
         attack = trains.attack
         malformed = isinstance(attack, Malformed)
         with (

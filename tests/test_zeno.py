@@ -1,12 +1,17 @@
 """SHARE with Zeno++: against exact arithmetic, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.upload import Round
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.party import Party
@@ -17,6 +22,7 @@ from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
+from securemedian.operating import keygen
 from tests.daemons import Pair, running
 from tests.parties import make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
@@ -271,6 +277,38 @@ def test_through_real_daemons(pair: Pair) -> None:
     (want,) = method.in_the_clear(Clear(placed, weights, published, 5))
     assert np.array_equal(pair.result(round_id), want.astype(np.float32))
     assert 0 < np.abs(want).sum() < np.abs(updates[:4].mean(axis=0)).sum() + 1
+
+
+def test_a_client_is_no_validator_unless_its_own_file_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"client-{number}" for number in range(1, 6)]
+    keygen.make_all(tmp_path, names, keygen.network("127.0.0.1", "127.0.0.1", None))
+    config = ClientConfig.load(tmp_path / "client-1.toml")
+    given: dict[str, Any] = {"method": "zeno", "dim": 4, "max_clients": 5}
+    with Client(config) as client:
+        own = client.service.keys.public.decode()
+
+        def round_(key: str) -> Round:
+            params = RoundParams.from_dict(given | {"validator": key})
+            return Round("1-0000000a", 1, params, 0)
+
+        made: list[Any] = []
+        monkeypatch.setattr(client._sender, "make", lambda *args: made.append(args))
+        monkeypatch.setattr(client, "_send", lambda *args, **named: None)
+        monkeypatch.setattr(client._lookup, "new", lambda seen: round_(own))
+        with pytest.raises(ConfigError, match="validator = true"):
+            client.wait_for_round(1)
+        monkeypatch.setattr(client._lookup, "named", lambda round_id: round_(own))
+        with pytest.raises(ConfigError, match="validator = true"):
+            client.submit(np.zeros(4), "1-0000000a")
+        assert not made
+        monkeypatch.setattr(client._lookup, "named", lambda round_id: round_("another"))
+        client.submit(np.zeros(4), "1-0000000a")
+        client.config = replace(config, validator=True)
+        monkeypatch.setattr(client._lookup, "named", lambda round_id: round_(own))
+        client.submit(np.zeros(4), "1-0000000a")
+        assert len(made) == 2
 
 
 def test_the_ring_is_that_of_squares() -> None:

@@ -124,7 +124,7 @@ class ExperimentServers:
     def _config(self, name: str) -> ClientConfig:
         # what these clients have made ends with this process
         loaded = ClientConfig.load(self._directory / f"{name}.toml")
-        return replace(loaded, poll_interval_s=POLL_S, state_dir="")
+        return replace(loaded, poll_interval_s=POLL_S, state_dir="", validator=True)
 
     def __enter__(self) -> Self:
         return self

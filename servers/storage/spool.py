@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,14 +202,12 @@ class Spool:
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
-        try:
+        with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
                 self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
                 for each in (folder, folder.parent):
                     sync_folder(each)
-        except OSError as error:
-            raise cannot_store("uploads", error) from error
 
     def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
         """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
@@ -228,10 +226,8 @@ class Spool:
         if form == "seed":
             return _seed_row(client, UPLOAD, share, known)
         packed = np.ascontiguousarray(share).reshape(-1)
-        try:
+        with storing("the upload"):
             begin = self._file.append(packed)
-        except OSError as error:
-            raise cannot_store("the upload", error) from error
         return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
 
     def put_dealing(self, client: str, piece: Piece) -> Row | None:
@@ -304,13 +300,11 @@ class Spool:
                 f"{piece} came where piece {due} is due: send all pieces in order, from 0 on"
             )
         packed = np.ascontiguousarray(piece.share)
-        try:
+        with storing("the dealing"):
             begin = partial.begin if partial else self._file.reserve(words)
             if piece.number == 0 or partial is None:
                 partial = self._partial[client] = _Partial(begin, piece.count)
             self._file.write(begin + piece.offset(words), packed)
-        except OSError as error:
-            raise cannot_store("the dealing", error) from error
         partial.sha256_before = partial.sha256.copy()
         partial.sha256.update(packed.data)
         partial.due += 1
@@ -318,10 +312,8 @@ class Spool:
 
     def sync(self) -> None:
         """Wait until all words are on the disk. Raises NotStored if they cannot be."""
-        try:
+        with storing("the upload"):
             self._file.sync()
-        except OSError as error:
-            raise cannot_store("the upload", error) from error
 
     @property
     def stored_bytes(self) -> int:
@@ -412,8 +404,13 @@ def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row
     return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
 
 
-def cannot_store(what: str, error: OSError) -> NotStored:
-    return NotStored(f"this server cannot store {what}: {error.strerror}")
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Let a `with` block write. Raises NotStored in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise NotStored(f"this server cannot store {what}: {error.strerror}") from error
 
 
 def _check_share(

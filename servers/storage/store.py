@@ -30,7 +30,7 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.storage.database import Database, Row
-from securemedian.servers.storage.spool import Opening, Spool, cannot_store
+from securemedian.servers.storage.spool import Opening, Spool, storing
 
 # the file of the database
 DATABASE = "state.db"
@@ -150,11 +150,8 @@ class Store:
         path = self._kept / name
         if path.exists():
             return name
-        try:
-            with self._opening():
-                replace_file(path, [data])
-        except OSError as error:
-            raise cannot_store("a model or a result", error) from error
+        with storing("a model or a result"), self._opening():
+            replace_file(path, [data])
         return name
 
     def _load(self, name: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
