@@ -27,10 +27,10 @@ FLOORS = [
     "servers",
     "clients",
     "coordinator",
+    "plugins",
     "operating",
     "laboratory",
     "benchmarks",
-    "plugins",
 ]
 # Beyond what the floors say: servers and clients meet on the wire alone, and so do the plug-ins.
 FORBIDDEN = {

@@ -35,6 +35,7 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
+from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
@@ -54,8 +55,6 @@ START: dict[str, np.ndarray] = {
 }
 # the update of node 1, 2 and 3, and their median
 SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
-# per node; while it lasts, the servers prepare the round
-TRAINING_S = (0.0, 2.0)
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
@@ -670,35 +669,11 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
         other.abort_round(theirs, "the test is over")
 
 
-@pytest.mark.parametrize("training_s", TRAINING_S)
-@pytest.mark.parametrize("method", ["radix", "bucketed"])
-def test_the_overhead_at_the_size_of_a_network(method: str, training_s: float, pair: Pair) -> None:
-    """Prints the seconds per round (pytest -s), for docs/flower.md; the results are compared."""
-    start = {"w": np.random.default_rng(1).normal(size=199_210).astype(np.float32) * 0.1}
-
-    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        time.sleep(training_s)
-        noise = np.random.default_rng(node).normal(size=model["w"].size)
-        return {"w": model["w"] + noise.astype(np.float32) * np.float32(0.01)}
-
-    seconds, servers, results = {}, [], {}
-    for strategy in (FedMedian(), secure(pair, method=method)):
-        ends: list[float] = []
-        name, ours = type(strategy).__name__, isinstance(strategy, SecureMedian)
-
-        def note(number: int, _: ArrayRecord, ends: list[float] = ends, ours: bool = ours) -> None:
-            ends.append(time.perf_counter())
-            if ours and number:
-                servers.append(pair.status()["cost"]["seconds"])
-
-        results[name] = strategy.start(
-            grid_of(pair, train, [securemedian_mod] if ours else []),
-            record(start),
-            num_rounds=3,
-            evaluate_fn=note,
-        )
-        seconds[name] = np.diff(ends).round(3).tolist()
-    print(f"\nseconds per round, {method}, {training_s:g} s of training per node: {seconds}")
-    print(f"of which the servers' protocol: {servers}")
-    plain, private = (results[name].arrays["w"].numpy() for name in seconds)
-    assert np.abs(private - plain).max() <= (0 if method == "radix" else 0.1)
+def test_private_rounds_are_timed_beside_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--dim", "100", "--rounds", "1", "--train-ms", "1", "--method", "radix"
+    assert cli.main(["bench", "flower", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    plain, private = (
+        next(row for row in lines if row.startswith(name)) for name in ("Fed", "radix")
+    )
+    assert plain.split()[-1] == "1" and float(private.split()[-1]) > 0
