@@ -166,7 +166,7 @@ class Database:
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {SYNCHRONOUS}",
-            # a seed that is deleted is overwritten
+            # a seed that is deleted is overwritten here, but not in the log beside it
             "secure_delete = ON",
             "temp_store = MEMORY",
         ):
@@ -205,7 +205,7 @@ class Database:
             raise
 
     def erase(self) -> None:
-        """Overwrite what was deleted in the log of the database, too, if it can be done now."""
+        """Empty the log of the database, if it can be done now; the disk may keep its bytes."""
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
