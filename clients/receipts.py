@@ -90,6 +90,8 @@ def _show(options: argparse.Namespace) -> None:
             print(f"left out      {why}")
         for key in keys:
             print(f"  {key} {names.get(key, '')}".rstrip())
+    if record.released:
+        print("released      the coordinator let others take part than in an earlier attempt")
     if record.participants:
         print(f"participants  {len(record.participants)}, whom the coordinator has named")
     for key in record.participants:

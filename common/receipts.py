@@ -50,6 +50,8 @@ class Record:
     groups: list[int] = field(default_factory=list)
     # those whom the coordinator let take part; empty if that was the whole cohort
     participants: list[str] = field(default_factory=list)
+    # whether the coordinator let others take part than in an earlier attempt at the number
+    released: bool = False
 
     def __post_init__(self) -> None:
         lists = [self.included, self.participants, *self.left_out.values()]

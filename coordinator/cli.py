@@ -114,6 +114,11 @@ def _add_round_options(action: argparse.ArgumentParser) -> None:
         "--reset", action="store_true", help="start a new run from the model that S0 has"
     )
     action.add_argument(
+        "--release",
+        action="store_true",
+        help="let others take part than in a failed attempt that may have opened values",
+    )
+    action.add_argument(
         "--keep-range",
         action="store_true",
         help="go on with the last run, its range and its number, from --model",
@@ -183,6 +188,7 @@ def _open(options: argparse.Namespace) -> None:
             step,
             keep_range=options.keep_range,
             participants=plan.participants or None,
+            release=options.release,
         )
         most = min(asked.max_clients, len(plan.participants) or asked.max_clients)
         if most < FEW_CLIENTS:

@@ -27,6 +27,7 @@ class Coordinator(Member):
         request: str = "",
         keep_range: bool = False,
         participants: Sequence[str] | None = None,
+        release: bool = False,
         timeout_s: float | None = None,
     ) -> str:
         """Open a round and return its id; S0 opens one round even if it is asked again.
@@ -37,6 +38,9 @@ class Coordinator(Member):
         A `model` (flat) starts a new run, and so does `reset`; otherwise the last run goes on,
         with `keep_range` from the `model`. Without a `range_policy` or an `optimiser` the current
         one is kept.
+
+        After an attempt that may have opened values, the same clients take part again, unless the
+        `model` is another one or `release` is set, which both servers log and receipts show.
 
         Only the `participants`, names of clients, can take part, if they are given, and the round
         closes once all of them have uploaded. Raises ConfigError if S0 does not know all of them,
@@ -53,6 +57,7 @@ class Coordinator(Member):
             "keep_range": keep_range,
             "request": request or os.urandom(16).hex(),
             "participants": list(participants or ()),
+            "release": release,
         }
         answer = self.service.ask("open", fields, arrays, timeout_s=timeout_s)
         return str(answer.fields["round"])

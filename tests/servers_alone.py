@@ -233,16 +233,19 @@ class Server:
         self.rounds.flush()
         return self.replies[-1] if self.replies else wire.Message("")
 
-    def ask_to_open(self, arrays: Arrays | None = None, reset: bool = False) -> None:
+    def ask_to_open(
+        self, arrays: Arrays | None = None, reset: bool = False, release: bool = False
+    ) -> None:
         """Ask S0 for a round, which S1 has to agree to."""
         if self.params.uses_range:
             arrays = {"model": MODEL} | dict(arrays or {})
         asked = self.params.to_dict()
-        self.ask(self.coordinator, "open", arrays, params=asked, range={}, reset=reset)
+        fields = {"params": asked, "range": {}, "reset": reset, "release": release}
+        self.ask(self.coordinator, "open", arrays, **fields)
 
-    def open(self, arrays: Arrays | None = None, reset: bool = False) -> str:
+    def open(self, arrays: Arrays | None = None, reset: bool = False, release: bool = False) -> str:
         """Open a round at S0, with S1's consent, and return its id."""
-        self.ask_to_open(arrays, reset)
+        self.ask_to_open(arrays, reset, release)
         if not self.sent or not isinstance(self.sent[-1], Open):
             return ""
         round_id = str(self.sent[-1].round)

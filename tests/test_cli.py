@@ -177,16 +177,17 @@ def test_a_round_can_be_a_file_which_flags_change(
     )
     file = ["round", "open", "unused.toml", "--params", str(tmp_path / "round.toml")]
     assert cli.main(file) == 0
-    named = {"keep_range": False, "participants": ["a", "b"]}
+    named = {"keep_range": False, "participants": ["a", "b"], "release": False}
     params = RoundParams(Radix(ring_bits=16), dim=5, max_clients=9)
     assert asked[0] == params and np.array_equal(asked[1], np.ones(5))
     assert asked[2:] == [MeanRange(), False, Adam(rate=0.5), named]
     flags = "--min-clients 3 --optimiser momentum --participants c,d,e radix --quantiles 0.5"
-    assert cli.main([*file, *flags.split(), "--max-clients", "8", "--reset"]) == 0
+    assert cli.main([*file, *flags.split(), "--max-clients", "8", "--reset", "--release"]) == 0
     assert asked[0] == RoundParams(
         Radix(ring_bits=16, quantiles=[0.5]), dim=5, max_clients=8, min_clients=3
     )
-    assert asked[2:] == [MeanRange(), True, Momentum(), named | {"participants": ["c", "d", "e"]}]
+    named = {"keep_range": False, "participants": ["c", "d", "e"], "release": True}
+    assert asked[2:] == [MeanRange(), True, Momentum(), named]
     # without METHOD, and what stands before it is not undone
     assert cli.main(["round", "open", "unused.toml", "--max-clients", "8", "--dim", "4"]) == 0
     assert asked[0] == RoundParams(Bucketed(), dim=4, max_clients=8)

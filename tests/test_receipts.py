@@ -74,7 +74,8 @@ def signed(record: Record = RECORD) -> Receipt:
 
 def test_every_field_of_a_record_is_signed() -> None:
     signed().check(PUBLIC)
-    others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", list: ["key-x"], dict: {"x": ["y"]}}
+    others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", bool: True}
+    others |= {list: ["key-x"], dict: {"x": ["y"]}}
     for field in fields(Record):
         other: Any = others[type(getattr(RECORD, field.name))]
         if field.name == "groups":

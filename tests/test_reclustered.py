@@ -447,7 +447,7 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
         s0.open()
         assert s0.latest.server_round.toss_opening == opening.hex()
     s0.fail()
-    s0.open(reset=True)
+    s0.open(release=True)
     assert s0.latest.server_round.toss_opening != opening.hex()
 
 

@@ -697,7 +697,7 @@ def test_s0_repeats_an_attempt_that_may_have_opened_values_with_its_clients_only
     assert s0.upload(third, s0.open()).type == "upload"
 
 
-@pytest.mark.parametrize("how", ["reset", "model"])
+@pytest.mark.parametrize("how", ["release", "model"])
 def test_starting_over_releases_the_clients_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -706,17 +706,49 @@ def test_starting_over_releases_the_clients_and_is_logged(
     fail_while_running(s0, left_out=third)
     model = {"model": np.zeros(DIM, np.float32)} if how == "model" else None
     with caplog.at_level(logging.INFO, "securemedian"):
-        round_id = s0.open(model, reset=how == "reset")
+        round_id = s0.open(model, release=how == "release")
     asked = next(message for message in reversed(s0.sent) if isinstance(message, Open))
-    assert asked.start_over and "clients-released" in caplog.messages
+    assert asked.release == (how == "release") and "clients-released" in caplog.messages
     assert s0.upload(third, round_id).type == "upload"
+
+
+@pytest.mark.parametrize("how", ["reset", "model"])
+def test_a_retry_from_the_same_start_has_the_same_clients_and_coin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    s0 = Server(0, tmp_path, min_clients=2)
+    model = {"model": np.ones(DIM, np.float32)}
+    s0.open(model)
+    s0.fail()
+    third = s0.keys[-1]
+    fail_while_running(s0, left_out=third)
+    opening = s0.latest.server_round.toss_opening
+    s0.restart()
+    s0.hear(hello())
+    round_id = s0.open(None if how == "reset" else model, reset=how == "reset")
+    assert s0.latest.server_round.asked.start_over
+    assert s0.upload(third, round_id).fields["code"] == "not-allowed"
+    assert s0.latest.server_round.toss_opening == opening
+    assert "clients-released" not in caplog.messages
+
+
+def test_a_round_that_is_not_taken_up_keeps_no_seeds(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path)
+    round_id = s0.open()
+    s0.upload(s0.keys[0], round_id)
+    rows = s0.store.database._connection
+    with s0.store.database.transaction():
+        rows.execute("UPDATE rounds SET asked = replace(asked, 'mean', 'unknown')")
+    assert s0.store.database.uploads(round_id)
+    s0.restart()
+    assert not s0.rounds.register.entries and not s0.store.database.uploads(round_id)
 
 
 def test_starting_over_that_s1_refuses_releases_nobody(tmp_path: Path) -> None:
     s0 = Server(0, tmp_path, min_clients=2)
     third = s0.keys[-1]
     fail_while_running(s0, left_out=third)
-    s0.ask_to_open(reset=True)
+    s0.ask_to_open(release=True)
     s0.hear(Failed(s0.sent[-1].round, "bad-config", "s1: no"))
     assert s0.state[0] == "failed"
     assert s0.upload(third, s0.open()).fields["code"] == "not-allowed"
@@ -726,8 +758,8 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, third = s1.keys
 
-    def attempt(round_id: str, keys: list[str], start_over: bool = False) -> None:
-        s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over, START))
+    def attempt(round_id: str, keys: list[str], start_over: bool = False, **more: Any) -> None:
+        s1.hear(Open(round_id, 1, PARAMS.to_dict(), bytes(16), True, start_over, START, **more))
         for key in keys:
             s1.upload(key, round_id)
         s1.hear(Close(round_id, held(keys)))
@@ -742,6 +774,8 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
     assert s1.state == ("running", "")
     s1.hear(Failed("1-0000000c", "timeout", "s0: nothing for 60 s"))
     attempt("1-0000000d", s1.keys[1:], start_over=True)
+    assert s1.state[0] == "failed" and s1.sent[-1].code == "clients-differ"
+    attempt("1-0000000e", s1.keys[1:], release=True)
     assert s1.state == ("running", "")
 
 

@@ -250,7 +250,7 @@ class RoundFacts:
         return cut(
             f"an earlier attempt at number {self.number} may have opened values of {len(names)} "
             "clients. Only these may take part again, and all of them must, unless the coordinator "
-            f"starts over with reset or a model: {', '.join(names)}"
+            f"starts over from another model, or opens with --release: {', '.join(names)}"
         )
 
     # What survives a restart

@@ -91,7 +91,7 @@ class Open(RoundMessage):
     # whether these base OTs have to be made, and are not kept from an earlier round
     new_session: bool
     # whether the coordinator gives a model or resets, which lifts the constraints of an earlier
-    # attempt at the number
+    # attempt at the number, if that started from another model
     start_over: bool
     # the digest of the run that the round starts from, in hex digits, for which both
     # servers vouch
@@ -100,6 +100,8 @@ class Open(RoundMessage):
     cohort: str = DEFAULT_COHORT
     # the public keys of the clients that may take part, sorted; all of the cohort if it is empty
     participants: list[str] = field(default_factory=list)
+    # whether the coordinator asks to lift these constraints in any case
+    release: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

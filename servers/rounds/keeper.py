@@ -84,6 +84,7 @@ class RunKeeper:
             start=bytes.fromhex(server_round.asked.start),
             opened=opened,
             participants=server_round.asked.participants,
+            released=server_round.asked.release,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 

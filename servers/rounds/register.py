@@ -193,7 +193,7 @@ class Register:
                 f"at least {config.min_clients} clients"
             )
         bound = self._store.database.bound(asked.cohort)
-        if bound.number != asked.number or asked.start_over:
+        if bound.number != asked.number or _lifts(asked, bound):
             bound = UNBOUND
         server_round = ServerRound(
             config.party,
@@ -305,14 +305,19 @@ class Register:
             database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
         database.add_uploads(round_id, rows)
         if Effect.BEGIN in actions:
-            if changed.asked.start_over:
-                released = bool(database.bound(cohort).clients)
+            bound = database.bound(cohort)
+            if _lifts(changed.asked, bound):
+                released = bool(bound.clients)
                 database.bind(cohort, UNBOUND)
             if "before" in files:
                 database.set_current_run(cohort, files["before"])
         if Effect.BIND in actions:
             clients = frozenset(changed.included)
-            database.bind(cohort, Bound(changed.number, clients, changed.toss_opening))
+            database.bind(
+                cohort, Bound(changed.number, clients, changed.toss_opening, changed.asked.start)
+            )
+        if Effect.PUBLISH in actions:
+            database.bind(cohort, replace(database.bound(cohort), start=""))
         if Effect.PUBLISH in actions and "after" in files:
             database.set_current_run(cohort, files["after"])
         return released
@@ -355,7 +360,10 @@ class Register:
             try:
                 self._entries[made.round] = self._entry(made)
             except SecureMedianError as error:
-                # damaged, or of another release with parameters that this one does not know
+                # damaged, or of another release with parameters that this one does not know: what
+                # clients have sent must not stay for ever
+                with self._store.database.transaction():
+                    self._store.database.forget_round(made.round)
                 logs.event("round-not-loaded", logging.ERROR, round=made.round, reason=str(error))
         self.check(self._config)
 
@@ -412,6 +420,14 @@ class Register:
 
 
 _TIMES = ("deadline", "retry_at", "away_until")
+
+
+def _lifts(asked: Open, bound: Bound) -> bool:
+    """Return whether a round lifts what an earlier attempt at its number binds it to.
+
+    SECURITY: who starts over from the same model may only try again, with the same updates.
+    """
+    return asked.release or (asked.start_over and asked.start != bound.start)
 
 
 def _record(one: ServerRound) -> str:

@@ -180,6 +180,7 @@ class Rounds:
             start=before.digest.hex(),
             cohort=cohort,
             participants=sorted(set(opening.participants)),
+            release=opening.release,
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]

@@ -41,6 +41,8 @@ class Opening:
     # the names of the clients that may take part, later their public keys; all of the cohort if it
     # is empty
     participants: list[str] = field(default_factory=list)
+    # whether other clients may take part than in an earlier attempt that may have opened values
+    release: bool = False
 
     def __post_init__(self) -> None:
         if self.request and not _REQUEST.fullmatch(self.request):

@@ -26,7 +26,9 @@ SCHEMA = """
         bound_number INTEGER NOT NULL DEFAULT 0,
         bound_clients TEXT NOT NULL DEFAULT '[]',
         -- what this server opened when it tossed for that number, in hex digits
-        bound_opening TEXT NOT NULL DEFAULT ''
+        bound_opening TEXT NOT NULL DEFAULT '',
+        -- the digest of what it started from, in hex digits; '' once a round of it was published
+        bound_start TEXT NOT NULL DEFAULT ''
     ) STRICT;
     CREATE TABLE rounds (
         place INTEGER PRIMARY KEY,
@@ -92,9 +94,11 @@ class Bound:
     clients: frozenset[str]
     # what this server opens when it tosses for the result, in hex digits
     opening: str
+    # the digest of what it started from, in hex digits; empty once it was published
+    start: str
 
 
-UNBOUND = Bound(0, frozenset(), "")
+UNBOUND = Bound(0, frozenset(), "", "")
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class Database:
         for pragma in (
             "journal_mode = WAL",
             f"synchronous = {SYNCHRONOUS}",
-            # a seed that is deleted is overwritten
+            # a seed that is deleted is overwritten here, but not in the log beside it
             "secure_delete = ON",
             "temp_store = MEMORY",
         ):
@@ -201,7 +205,7 @@ class Database:
             raise
 
     def erase(self) -> None:
-        """Overwrite what was deleted in the log of the database, too, if it can be done now."""
+        """Empty the log of the database, if it can be done now; the disk may keep its bytes."""
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
@@ -220,14 +224,15 @@ class Database:
 
     def bound(self, cohort: str) -> Bound:
         """Return what the latest number that ran binds other attempts at it to."""
-        row = self._cohort("bound_number, bound_clients, bound_opening", cohort)
-        return Bound(row[0], frozenset(json.loads(row[1])), row[2]) if row else UNBOUND
+        row = self._cohort("bound_number, bound_clients, bound_opening, bound_start", cohort)
+        return Bound(row[0], frozenset(json.loads(row[1])), *row[2:]) if row else UNBOUND
 
     def bind(self, cohort: str, bound: Bound) -> None:
         """Replace what `bound` returns."""
         self._set_cohort("bound_number", bound.number, cohort)
         self._set_cohort("bound_clients", json.dumps(sorted(bound.clients)), cohort)
         self._set_cohort("bound_opening", bound.opening, cohort)
+        self._set_cohort("bound_start", bound.start, cohort)
 
     def _cohort(self, columns: str, cohort: str) -> Any:
         return self._connection.execute(
