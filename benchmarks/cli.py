@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from securemedian.benchmarks import figures, flower, lanes, parts, peak, points, scale
+from securemedian.benchmarks import figures, flower, parts, peak, points, scale
 
 # each module has add_kinds(kinds)
-KINDS = (figures, peak, parts, lanes, points, scale, flower)
+KINDS = (figures, peak, parts, points, scale, flower)
 
 
 def add_verbs(verbs: Any) -> None:

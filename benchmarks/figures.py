@@ -82,11 +82,6 @@ def add_kinds(kinds: Any) -> None:
                 metavar="DIR",
                 help="also time a local epoch of one client, on its part of MNIST's files in DIR",
             )
-            kind.add_argument(
-                "--pairwise",
-                action="store_true",
-                help="also run the pairwise median (l = 64), once, which takes minutes",
-            )
         settings.add_options(kind)
         settings.add_out(kind)
         kind.set_defaults(run=partial(run, name))
@@ -254,9 +249,6 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
         verified = replace(point, verified=True)
         pairs.append(tuple(settings.measure([verified, point], chosen)))
     results = [one for pair in pairs for one in pair]
-    if options.pairwise:
-        once = replace(chosen, repeat=1)
-        results += settings.measure([_median("pairwise", clients, dim)], once)
     with report.console().status("one client, and the medians in the clear"):
         phases = [_train(options.data, clients)] if options.data else []
         phases += _client(clients, dim, chosen.repeat, methods)
@@ -356,9 +348,6 @@ def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) ->
 
 def _servers(result: Result) -> list[Phase]:
     both = report.megabytes(result)
-    if result["method"] == "pairwise":
-        name = "pairwise secure median, l = 64"
-        return [Phase(name, "servers", result["seconds"], both, "pairwise")]
     made, checked = (
         sum(result[f"{part}_{way}"] for way in ("bytes_s0_to_s1", "bytes_s1_to_s0")) / 1e6
         for part in ("preprocessing", "checking")

@@ -29,5 +29,4 @@ TABLE_1 = {
     "median": Reported(125, PAPER),
     "quantize": Reported(5, PAPER),
     "insecure median": Reported(6, PAPER),
-    "pairwise": Reported(500, PAPER),
 }

@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,15 +12,11 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import lanes, points, settings
+from securemedian.benchmarks import points, settings
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels.native import processor
-from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.methods.mean import Mean
-from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.transport import ZmqLink
 
 COUNTED = {
@@ -131,12 +126,11 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
 
 @pytest.mark.release
 def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000", "--pairwise")
+    saved = figure(tmp_path, "table1", "--clients", "3", "--dim", "2000")
     timed = [
         (point["method"], point.get("buckets"), point["verified"]) for point in saved["points"]
     ]
-    assert timed[:4] == [("bucketed", b, verified) for b in (8, 16) for verified in (True, False)]
-    assert timed[4:] == [("pairwise", None, False)] and saved["points"][4]["repetitions"] == 1
+    assert timed == [("bucketed", b, verified) for b in (8, 16) for verified in (True, False)]
     phases = {(phase["setting"], phase["name"].strip()): phase for phase in saved["phases"]}
     assert len(phases) == len(saved["phases"])
     median = phases["", "numpy.median"]["seconds"]
@@ -375,59 +369,6 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     results = [common | {"clients": n, "ots": 5 * n, "seconds": 0.1 * n * n} for n in (2, 4, 8)]
     assert points.growth(results) == ["radix 10 float32: OTs grow as n^1.00, seconds as n^2.00"]
     assert points.growth(results[:2]) == []
-
-
-@pytest.mark.release
-def test_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--methods", "bucketed,radix", "--clients", "3", "--coordinates", "640"]
-    arguments = [*small, "--repeat", "2", "--out", str(tmp_path)]
-    assert cli.main(["bench", "lanes", *arguments]) == 0
-    points = json.loads((tmp_path / "lanes.json").read_text())["points"]
-    assert [point["method"] for point in points] == ["bucketed", "radix"]
-    for point in points:
-        assert set(point) == set(lanes.COLUMNS)
-        assert point["least"] <= point["median"] <= point["most"]
-        assert 0 < point["times as fast"] < 4
-        assert point["1 lane, s"] > 0 and 0 < point["outside kernels, %"] < 100
-    assert "2 lanes next to 1, 3 clients, 640 coordinates each" in capsys.readouterr().out
-    assert cli.main(["bench", "lanes", *arguments, "--lanes", "1"]) == 2
-    assert "--lanes must be 2 or more" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("one", "both", "ratio"), [(1.0, 1.0, 2.0), (1.0, 2.0, 1.0)])
-def test_lanes_are_as_fast_as_their_turns_say(
-    one: float, both: float, ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two lanes do twice the work: in the time of one they are twice as fast."""
-    monkeypatch.setattr(
-        lanes,
-        "_turn",
-        lambda parties, *_: (
-            lanes.TurnTime(one, 3.0) if len(parties) == 1 else lanes.TurnTime(both, 9.0)
-        ),
-    )
-    monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.25)
-    found = lanes.measure(RoundParams(Mean(), dim=64, max_clients=3), ProtocolParams(lanes=2), 3)
-    assert found["times as fast"] == found["median"] == found["least"] == found["most"] == ratio
-    assert found["processor time, times"] == 1.5 and found["outside kernels, %"] == 25
-
-
-def test_the_fastest_turns_of_lanes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something else slows some turns of one lane, and others of both."""
-    # the first of each warms up, or tells how often the work fits into a turn
-    taken = {1: iter([0.1, 0.4, 0.2, 0.3]), 2: iter([0.2, 0.4, 0.4, 0.25])}
-
-    def turn(parties: Sequence[Party], *_: object) -> lanes.TurnTime:
-        return lanes.TurnTime(next(taken[len(parties)]), 1.0)
-
-    monkeypatch.setattr(lanes, "_turn", turn)
-    monkeypatch.setattr(lanes, "_outside_kernels", lambda *_: 0.0)
-    found = lanes.measure(RoundParams(Mean(), dim=64, max_clients=3), ProtocolParams(lanes=2), 3)
-    # twice the work of 0.2 s in 0.25 s
-    assert found["times as fast"] == 1.6
-    assert [found[name] for name in ("least", "median", "most")] == [1.0, 2.0, 2.4]
-    # the work fits in twice
-    assert found["1 lane, s"] == 0.1
 
 
 @pytest.mark.release
