@@ -14,9 +14,19 @@ from securemedian.mpc.errors import SecureMedianError
 STOP_LIMIT_S = 15.0
 
 
+# after which SIGTERM unwinds the stack again: Python ignores what is raised in a finalizer
+AGAIN_S = 2.0
+
+
 def unwind_on_sigterm() -> None:
     """Let SIGTERM unwind the stack, so that the processes started here are ended."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+    def unwind(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        sys.exit(128 + signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, unwind)
 
 
 class Processes:
@@ -62,6 +72,8 @@ class Processes:
 
     def stop(self) -> None:
         """Send SIGTERM to all processes, and SIGKILL to those still there STOP_LIMIT_S later."""
+        # nothing is to interrupt this
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self._starter.shutdown()
         for process in self._running.values():
             process.terminate()

@@ -64,6 +64,7 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
         tmp_path,
         "--rounds",
         "4",
+        "bucketed",
         "--buckets",
         "6",
         "--range",
@@ -84,7 +85,7 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     """Both models learn, and one model of the same updates does not fit both groups."""
-    options = ["--groups", "2", "--clients", "6", "--rounds", "4", "--faulty", "0"]
+    options = ["bucketed", "--groups", "2", "--clients", "6", "--rounds", "4", "--faulty", "0"]
     figures = demo(tmp_path, *options)
     check(figures, 4)
     final = figures["final"]
@@ -94,7 +95,8 @@ def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
 
 @pytest.mark.release
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
-    options = ["--uploads", "dealt", "--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
+    options = ["--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
+    options += ["bucketed", "--uploads", "dealt"]
     path = tmp_path / "figures.json"
     done = subprocess.run(
         [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
@@ -234,6 +236,25 @@ def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.S
     directory = next(tmp_path.glob("securemedian-demo-*"))
     assert str(directory) in errors.decode()
     assert not processes_naming(directory)
+
+
+# SIGTERM comes within a finalizer, where Python ignores what a handler raises
+FINALIZER = """
+import os, signal, time
+from securemedian.laboratory.processes import unwind_on_sigterm
+class Late:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+unwind_on_sigterm()
+Late()
+time.sleep(60)
+"""
+
+
+def test_sigterm_within_a_finalizer_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FINALIZER], capture_output=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
 
 
 def test_ctrl_c_while_a_process_is_being_started_leaves_none(
