@@ -291,6 +291,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "optimiser": draw(st.sampled_from(CHOSEN)),
         "reset": draw(st.booleans()),
         "keep_range": draw(st.booleans()),
+        "release": draw(st.booleans()),
         "participants": draw(st.sampled_from([[], ["client-1", "client-2"], ["nobody"], [1]])),
         "group": draw(st.sampled_from([0, 1, -1, 1 << 63])),
         "values": draw(st.booleans()),
