@@ -8,7 +8,7 @@ Each question has one module:
 `figures`   what do the paper's Figures 3 and 12 and its Table 1 look like here?
 `peak`      how much memory does a server take for a round of many clients?
 `scale`     what do workers change?
-`lanes`     how much faster are several lanes than one?
+`flower`    how much longer does a private round of a Flower app take?
 `parts`     where does the time of an OT and of a comparison go?
 `forecast`  what will a round cost? The verb `plan`, which needs no servers
 `soak`      does the service survive? The verb `soak`, which verifies every round

@@ -1,8 +1,8 @@
 """Ordered, counted messages between the two parties.
 
 A `Channel` carries arrays over a `Link`, which is anything that moves frames in order: a pair of
-queues here, zmq sockets in `servers.transport`. Every message has a label and a sequence number, so
-that two programs that have drifted apart fail at the first message and say where.
+queues here, zmq sockets in `servers.network.transport`. Every message has a label and a sequence
+number, so that two programs that have drifted apart fail at the first message and say where.
 
 Rounds are counted as in the literature: a message's depth is one more than that of the deepest
 message its sender had received, and `rounds` is the depth of the deepest message seen. Messages
