@@ -304,7 +304,7 @@ def _train(directory: Path, clients: int) -> Phase:
 
     models.use_one_thread()
     model, images = models.MODELS["cnn-mnist"], data.load(directory, "mnist")
-    part = data.split(images.labels, clients, SEED)[0]
+    part = images.parts(clients, SEED)[0]
     rng = np.random.default_rng(SEED)
     vector = models.start(model, SEED)
     start = time.perf_counter()

@@ -25,6 +25,7 @@ import hashlib
 import itertools
 import json
 import math
+import sys
 import time
 import timeit
 import tracemalloc
@@ -34,6 +35,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console, Group
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
@@ -47,19 +50,28 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
-from securemedian.mpc.rounds.chunks import round_demand
+from securemedian.mpc.rounds.chunks import chunk_demand
 from securemedian.mpc.rounds.cost import Cost, joined
 from securemedian.mpc.rounds.cutting import cut, cut_check, shards
 from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
+from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.plan import predict, predict_shards
-from securemedian.mpc.rounds.rehearsal import lone_party, rehearse_check, rehearse_round
-
-COLUMNS = (
-    *("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "ahead", "check", "online"),
-    *("transfer", "waiting", "seconds"),
+from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
+from securemedian.mpc.rounds.rehearsal import (
+    lone_party,
+    rehearse,
+    rehearse_check,
+    rehearse_judge,
+    rehearse_survey,
 )
+
+# of two tables, each of which fits 80 columns
+COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
+SECONDS = ("method", "ahead", "check", "online", "transfer", "waiting", "seconds")
+# beside the options that `bench median` has
+PLANNED = (*SWEPT, "noise_multiplier")
 LOOPBACK_RTT_MS = 0.1
 # the values of options that are compared where none is given
 COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -72,8 +84,14 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
 HOP_S = 4e-4
 # in the part of a round that is timed, at most
 CALIBRATION_OTS = 1 << 21
+# coordinates of which sketches are timed, at most
+SKETCHED = 1 << 16
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
+# for how many rounds epsilon is told
+ROUNDS_TOLD = (1, 10, 100)
+# signal to noise, below which the noise of many rounds does not average out in time
+DROWNED = 0.3
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
@@ -83,6 +101,12 @@ FORMULA = (
     "buffers take at their most, the check of dealings beside them, and the result; the program "
     "itself, some 150 MB, comes on top."
 )
+COSTS_NOTE = (
+    "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
+    "at a server. dealt and sent are MB of one client before and after its training, to the server "
+    "that gets more. seconds are estimated."
+)
+SECONDS_NOTE = "seconds = max(ahead + check + online, transfer) + waiting"
 
 
 @dataclass(frozen=True)
@@ -96,6 +120,8 @@ class Speed:
     coordinate: float
     # to encrypt or decrypt it
     byte: float
+    # of the verdicts of a method that surveys, online, for a whole round
+    verdicts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +169,8 @@ class Forecast:
             "client_bytes_after": self.params.bytes_after,
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
+            # of one round; None without noise
+            "epsilon": told_epsilon(self.params.method.zcdp_rho),
         }
         return {name: value for name, value in fields.items() if name not in ("params", "cost")}
 
@@ -157,7 +185,7 @@ def add_verbs(verbs: Any) -> None:
         epilog=FORMULA,
         usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
-    add_methods(plan, _add_options, only=SWEPT, default="all methods, to compare them")
+    add_methods(plan, _add_options, only=PLANNED, default="all methods, to compare them")
     plan.set_defaults(run=run)
 
 
@@ -195,11 +223,16 @@ def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     if options.clients is None or options.dim is None:
         raise ConfigError("plan needs --clients and --dim")
-    console = report.console()
+    console = Console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], []
-    with console.status("encryption") as status:
+    print(
+        "measuring this machine (the first time it compiles kernels, for a minute or two) ...",
+        file=sys.stderr,
+        flush=True,
+    )
+    with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):
             try:
@@ -213,11 +246,11 @@ def run(options: argparse.Namespace) -> None:
                 refused.append(error)
     if not found:
         raise refused[0]
-    console.print(_table(found))
+    console.print(_tables(found))
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
-    for line in cheapest(found):
+    for line in [*cheapest(found), *of_noise(found)]:
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -282,7 +315,7 @@ def forecast(
         whole,
         ahead_seconds=busiest.ots * speed.ot,
         checking_seconds=checked * speed.checked,
-        online_seconds=parts[0].dim * speed.coordinate + both * speed.byte,
+        online_seconds=speed.verdicts + parts[0].dim * speed.coordinate + both * speed.byte,
         workers=workers,
         door_seconds=full * door_seconds_per_byte(),
     )
@@ -325,7 +358,7 @@ def estimate(
         memory,
         ahead_seconds=cost.ots * speed.ot,
         checking_seconds=params.dim * speed.checked,
-        online_seconds=params.dim * speed.coordinate + both * speed.byte,
+        online_seconds=speed.verdicts + params.dim * speed.coordinate + both * speed.byte,
         transfer_seconds=8 * max(cost.bytes_sent, cost.bytes_received) / link.bits_per_second,
         waiting_seconds=cost.rounds * (link.rtt_s / 2 + HOP_S),
     )
@@ -339,15 +372,23 @@ def calibrate(
     Returns the best of CALIBRATION_RUNS runs.
     """
     begin, end = cut(params, len(weights), protocol)[0]
-    size = end - begin
-    while size > 1 and round_demand(params, weights, size).ots > CALIBRATION_OTS:
+    size, given = end - begin, (params, weights, protocol.batch)
+    while size > 1 and chunk_demand(params, weights, size).ots > CALIBRATION_OTS:
         size //= 2
-    computed = _timed(
-        lone_party(protocol),
-        lambda party: rehearse_round(party, params, weights, protocol.batch, size),
-    )
+
+    def chunk(party: Party) -> None:
+        if params.method.surveys:
+            rehearse_survey(party, *given, size)
+        rehearse(party, *given, size)
+
+    computed, judged = _timed(lone_party(protocol), chunk), _Timed(0.0, 0.0)
+    if params.method.surveys:
+        judged = _timed(lone_party(protocol), lambda party: rehearse_judge(party, *given), runs=1)
     pieces = cut_check(params, len(weights), protocol)
-    ot, checked = computed.ot, 0.0
+    # those that make more, because few at a time take long each
+    judging = params.method.judge_demand(weights, params.max_clients).ots
+    by_verdicts = judging > chunk_demand(params, weights, size).ots
+    ot, checked = judged.ot if by_verdicts else computed.ot, 0.0
     if pieces:
         piece = pieces[0]
         check = _timed(
@@ -358,9 +399,16 @@ def calibrate(
         checked = check.online / piece.dim * len(weights) / clients
         # a round that takes no OTs itself, such as a trimmed mean that drops nobody
         ot = ot or check.ot
+    elif surveyor := params.upload_check:
+        part = min(size, SKETCHED)
+        survey = _timed(
+            lone_party(protocol), lambda party: rehearse_survey(party, *given, part, surveyor)
+        )
+        judge = _timed(lone_party(protocol), lambda party: rehearse_judge(party, *given, surveyor))
+        checked, ot = survey.online / part + judge.online / params.dim, ot or judge.ot
     elif params.dealing is not None:
         checked = time_check(params.dealing).seconds * len(weights)
-    return Speed(ot, checked, computed.online / size, byte)
+    return Speed(ot, checked, computed.online / size, byte, judged.online)
 
 
 class _Timed(NamedTuple):
@@ -370,10 +418,10 @@ class _Timed(NamedTuple):
     online: float
 
 
-def _timed(party: Party, work: Callable[[Party], None]) -> _Timed:
-    """Return the best of CALIBRATION_RUNS runs."""
+def _timed(party: Party, work: Callable[[Party], None], runs: int = CALIBRATION_RUNS) -> _Timed:
+    """Return the best of so many runs."""
     best = _Timed(math.inf, math.inf)
-    for _ in range(CALIBRATION_RUNS):
+    for _ in range(runs):
         pool, start = party.pool, time.perf_counter()
         # the silent extension makes OTs by the group of trees, and some are left over
         ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds
@@ -428,43 +476,75 @@ def seconds_per_byte() -> float:
 
 
 def cheapest(rows: Sequence[Forecast]) -> list[str]:
-    """Return one sentence on the cheapest method for each kind of median among the forecasts."""
+    """Return a sentence on the fastest method for each kind of median among the forecasts."""
     lines = []
     for what, wanted in (("exact median", "exact"), ("approximate median", "approximate")):
         of_kind = [row for row in rows if row.params.method.kind == wanted]
         if of_kind:
             best = min(of_kind, key=lambda row: row.seconds)
-            lines.append(f"cheapest {what} on this link: {best.name}, {best.seconds:.3g} s")
+            lines.append(
+                f"On this link the {what} takes the least time with {best.name}: about "
+                f"{best.seconds:.3g} s per round."
+            )
     return lines
 
 
-def _table(rows: Sequence[Forecast]) -> Any:
+def of_noise(rows: Sequence[Forecast]) -> list[str]:
+    """Return what the noise of a round gives and what it costs, in plain words."""
+    lines = []
+    for row in rows:
+        method, dim = row.params.method, row.params.dim
+        if not isinstance(method, Mean) or not method.noise_multiplier:
+            continue
+        told = ", ".join(
+            f"{rounds}: {epsilon_of(rounds * method.zcdp_rho):.3g}" for rounds in ROUNDS_TOLD
+        )
+        lines.append(f"{row.name}: epsilon at delta {DELTA:g}, by the rounds of a cohort, {told}")
+        ratio = signal_to_noise(method.noise_multiplier, row.clients, dim)
+        lines.append(
+            f"the mean is at most {ratio:.2g} times as long as its noise: n / (z sqrt(2 d))"
+        )
+        if ratio < DROWNED:
+            most, needed = dim * (ratio / DROWNED) ** 2, row.clients * DROWNED / ratio
+            lines.append(
+                f"[bold red]The noise drowns the model.[/] With such noise {row.clients:,} clients "
+                f"can train some {max(1, int(most)):,} parameters, and {dim:,} parameters take "
+                f"some {math.ceil(needed):,} clients. What few clients can have is privacy of each "
+                "record: docs/differential-privacy.md"
+            )
+    return lines
+
+
+def _tables(rows: Sequence[Forecast]) -> Group:
+    """Return a table of what the rounds cost, and one of what their seconds consist of."""
     first = rows[0]
     title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
+    seconds = "Of the seconds, for servers like this machine and on this link:"
     if first.workers:
-        title += (
-            f", {first.workers} workers a server; the door takes {first.door_seconds:.3g} s "
-            "of each round"
-        )
-    note = (
-        "~ approximate; MB: of the busier direction; memory: MB at a server; dealt, sent: MB of "
-        "one client before and after its training, to the server that gets more; "
-        "seconds (estimated) = max(ahead + check + online, transfer) + waiting"
+        title += f", {first.workers} workers per server"
+        seconds += f" the daemon's {first.door_seconds:.3g} s for its workers, and"
+    return Group(
+        report.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
+        report.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
     )
-    return report.table(title, COLUMNS, [_row(one) for one in rows], note)
 
 
-def _row(row: Forecast) -> list[str]:
+def _costs(row: Forecast) -> list[str]:
     busier = max(row.cost.bytes_sent, row.cost.bytes_received)
     client = row.params.bytes_ahead, row.params.bytes_after
-    computing = row.ahead_seconds, row.checking_seconds, row.online_seconds
     return [
         ("~ " if row.params.method.kind == "approximate" else "") + row.name,
         *(_figure(value / 1e6) for value in (row.cost.ots, busier)),
         f"{row.cost.rounds:,}",
         *(_figure(value / 1e6) for value in (row.memory_bytes, *client)),
-        *map(_figure, (*computing, row.transfer_seconds, row.waiting_seconds, row.seconds)),
+        _figure(row.seconds),
     ]
+
+
+def _seconds(row: Forecast) -> list[str]:
+    computing = row.ahead_seconds, row.checking_seconds, row.online_seconds
+    parts = *computing, row.transfer_seconds, row.waiting_seconds, row.seconds
+    return [row.name, *map(_figure, parts)]
 
 
 def _figure(value: float) -> str:

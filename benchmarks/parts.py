@@ -26,7 +26,18 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.work import COMPARE_BATCH, Point
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.protocols import compare, dealing, millionaire, ring, share
+from securemedian.mpc.protocols import (
+    compare,
+    dealing,
+    lengths,
+    millionaire,
+    order,
+    ring,
+    share,
+    sketch,
+    wide,
+)
+from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
 from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
@@ -37,14 +48,16 @@ from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import Stream
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import chunks, pipeline, rehearsal
+from securemedian.mpc.rounds import chunks, rehearsal
 from securemedian.mpc.rounds.methods import (
     bucketed,
     clustered,
+    krum,
     mean,
-    order,
+    nearest,
+    norms,
     pairwise,
     radix,
     reclustered,
@@ -74,6 +87,8 @@ BITS = (32, 64, 4)
 OTS = 16 * BLOCK
 # of a round of each method, with its default options: the fewest of whom a trimmed mean drops any
 CLIENTS, COORDINATES = 10, 1 << 13
+# of a sketch: the clients that a kernel adds side by side, and the rows of a norm check
+SKETCHED, ROWS = 8, 512
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 AES_NATIVE = f"AES-128 hash by the processor's own instructions, {SMALL:,} B at a time"
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
@@ -213,19 +228,28 @@ ONLINE: tuple[Place, ...] = (
     ("masks", Stream, "words", None),
     ("ANDs", millionaire, "conjunctions", None),
 )
+SKETCHING: tuple[Place, ...] = (
+    ("random signs", sketch, "expand", None),
+    ("sums", sketch, "add_rows", None),
+)
 # What a method does online. Functions stand where methods look them up.
 STEPS: tuple[Place, ...] = (
     ("uploads", share, "read", None),
     ("uploads", share, "weighted_sum", None),
     ("uploads", dealing, "counts", None),
     ("uploads", clustered, "sums_over", None),
+    ("sketches", nearest, "sketch", None),
+    ("sketches", norms, "sketch", None),
     ("comparisons", compare, "msb_of_planes", None),
     ("equality", compare, "is_zero", None),
     ("bits to numbers", order, "to_ring", None),
-    ("multiplexers", pairwise, "multiplex", None),
+    ("bits to numbers", wide, "to_ring", None),
+    ("multiplexers", order, "multiplex", None),
     ("multiplexers", trimmed_mean, "multiplex", None),
-    ("multiplexers", zeno, "multiplex", None),
-    ("squares", zeno, "square", None),
+    ("multiplexers", zeno, "multiplex_rows", None),
+    ("multiplexers", nearest, "multiplex", None),
+    ("multiplexers", krum, "multiplex_rows", None),
+    ("squares", lengths, "square", None),
     ("products", planes, "reply", None),
     ("products", planes, "finish", None),
     ("bit planes", planes, "split", None),
@@ -237,6 +261,7 @@ STEPS: tuple[Place, ...] = (
     ("opening", mean, "open_ring", None),
     ("opening", reclustered, "open_ring", None),
     ("opening", zeno, "open_ring", None),
+    ("opening", krum, "open_ring", None),
 )
 
 
@@ -272,13 +297,15 @@ def run(options: argparse.Namespace) -> None:
     ots: dict[str, Table] = {role: {} for role in ROLES}
     for name, protocol in protocols.items():
         with console.status(name), _one_core():
-            pipeline.warm_up(protocol)
+            compile_kernels(protocol)
             for role in ROLES:
                 ots[role][name] = _ot_parts(protocol, role == "sender", options, rates)
     comparisons: Table = {}
     for bits in BITS:
         with console.status(f"comparisons, l = {bits}"), _one_core():
             comparisons[f"l = {bits}"] = _comparison_parts(chosen.protocol, bits, options)
+    with console.status("sketches"), _one_core():
+        sketches = {f"{SKETCHED} clients": _sketch_parts(chosen.protocol, options)}
     rounds: Table = {}
     for name, method in METHODS.items():
         with console.status(name), _one_core():
@@ -289,6 +316,7 @@ def run(options: argparse.Namespace) -> None:
         "GB/s of one core": {"GB/s": rates},
         **{f"ns per random OT, at the {role}": table for role, table in ots.items()},
         "ns per comparison, at either party": comparisons,
+        f"ns per coordinate of a sketch of {ROWS} rows, at either party": sketches,
         f"ns per coordinate of {CLIENTS} clients, at either party": rounds,
     }
     points = [
@@ -364,6 +392,17 @@ def _comparison_parts(
     return _phases(
         protocol, demand, lambda party: compare.msb(party, shares, bits), ONLINE, options, count
     )
+
+
+def _sketch_parts(protocol: ProtocolParams, options: argparse.Namespace) -> dict[str, float]:
+    dim, coin = options.coordinates, bytes(SEED_BYTES)
+    words = Stream(os.urandom(SEED_BYTES)).words(SKETCHED * dim)
+    shares = RingShare(words.reshape(SKETCHED, dim))
+
+    def work(party: Party) -> None:
+        sketch.sketch(coin, shares, 0, ROWS, protocol.native_aes)
+
+    return _measure(protocol, lambda party: None, work, SKETCHING, options.repeat, dim)[0]
 
 
 def _round_parts(

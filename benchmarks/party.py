@@ -20,9 +20,9 @@ import zmq
 from securemedian.benchmarks.link import LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.common.keys import KeyPair
+from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.pipeline import warm_up
 from securemedian.servers import allocator
 from securemedian.servers.computing.backends.threads import SWITCH_S, establish
 from securemedian.servers.network.transport import PEER_DOMAIN, PeerPort, ZmqLink, authenticate
@@ -40,7 +40,7 @@ def main() -> None:
     os.sched_setaffinity(0, {cores[party_id % len(cores)]})
     allocator.keep()
     sys.setswitchinterval(SWITCH_S)
-    warm_up(protocol)
+    compile_kernels(protocol)
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())

@@ -38,7 +38,8 @@ COMPARE_BATCH = 1 << 18
 # so large that all correlations can be made ahead, and none are made during the round
 POOL_BYTES = 1 << 30
 
-# the options of methods that `bench median` and `plan` have: those that change what a round costs
+# the options of methods that `bench median` and `plan` have: those that change what a round costs,
+# or how many clients it needs
 SWEPT = (
     "buckets",
     "ring_bits",
@@ -52,6 +53,11 @@ SWEPT = (
     "groups",
     "membership",
     "trim",
+    "norm_bound",
+    "faulty",
+    "chosen",
+    "neighbours",
+    "selection",
 )
 
 
@@ -136,7 +142,7 @@ def round_params(point: Point) -> RoundParams:
 
 def can_be_malformed(method: str) -> bool:
     """Return whether there is anything to check in the uploads of a method."""
-    return METHODS[method].checks_values or "uploads" in options_of(METHODS[method])
+    return METHODS[method]().checks_values or "uploads" in options_of(METHODS[method])
 
 
 def with_fraction(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +172,7 @@ def _median(
         # both servers get all rotations in full
         stream = Stream(os_entropy(16))
         uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
-    elif params.method.surveys:
+    elif params.method.surveys or params.method.shares_differences:
         uploads = _of_zeros(params, party.number)
     else:
         uploads = _uploads(params.layout, party.number, params.max_clients, protocol)

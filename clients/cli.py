@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_public
 from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.status import by_reason
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Client
@@ -32,9 +33,11 @@ def _add_submit(subparsers: "Verbs") -> None:
             "file, or predictions on a public set in a .npy file (samples, classes)."
         ),
     )
-    verb.add_argument("config", help="this client's client.toml")
+    verb.add_argument("config", metavar="CONFIG", help="this client's client.toml")
     add_cohort(verb)
-    verb.add_argument("update", type=Path, help="the trained parameters: .npy or .npz")
+    verb.add_argument(
+        "update", type=Path, metavar="FILE", help="the trained parameters: .npy or .npz"
+    )
     add_public(verb)
     verb.add_argument(
         "--group",
@@ -93,7 +96,6 @@ def _submit(options: argparse.Namespace) -> None:
         files.check_writable(path)
     public = PublicSet.load(options.public) if options.public else None
     with Client.from_config(options.config, options.cohort, public=public, report=tell) as client:
-        print("waiting for a round to open ...", file=sys.stderr, flush=True)
         current = client.wait_for_round()
         if current.submitted and wanted:
             print(
@@ -142,8 +144,5 @@ def say_result(member: "Member", round_id: str, options: argparse.Namespace) -> 
             f"group {group} of round {round_id} keeps its model: too few clients have chosen it",
             file=sys.stderr,
         )
-    names: dict[str, list[str]] = {}
-    for name, why in member.left_out(round_id).items():
-        names.setdefault(why, []).append(name)
-    for why, left_out in names.items():
-        print(f"left out of round {round_id}: {', '.join(left_out)}: {why}", file=sys.stderr)
+    for text in by_reason(member.left_out(round_id)):
+        print(f"left out of round {round_id}: {text}", file=sys.stderr)

@@ -10,8 +10,9 @@ request without an answer is repeated with the same bytes (`clients.journal`). W
 this also holds for a client that is restarted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, Report, unseen
-from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submission, fingerprint
+from securemedian.clients.journal import (
+    ROUNDS_RETAINED,
+    Journal,
+    Noised,
+    Sent,
+    Submission,
+    fingerprint,
+)
 from securemedian.clients.lookup import Lookup
 from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
@@ -34,6 +42,8 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotStored,
+    PolicyRefused,
+    SecureMedianError,
     ServerUnreachable,
     UnknownRound,
 )
@@ -135,7 +145,9 @@ class Client(Member):
         that one server or none has is sent first.
 
         Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s`
-        of the configuration), and ConfigError if this client lacks the round's public set.
+        of the configuration); PolicyRefused if this client's own policy refuses the round, which
+        both servers are told, and the next call waits for another; and ConfigError if this client
+        lacks the round's public set.
         """
         limit = self.service.limit(timeout_s)
         while True:
@@ -144,6 +156,7 @@ class Client(Member):
                 lambda: self._lookup.new(self._seen),
                 limit,
                 "no new round was opened for this client",
+                "waiting for a round to open",
             )
             if (made := self._journal.submission(current.round_id)) is None:
                 break
@@ -155,13 +168,27 @@ class Client(Member):
                 self._seen = current.round_id
                 self.service.report(f"going on to the next round: {error}")
         if not current.submitted:
-            self._check_takes_part(current)
+            try:
+                self._check_takes_part(current.round_id, current.params, limit.left_s)
+            except PolicyRefused:
+                self._seen = current.round_id
+                raise
         self._open, self._seen = current, current.round_id
         if current.submitted:
             self._submitted = self._seen
         elif not current.dealing_lost:
             self._sender.begin(current)
         return current
+
+    def check_round(self, round_id: str = "", timeout_s: float | None = None) -> None:
+        """Check that this client takes part in an open round, by default the latest.
+
+        `wait_for_round` and `submit` do so, too. Raises as these, and RoundClosed if the round is
+        not open.
+        """
+        found = self._lookup.open_round(round_id, timeout_s)
+        params = RoundParams.from_dict(found["params"])
+        self._check_takes_part(found["round"], params, timeout_s)
 
     def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
         """Return the dealing for a round that `entropy` gives. It is called on another thread."""
@@ -202,7 +229,8 @@ class Client(Member):
         In a round of several groups `group` is the one, 0-based, whose model was trained
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
-        Raises ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
+        Raises PolicyRefused if this client's own policy refuses the round, which both servers are
+        told; ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
         round's public set; InputError if the update does not fit the round; DuplicateUpload if
         this client has submitted to the round already or has dealt for it before a restart;
         RoundClosed if the round `round_id` is not open; and NotAllowed if the servers have found
@@ -211,7 +239,7 @@ class Client(Member):
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
-        self._check_takes_part(current)
+        self._check_takes_part(current.round_id, current.params)
         current.params.exchange.check_shape(spec.shapes, current.params.dim)
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
@@ -267,7 +295,6 @@ class Client(Member):
             trained = False
             done = 0
             while rounds is None or done < rounds:
-                report("waiting for a round to open")
                 try:
                     current = self.wait_for_round(timeout_s)
                 except ChannelTimeout as error:
@@ -275,6 +302,9 @@ class Client(Member):
                         raise
                     report(f"{error}: the training ends after {done} rounds")
                     return done
+                except PolicyRefused as error:
+                    report(f"going on to the next round: {error}")
+                    continue
                 name = f"round {current.round_id}"
                 if current.params.exchange.fixed is not None:
                     raise ConfigError(
@@ -327,26 +357,49 @@ class Client(Member):
         except (DuplicateUpload, NotStored) as error:
             self.service.report(f"round {round_id} goes on without these public metrics: {error}")
 
-    def _check_takes_part(self, current: Round) -> None:
-        """Raise ConfigError unless this client can be in a round, and its configuration lets it.
+    def _check_takes_part(
+        self, round_id: str, params: RoundParams, timeout_s: float | None = None
+    ) -> None:
+        """Raise PolicyRefused or ConfigError unless this client lets itself be in a round, and can.
 
-        It needs the public set of a round that is about one. SECURITY: both servers see the whole
-        update of a validator, whom the coordinator alone names.
+        Nothing is refused any more once it has made an upload. It needs the public set of a round
+        that is about one.
         """
-        validator = getattr(current.params.method, "validator", "")
-        if validator == self.service.keys.public.decode() and not self.config.validator:
-            raise ConfigError(
-                f"round {current.round_id} names this client its validator, and both servers would "
-                "see its whole update: to allow that, set validator = true in client.toml"
-            )
-        exchange = current.params.exchange
+        if self._journal.submission(round_id) or self._journal.confirmed(round_id):
+            return
+        self._check_policy(round_id, params, timeout_s)
+        exchange = params.exchange
         if isinstance(exchange, Predictions):
             if self.public is None:
                 raise ConfigError(
-                    f"round {current.round_id} exchanges predictions on a public set, and this "
+                    f"round {round_id} exchanges predictions on a public set, and this "
                     "client has none: give it one (Client(config, public=..) or --public DIR)"
                 )
             self.public.check(exchange)
+
+    def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
+        """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
+        policy, listed, epsilon = self.config.policy, [], inf
+        if policy.names_clients or policy.max_epsilon is not None:
+            statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
+            listed = [status.clients for status in statuses]
+            told = [status.epsilon for status in statuses]
+            epsilon = max(inf if one is None else one for one in told)
+        made = self._journal.made_within_a_day
+        try:
+            policy.check_round(params, made, self.config.name, listed, epsilon)
+        except PolicyRefused:
+            self.decline(round_id)
+            raise
+
+    def decline(self, round_id: str) -> None:
+        """Tell both servers that this client takes no part in a round, so that none waits."""
+        # S1 first, because S0 may close the round at once
+        for party in (1, 0):
+            try:
+                self.service.ask("decline", {"round": round_id}, timeout_s=0.0, party=party)
+            except SecureMedianError as error:
+                self.service.report(f"S{party} was not told of a refusal: {error}")
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
@@ -425,6 +478,19 @@ class Client(Member):
     def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
         """Return the fields and arrays that were stored last, not to be changed, or {} and {}."""
         return self._journal.own.fields, self._journal.own.arrays
+
+    @property
+    def account(self) -> Sequence[Noised]:
+        """Return what was trained with noise and charged, in this process and before it."""
+        return self._journal.account
+
+    def charge(self, noised: Noised) -> None:
+        """Add to the account, which with a `state_dir` outlasts the process.
+
+        Call it before an update of these steps is submitted. Raises ConfigError if it cannot be
+        written.
+        """
+        self._journal.charge(noised)
 
     def _fetched(
         self, round_id: str, timeout_s: float | None

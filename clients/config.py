@@ -1,9 +1,10 @@
 """The configuration of a client or of the coordinator: one TOML file (docs/samples/)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from securemedian.clients.policy import ClientPolicy
 from securemedian.common.addresses import check_endpoint
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
@@ -49,8 +50,8 @@ class ClientConfig:
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
     # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
-    # whether a round may name this client its validator, whose update both servers see
-    validator: bool = False
+    # the rounds that a client takes part in
+    policy: ClientPolicy = field(default_factory=ClientPolicy)
     # the limit for the answer to a request, from when the server has taken the last of it
     reply_timeout_s: float = 60.0
     # how long a request that got no answer is sent again
@@ -75,6 +76,12 @@ class ClientConfig:
                     "a server that gets both shares of an update knows the update"
                 )
 
+        if self.policy.counts and not self.state_dir:
+            raise ConfigError(
+                f"[policy] limits {self.policy.RATE}, which a client without a state_dir forgets "
+                "when it ends: set state_dir"
+            )
+
     @property
     def state_folder(self) -> Path | None:
         """The folder for what is kept, one per cohort; None if nothing is kept."""
@@ -92,6 +99,8 @@ class ClientConfig:
         for server in ("s0", "s1"):
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
+        if "policy" in values:
+            values["policy"] = build(ClientPolicy, values["policy"], f"{path}, [policy]")
         config = build(cls, values, str(path))
         if cohort:
             config = replace(config, cohort=cohort)

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 from securemedian.mpc.errors import ConfigError, quoted
@@ -108,10 +109,19 @@ def _parser(option: Option) -> Any:
     """Return the function that turns the text of a flag into a value of the option."""
     if option.kind in (int, float, str):
         return option.kind
+    if isinstance(option.kind, UnionType):
+        return _number_or_word
     if get_origin(option.kind) is list:
         (kind,) = get_args(option.kind)
         return _list_of(kind)
     return _weights
+
+
+def _number_or_word(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:

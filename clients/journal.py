@@ -9,17 +9,19 @@ folder all of it outlasts the process, in one file per round, `ROUND.kept`, in o
              of them is sent, so that no dealing can rotate a second update.
     sent     what the round's result has to fit, for as many rounds as servers keep results.
 
-The file `own` holds the arrays that the caller keeps (`Client.store`). A file is the SHA-256 of
-its content, and then the parts of one frame (`wire`) as a msgpack list, for its owner alone:
-together the halves are the update.
+The file `own` holds the arrays that the caller keeps (`Client.store`), `days` when updates were
+shared within the last day, which a client's policy may limit, and `account` what was trained with
+noise (`Noised`). A file is the SHA-256 of its content, and then the parts of one frame (`wire`) as
+a msgpack list, for its owner alone: together the halves are the update.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -43,7 +45,9 @@ SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
 ROUNDS_RETAINED = 4
 _SUFFIX = ".kept"
-_OWN = "own"
+_OWN, _DAYS, _ACCOUNT = "own", "days", "account"
+DAY_S = 86400.0
+_NOTHING_SENT = ". Nothing was sent"
 _DIGEST_BYTES = 32
 # what an id may be that names a file
 _NAME = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -106,6 +110,16 @@ class Sent:
     order: int
 
 
+class Noised(NamedTuple):
+    """Steps of DP-SGD on a client's records, from which updates were made."""
+
+    # the standard deviation of the noise, in lengths to which the gradient of a record is cut
+    noise_multiplier: float
+    # the probability with which a record is in a step
+    sample_rate: float
+    steps: int
+
+
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
     """Return a digest of a flat update for a group."""
     data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
@@ -117,14 +131,18 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
 class Journal:
     """Keeps dealings and uploads by round, and what the caller keeps. Raises ConfigError."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, wall: Callable[[], float] = time.time) -> None:
+        self._folder, self._wall = folder, wall
         self._lock: IO[bytes] | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
+        # when the first upload of each round of the last day was made, in seconds of the epoch
+        self._made: list[float] = []
         # the fields and arrays that the caller has kept last, which nobody must change
         self.own = wire.Message(_OWN, {}, {})
+        # what was trained with noise, in order
+        self.account: list[Noised] = []
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -135,7 +153,14 @@ class Journal:
                 unfinished.unlink()
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._load(path)
-            self._load_own()
+            self.own = self._load_one(_OWN, "What this client kept of its own is lost") or self.own
+            if days := self._load_one(_DAYS, "Rounds of the last day are then not counted"):
+                self._made = days.arrays["made"].tolist()
+            if account := self._load_one(_ACCOUNT, "What the noise has cost so far is forgotten"):
+                self.account = [
+                    Noised(noise, rate, int(steps))
+                    for noise, rate, steps in account.arrays["steps"].reshape(-1, 3).tolist()
+                ]
         except OSError as error:
             self.close()
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
@@ -157,6 +182,15 @@ class Journal:
     def sent(self) -> list[Sent]:
         """Return the latest uploads that both servers have, the oldest first."""
         return sorted(self._sent.values(), key=lambda sent: sent.order)
+
+    @property
+    def made_within_a_day(self) -> int:
+        """Return for how many rounds an upload was made within the last day."""
+        return len(self._of_a_day())
+
+    def _of_a_day(self) -> list[float]:
+        since = self._wall() - DAY_S
+        return [made for made in self._made if made > since]
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -191,6 +225,8 @@ class Journal:
         be written. It may be sent once this returns.
         """
         round_id = submission.round_id
+        if round_id not in self._submissions:
+            self._count()
         if self._submissions.setdefault(round_id, submission) is not submission:
             raise LocalProtocolError(f"there is another upload for round {round_id}")
         if self._draws.pop(round_id, None):
@@ -205,6 +241,14 @@ class Journal:
             "group": submission.told,
         }
         self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
+
+    def _count(self) -> None:
+        """Count a round within the last day. Raises ConfigError if that cannot be written."""
+        made = [*self._of_a_day(), self._wall()]
+        if self._folder:
+            days = wire.Message(_DAYS, {}, {"made": np.array(made)})
+            self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
+        self._made = made
 
     def confirm(self, submission: Submission) -> None:
         """Replace an upload that both servers have by what its result has to fit."""
@@ -234,6 +278,19 @@ class Journal:
         if self._folder:
             self._replace(self._folder / _OWN, own)
         self.own = own
+
+    def charge(self, noised: Noised) -> None:
+        """Add steps to the account. Raises ConfigError if they cannot be written.
+
+        An update that they have made may be shared once this returns.
+        """
+        account = [*self.account, noised]
+        if account[:-1] and account[-2][:2] == noised[:2]:
+            account[-2:] = [noised._replace(steps=account[-2].steps + noised.steps)]
+        if self._folder:
+            message = wire.Message(_ACCOUNT, {}, {"steps": np.array(account, np.float64).ravel()})
+            self._replace(self._folder / _ACCOUNT, message, _NOTHING_SENT)
+        self.account = account
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
@@ -266,7 +323,7 @@ class Journal:
         if self._folder is None or round_id in self._written:
             return
         message = wire.Message(kind, dict(fields), dict(arrays))
-        self._replace(self._path(round_id), message, ". Nothing was sent")
+        self._replace(self._path(round_id), message, _NOTHING_SENT)
         self._written.add(round_id)
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
@@ -310,18 +367,16 @@ class Journal:
             ) from error
         self._written.add(round_id)
 
-    def _load_own(self) -> None:
-        """Take what the caller has kept. Raises ConfigError if the file is damaged."""
+    def _load_one(self, name: str, lost: str) -> wire.Message | None:
+        """Return what a file has, if it is there. Raises ConfigError if it is damaged."""
         assert self._folder is not None
-        path = self._folder / _OWN
+        path = self._folder / name
         if not path.exists():
-            return
+            return None
         try:
-            self.own = wire.unpack(_parts(path.read_bytes()))
+            return wire.unpack(_parts(path.read_bytes()))
         except (FrameError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{path} is damaged: remove it. What this client kept of its own is lost"
-            ) from error
+            raise ConfigError(f"{path} is damaged: remove it. {lost}") from error
 
 
 def _submission(round_id: str, message: wire.Message) -> Submission:

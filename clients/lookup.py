@@ -32,14 +32,18 @@ class Lookup:
 
     def named(self, round_id: str) -> Round:
         """Return the round with this id. Raises RoundClosed if it is not open."""
-        found = self._service.latest()
-        if found["round"] != round_id:
+        return self._round(self.open_round(round_id), trained=True)
+
+    def open_round(self, round_id: str = "", timeout_s: float | None = None) -> dict[str, Any]:
+        """Return what S0 says about an open round, by default the latest. Raises RoundClosed."""
+        found = self._service.latest(timeout_s)
+        if found["round"] != (round_id or found["round"]):
             raise RoundClosed(
                 f"round {round_id} takes no uploads: the latest round is {found['round']}"
             )
         if found["state"] != "open":
-            raise RoundClosed(f"round {round_id} is {found['state']} and takes no uploads")
-        return self._round(found, trained=True)
+            raise RoundClosed(f"round {found['round']} is {found['state']} and takes no uploads")
+        return found
 
     def _round(
         self, found: dict[str, Any], timeout_s: float | None = None, trained: bool = False

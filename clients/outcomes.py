@@ -93,6 +93,8 @@ class Outcomes:
     ) -> Receipt:
         """Return the receipt in the answers, which fits the round as this side knows it."""
         config = self._service.config
+        for party, answer in answers.items():
+            results.check_form(answer, party, round_id, params)
         receipt = results.agreed(answers, [config.s0.signing_key, config.s1.signing_key])
         results.check_record(
             receipt.record, config.cohort, round_id, params, *self._trained(round_id)
@@ -116,7 +118,7 @@ class Outcomes:
                 message = self._service.servers[party].ask("result", fields)
             except RoundFailed as error:
                 raise RoundFailed(f"round {round_id} has no result: {error}") from None
-            return None if message.fields["form"] == "pending" else {party: message}
+            return None if message.fields.get("form") == "pending" else {party: message}
 
         def disagreement(party: int) -> ReceiptInvalid:
             return ReceiptInvalid(

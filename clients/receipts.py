@@ -1,15 +1,17 @@
 """The verb `receipt`, which shows and verifies the receipt of a round and needs no server."""
 
 import argparse
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.common.durable import open_private
 from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid
+from securemedian.mpc.rounds.privacy import DELTA, epsilon_of
 
 if TYPE_CHECKING:
     from securemedian.common.receipts import Receipt
@@ -34,7 +36,7 @@ def add_verb(subparsers: "Verbs") -> None:
         action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
-        action.add_argument("file", type=Path, help="the receipt")
+        action.add_argument("file", type=Path, metavar="FILE", help="the receipt")
         action.add_argument(
             "--keys",
             nargs="+",
@@ -81,7 +83,8 @@ def _show(options: argparse.Namespace) -> None:
     record = receipt.record
     print(f"round {record.round}, number {record.number} of the cohort {record.cohort}")
     print(f"by {record.service} {record.version}")
-    print(f"parameters    {record.params.hex()}")
+    for line in _parameters(record.params):
+        print(line)
     print(f"started from  {record.start.hex()}")
     print(f"opened        {record.opened.hex() or 'nothing: the result is for the clients alone'}")
     print(f"included      {len(record.included)} clients")
@@ -90,6 +93,9 @@ def _show(options: argparse.Namespace) -> None:
             print(f"left out      {why}")
         for key in keys:
             print(f"  {key} {names.get(key, '')}".rstrip())
+    if record.zcdp_rho is not None:
+        epsilon = epsilon_of(record.zcdp_rho)
+        print(f"epsilon       {epsilon:.4g} at delta {DELTA:g} of all results so far")
     if record.released:
         print("released      the coordinator let others take part than in an earlier attempt")
     if record.participants:
@@ -102,6 +108,23 @@ def _show(options: argparse.Namespace) -> None:
         print(f"signed by {signed}, verified")
     else:
         print(f"signed by {signed}, not verified: give --keys")
+
+
+def _parameters(params: Mapping[str, Any]) -> list[str]:
+    """Return the lines on a round's parameters: first what an auditor looks for, then the rest."""
+    first = {
+        "method": "method",
+        "dim": "coordinates",
+        "min_clients": "at least",
+        "max_clients": "at most",
+        "result_to": "result to",
+        "noise_multiplier": "noise",
+    }
+    # JSON escapes whatever would be a command to a terminal
+    said = {name: json.dumps(value) for name, value in params.items()}
+    lines = [f"{word:<13} {said.pop(name)}" for name, word in first.items() if name in said]
+    rest = ", ".join(f"{json.dumps(name)[1:-1]} {value}" for name, value in said.items())
+    return [*lines, f"{'and':<13} {rest}"]
 
 
 def signing_keys(paths: Sequence[Path]) -> list[str]:

@@ -79,6 +79,18 @@ def receipt_of(answer: wire.Message) -> Receipt:
     return Receipt(encoded, given)
 
 
+def check_form(answer: wire.Message, party: int, round_id: str, params: RoundParams) -> None:
+    """Raise ReceiptInvalid unless an answer has the form that fits the parameters of its round."""
+    form = "share" if params.result_to == "clients" else "opened"
+    said = answer.fields.get("form")
+    if said != form or not answer.arrays.keys() <= {form}:
+        arrays = ", ".join(answer.arrays) or "none"
+        raise ReceiptInvalid(
+            f"S{party} gives the result of round {round_id} in the form {quoted(said)} with the "
+            f"arrays {quoted(arrays)}, and the round's parameters ask for {form}"
+        )
+
+
 def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
     """Return the receipt in the servers' answers. Raises ReceiptInvalid unless both signed one."""
     receipts: dict[int, Receipt] = {}
@@ -120,7 +132,7 @@ def check_record(
         raise ReceiptInvalid(
             f"round {round_id} is of the cohort {quoted(record.cohort)}, and not of {cohort}"
         )
-    if record.params != params.digest:
+    if record.params != params.to_dict():
         raise ReceiptInvalid(
             f"round {round_id} had other parameters than those that S0 gave for it: "
             "the servers vouch for others"

@@ -90,16 +90,27 @@ class Service:
         """Return the limit of a wait, by default `wait_timeout_s`."""
         return Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
 
-    def wait(self, party: int, look: Callable[[], T | None], limit: Limit, what: str) -> T:
+    def wait(
+        self,
+        party: int,
+        look: Callable[[], T | None],
+        limit: Limit,
+        what: str,
+        waiting: str = "",
+    ) -> T:
         """Call `look`, which asks the server `party`, until it returns something other than None.
 
-        A server that has been reached before may be away until the limit. Raises ChannelTimeout
-        with `what`, which names the missing thing, at the limit.
+        If that does not come at once, `waiting` is reported. A server that has been reached before
+        may be away until the limit. Raises ChannelTimeout with `what`, which names the missing
+        thing, at the limit.
         """
         while True:
             try:
                 if (seen := look()) is not None:
                     return seen
+                if waiting:
+                    self.report(waiting)
+                    waiting = ""
             except ServerUnreachable as error:
                 self.servers[party].outlast(error, limit.deadline)
             if limit.left_s <= 0:

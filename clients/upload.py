@@ -40,7 +40,10 @@ def check_group(round_id: str, groups: int, group: int) -> None:
 
 
 class RangeWarning(UserWarning):
-    """The warning that most of an update lies beyond the buckets of its round."""
+    """The warning that a round takes less of an update than it is.
+
+    Most of it lies beyond the buckets, or it is longer than the norm bound.
+    """
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,12 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
         )
     params.exchange.check_values(vector)
     values = params.method.encode(vector, params.max_clients, current.published)
+    if shortened := params.method.shortened(vector, current.published):
+        warnings.warn(
+            f"the update for round {current.round_id} is not sent whole: {shortened}",
+            RangeWarning,
+            stacklevel=4,
+        )
     if params.uses_range and params.exchange.fixed is None:
         _warn_of_range(values, current)
     return values

@@ -35,8 +35,8 @@ class Record:
     # the round's id and number
     round: str
     number: int
-    # `RoundParams.digest`
-    params: bytes
+    # `RoundParams.to_dict`
+    params: dict[str, Any]
     # those whose updates were computed on
     included: list[str]
     # those of whom a server holds an upload, or that failed a check, and that were left out all the
@@ -52,6 +52,9 @@ class Record:
     participants: list[str] = field(default_factory=list)
     # whether the coordinator let others take part than in an earlier attempt at the number
     released: bool = False
+    # what the cohort's results, this one included, have cost each client: the rho of zCDP
+    # (`mpc.rounds.privacy`); None if one of them had no noise
+    zcdp_rho: float | None = None
 
     def __post_init__(self) -> None:
         lists = [self.included, self.participants, *self.left_out.values()]

@@ -9,6 +9,16 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
 
+def by_reason(left_out: Mapping[str, str]) -> list[str]:
+    """Return who is left out and why, a text per reason, that of the fewest clients first."""
+    names: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        names.setdefault(why, []).append(name)
+    ordered = sorted(names.items(), key=lambda item: len(item[1]))
+    # a reason is about one client: "its upload"
+    return [f"{'each of ' if len(who) > 1 else ''}{', '.join(who)}: {why}" for why, who in ordered]
+
+
 @dataclass(frozen=True)
 class RoundStatus:
     """The state of a round at one server, and of its link to the other. Names are those of clients.
@@ -43,8 +53,6 @@ class RoundStatus:
     attempt: int = 0
     attempts_left: int = 0
     retry_in_s: float = 0.0
-    # whether the round has failed for good
-    final: bool = False
     # what the servers compute at the moment, and [done, total] of it
     phase: str = ""
     progress: list[int] = field(default_factory=lambda: [0, 0])
@@ -56,6 +64,9 @@ class RoundStatus:
     unchanged_groups: list[int] = field(default_factory=list)
     # what the servers tossed for the result, in hex digits, for methods that toss
     coin: str = ""
+    # the epsilon, at delta 1e-5, of the cohort's results up to that of this round; None if one of
+    # them has no noise
+    epsilon: float | None = None
     deadline_in_s: float = 0.0
     # the bytes of the round's uploads on this server's disk
     stored_bytes: int = 0

@@ -59,7 +59,7 @@ def _add_round(subparsers: "Verbs") -> None:
         action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
-        action.add_argument("config", help="coordinator.toml")
+        action.add_argument("config", metavar="CONFIG", help="coordinator.toml")
         add_cohort(action)
         action.add_argument(
             "--round", default="", metavar="ID", help="which round (default: the latest)"
@@ -75,7 +75,7 @@ def _add_round(subparsers: "Verbs") -> None:
             action.add_argument(
                 "result",
                 type=Path,
-                metavar="file",
+                metavar="FILE",
                 help="the .npy file to write: the model as one float32 vector, or one row per rank "
                 "or group",
             )
@@ -308,7 +308,7 @@ def _add_dashboard(subparsers: "Verbs") -> None:
             "many look, and can change nothing."
         ),
     )
-    verb.add_argument("config", help="coordinator.toml")
+    verb.add_argument("config", metavar="CONFIG", help="coordinator.toml")
     verb.add_argument(
         "--listen",
         default="127.0.0.1:8080",

@@ -380,6 +380,7 @@ def _line(round_id: str, status: RoundStatus, seconds: float) -> dict[str, Any]:
         "opened",
         "outermost",
         "unchanged_groups",
+        "epsilon",
         "cost",
     )
     return {
@@ -410,7 +411,7 @@ def _progress(which: int, rounds: int, status: RoundStatus) -> str:
     text = f"round {which} of {rounds}: {status.state}"
     if status.state == "open":
         return (
-            f"{text}, {len(status.complete)} complete uploads, {status.deadline_in_s:.0f} s to go"
+            f"{text}, complete uploads: {len(status.complete)}, {status.deadline_in_s:.0f} s to go"
         )
     if not total:
         return text

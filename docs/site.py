@@ -12,6 +12,8 @@ from mkdocs.structure.files import File, Files
 
 from securemedian import cli
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
+from securemedian.common.policy import Policy, risks_of
 from securemedian.common.states import State
 from securemedian.coordinator.unattended import RunPlan
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
@@ -26,7 +28,10 @@ PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "EXPERIMENTS.md", "SECURITY.md")
 SAMPLES = Path(__file__).parent / "samples"
 # by file, what reads it or a table of it
 DEFAULTS: dict[str, dict[str, type]] = {
-    "client.toml": {"client.toml and coordinator.toml": ClientConfig},
+    "client.toml": {
+        "client.toml and coordinator.toml": ClientConfig,
+        "[policy] of client.toml": ClientPolicy,
+    },
     "s0.toml": {
         "s0.toml and s1.toml": ServerConfig,
         "[protocol]": ProtocolParams,
@@ -63,6 +68,7 @@ def settings() -> str:
     for path in sorted(SAMPLES.glob("*.toml")):
         parts += [f"## {path.name}", f"```toml\n{path.read_text('utf-8').rstrip()}\n```"]
         parts += [_defaults(title, kind) for title, kind in DEFAULTS.get(path.name, {}).items()]
+        parts += [_policy()] if path.name == "s0.toml" else []
     return "\n\n".join(parts)
 
 
@@ -101,6 +107,24 @@ def _defaults(title: str, kind: Any) -> str:
         if isinstance(one.default, str | bool | int | float)
     ]
     return _table((f"key of {title}", "default"), rows)
+
+
+def _policy() -> str:
+    """Return the lines of [policy] that have a default, and what more they can allow."""
+    policy = Policy()
+    lines = {"methods": policy.methods, **policy.allowed, **policy.at_most}
+    rows = [
+        (
+            f"`{key}`",
+            f"`{json.dumps(value)}`",
+            "; ".join(
+                f"`{risk}`: {why}"
+                for risk, why in risks_of("method" if key == "methods" else key).items()
+            ),
+        )
+        for key, value in lines.items()
+    ]
+    return _table(("line of [policy]", "default", "refused by default"), rows)
 
 
 def _transitions(party: int) -> str:

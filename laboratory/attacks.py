@@ -4,7 +4,8 @@ A new attack is a subclass of `Attack`, and its place in `ATTACKS`.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -16,6 +17,8 @@ from securemedian.mpc.errors import InputError
 Labels = NDArray[np.int64]
 Rng = np.random.Generator
 Vectors = NDArray[np.float32]
+# takes the updates (n, d) of all clients, and returns the model (d,) that a round makes of them
+Aggregate = Callable[[Vectors], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,13 @@ class SignFlip100(SignFlip10):
     scale: ClassVar[float] = 100.0
 
 
+class SignFlip30(SignFlip10):
+    """The difference w - g times -30."""
+
+    name: ClassVar[str] = "sign-flip-30"
+    scale: ClassVar[float] = 30.0
+
+
 class FallOfEmpires(Attack):
     """All attackers send the honest clients' mean step backwards, scaled down by epsilon.
 
@@ -195,6 +205,57 @@ def z_max(clients: int, attackers: int) -> float:
     return NormalDist().inv_cdf((honest - supporters) / honest)
 
 
+@dataclass(frozen=True)
+class Optimised(Attack):
+    """An attack by as much as hurts most: the attackers know the aggregator, and try it out.
+
+    Of `FACTORS`, they take the one that moves the aggregate farthest from the mean of the honest
+    updates. So do ByzFL's optimised attacks (Gonzalez, Rizk, Stephan and Guerraoui, 2025), with a
+    search of their own. What the servers toss the attackers cannot know: they try it with a guess.
+    """
+
+    sees_honest: ClassVar[bool] = True
+    FACTORS: ClassVar[NDArray[np.float64]] = np.geomspace(0.1, 25.6, 9)
+
+    aggregate: Aggregate | None = field(default=None, repr=False)
+
+    def sent(self, honest: Vectors, start: Vectors, factor: float) -> NDArray[np.float64]:
+        """Return the update (d,) that all attackers send at a factor."""
+        raise NotImplementedError
+
+    def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
+        if self.aggregate is None:
+            raise InputError(f"{self.name} is an attack of experiments, which know the aggregator")
+        mean = mean_of(honest, self)
+
+        def moved(factor: float) -> float:
+            sent = _all_send(self.sent(honest, start, factor), len(trained))
+            assert self.aggregate is not None
+            distance = float(np.linalg.norm(self.aggregate(np.concatenate([honest, sent])) - mean))
+            return distance if math.isfinite(distance) else math.inf
+
+        worst = max(map(float, self.FACTORS), key=moved)
+        return _all_send(self.sent(honest, start, worst), len(trained))
+
+
+class OptimisedLie(Optimised):
+    """All send the mean of the honest updates less the worst multiple of their deviation."""
+
+    name: ClassVar[str] = "lie-optimised"
+
+    def sent(self, honest: Vectors, start: Vectors, factor: float) -> NDArray[np.float64]:
+        return mean_of(honest, self) - factor * honest.std(axis=0, dtype=np.float64)
+
+
+class OptimisedFall(Optimised):
+    """All send the mean step of the honest updates backwards, times the worst factor."""
+
+    name: ClassVar[str] = "fall-optimised"
+
+    def sent(self, honest: Vectors, start: Vectors, factor: float) -> NDArray[np.float64]:
+        return start - factor * (mean_of(honest, self) - start)
+
+
 # PAF and OFOM are those of Chang, Shejwalkar, Shokri and Houmansadr, "Cronus" (2019). Both add a
 # "significantly large vector", which the paper does not fix: here it is this in every coordinate,
 # the standard deviation of the Gaussian fault.
@@ -247,7 +308,10 @@ ATTACKS: dict[str, type[Attack]] = {
         Ofom,
         FallOfEmpires,
         SignFlip10,
+        SignFlip30,
         SignFlip100,
+        OptimisedLie,
+        OptimisedFall,
     )
 }
 NO_ATTACK = Attack()

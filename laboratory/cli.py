@@ -45,7 +45,9 @@ def _add_init(subparsers: Any) -> None:
             if source.name != source.model
         ),
     )
-    verb.add_argument("file", type=Path, help="the .npy file to write, for `round open --model`")
+    verb.add_argument(
+        "file", type=Path, metavar="FILE", help="the .npy file to write, for `round open --model`"
+    )
     verb.add_argument(
         "--from",
         dest="source",
@@ -101,7 +103,7 @@ def _add_public_set(subparsers: Any) -> None:
         "public set of rounds that exchange predictions. A set of your own is a file inputs.npy: "
         "an array with a row per sample.",
     )
-    verb.add_argument("folder", type=Path, help="the folder to write")
+    verb.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     add_source(verb)
     verb.add_argument(
         "--samples", type=int, default=500, metavar="N", help="how many (default: %(default)s)"

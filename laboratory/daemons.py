@@ -1,12 +1,13 @@
 """Both servers as child processes on this machine: start them, and wait for their results."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from securemedian.clients.config import ClientConfig
+from securemedian.common.policy import Policy
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
@@ -20,14 +21,22 @@ PROBE_S = 2.0
 # between two looks at a server's state
 POLL_S = 0.1
 
+# the program of a server that does not follow the protocol, and that there is none
+ROGUE = "securemedian.laboratory.rogue"
+NOBODY: Mapping[str, str] = {}
+
 # called with S0's status again and again while a round lasts
 ShowStatus = Callable[[RoundStatus], None]
 
 
 def make(directory: Path, clients: int) -> list[str]:
-    """Write the keys of both servers and so many clients, and return the clients' names."""
+    """Write the keys of both servers and so many clients, and return the clients' names.
+
+    These servers take part in every round, also of two clients: they see public data only.
+    """
     names = keygen.client_names(clients)
-    keygen.make_all(directory, names, keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None))
+    net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
+    keygen.make_all(directory, names, net, Policy.unlimited(), min_clients=2)
     return names
 
 
@@ -42,14 +51,17 @@ def running(directory: Path) -> Iterator[tuple[Processes, Coordinator]]:
         yield processes, coordinator
 
 
-def start(processes: Processes, directory: Path) -> None:
+def start(processes: Processes, directory: Path, rogue: Mapping[str, str] = NOBODY) -> None:
     """Start both servers with what `keygen` wrote to `directory`, and wait until they are linked.
+
+    `rogue` has the deviation of a server that does not follow the protocol (`laboratory.rogue`).
 
     Raises ServerUnreachable if that takes longer than START_LIMIT_S, and SecureMedianError if a
     process ends by itself.
     """
     for server in ("s0", "s1"):
-        processes.start(server, "securemedian", "serve", str(directory / f"{server}.toml"))
+        how = (ROGUE, rogue[server]) if server in rogue else ("securemedian", "serve")
+        processes.start(server, *how, str(directory / f"{server}.toml"))
     config = ClientConfig.load(directory / "coordinator.toml")
     deadline = time.monotonic() + START_LIMIT_S
     with Coordinator(replace(config, reply_timeout_s=PROBE_S)) as coordinator:

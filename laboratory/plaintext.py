@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds import aggregators
 from securemedian.mpc.rounds.methods.base import Clear, Published
+from securemedian.mpc.rounds.methods.norms import RangeCheck
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -40,6 +42,31 @@ def published(
     clear = Clear(updates, weights, published, params.max_clients)
     results = params.method.in_the_clear(clear)
     return np.asarray(params.exchange.result(results), np.float32)
+
+
+def agrees(results: NDArray[Any], clear: NDArray[Any], params: RoundParams, clients: int) -> bool:
+    """Return whether what a round has published is what it must publish, bit by bit.
+
+    With noise it is whether the noise explains the difference, which it does not once in 10^40.
+    """
+    if noise := params.method.noise_of(clients):
+        return bool(np.allclose(results, clear, rtol=1e-6, atol=15 * noise))
+    return np.array_equal(results, clear)
+
+
+def passed(
+    updates: NDArray[Any], params: RoundParams, before: Published, coin: bytes
+) -> list[bool]:
+    """Return which updates (n, d) pass the check by sketches, where the round has one.
+
+    Those that do not are left out of it. `coin` is what was tossed.
+    """
+    check = params.method.upload_check(params.dim, params.max_clients)
+    if not isinstance(check, RangeCheck):
+        return [True] * len(updates)
+    method, clients = params.method, params.max_clients
+    shared = np.concatenate([method.encode(one, clients, before) for one in updates])
+    return check.passed(ring.signed(shared, params.share_bits), coin)
 
 
 def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:

@@ -75,7 +75,7 @@ class Grid:
     y_label: str
     columns: Sequence[str]
     rows: Sequence[str]
-    # [row][column]
+    # [row][column]; nan leaves a cell empty
     values: Sequence[Sequence[float]]
     top: float = 100.0
 
@@ -157,7 +157,8 @@ def save_grid(stem: Path, title: str, grid: Grid) -> Path:
     for y, row in enumerate(grid.values):
         for x, value in enumerate(row):
             colour = "black" if value > grid.top / 2 else "white"
-            axis.text(x, y, f"{value:.1f}", ha="center", va="center", color=colour)
+            shown = f"{value:.1f}" if value == value else ""
+            axis.text(x, y, shown, ha="center", va="center", color=colour)
     return _write(figure, stem)
 
 

@@ -40,8 +40,10 @@ def table(
 ) -> "Group":
     """Return a table with its title above and its note below.
 
-    Columns of figures are aligned to the right, columns of words to the left.
+    Columns of figures are aligned to the right, columns of words to the left. Where there is little
+    room words are folded: a figure that is cut off is another figure.
     """
+    from rich.cells import cell_len
     from rich.console import Group
     from rich.table import Table
 
@@ -50,7 +52,15 @@ def table(
     made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=close)
     for i, column in enumerate(columns):
         figures = all(not row[i] or row[i][0].isdigit() for row in rows)
-        made.add_column(column, justify="right" if figures else "left", no_wrap=i == 0)
+        # a heading of several words may be folded between them
+        whole = [*column.split(), *(row[i] for row in rows)]
+        widest = max(map(cell_len, whole)) if figures else None
+        made.add_column(
+            column,
+            justify="right" if figures else "left",
+            overflow="fold",
+            min_width=widest,
+        )
     for row in rows:
         made.add_row(*row)
     return Group(f"\n{title}", made, *([note] if note else []))

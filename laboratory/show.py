@@ -1,13 +1,18 @@
 """The demo in a terminal: a table that grows with the rounds, and a summary at the end."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from securemedian.common.status import RoundStatus
+from securemedian.laboratory import plots
+from securemedian.laboratory.plots import Line, Panel
 from securemedian.laboratory.report import table
 from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
@@ -15,17 +20,27 @@ from securemedian.laboratory.training_run import MeasuredRound, Scenario
 class DemoBoard(Live):
     """The live table of rounds, with a line below it that says what is going on."""
 
-    def __init__(self, console: Console, scenario: Scenario, rounds: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        scenario: Scenario,
+        rounds: int,
+        mean: Sequence[float] | None = None,
+    ) -> None:
         super().__init__(console=console, refresh_per_second=8)
-        self._rounds, self._done = rounds, 0
-        params, fault = scenario.params, scenario.fault
+        self._rounds, self._done, self._mean = rounds, 0, mean
+        params, fault, holders = scenario.params, scenario.fault, scenario.data.holders
+        wrong = ", ".join(holders[-scenario.faulty :]) or f"{scenario.faulty} of them"
         misbehaving = (
-            f", {scenario.faulty} with {fault.name} from round {fault.first}"
+            f", {wrong} with {fault.name} from round {fault.first} on"
             if fault.name != "none" and scenario.faulty
             else ""
         )
+        who = f"{len(holders)} hospitals" if holders else f"{scenario.clients} clients"
         self._table = Table(
-            title=f"{scenario.data.name}: {scenario.clients} clients{misbehaving}; "
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            title=f"{scenario.data.name}: {who}{misbehaving}; "
             f"{params.method.label}; {params.dim:,} parameters",
             caption="seconds: the whole round. Of these, ahead: the servers' work while clients "
             "train; run: their work once all updates are in. Equals plain: what the servers "
@@ -33,8 +48,10 @@ class DemoBoard(Live):
         )
         # in two lines, so that the table fits 80 columns
         twice = "S0>S1\nMB", "S1>S0\nMB", "left\nout", "equals\nplain"
-        for heading in ("round", "accuracy", "seconds", "ahead", "run", *twice):
-            self._table.add_column(heading, justify="right")
+        compared = ("with the\nmean",) if mean else ()
+        for heading in ("round", "accuracy", *compared, "seconds", "ahead", "run", *twice):
+            # a number that is cut off is another number
+            self._table.add_column(heading, justify="right", no_wrap=True)
         self.say("starting both servers (the first start compiles the kernels: a minute or two)")
 
     def stop(self) -> None:
@@ -62,7 +79,8 @@ class DemoBoard(Live):
         self._done += 1
         self._table.add_row(
             str(measured.number),
-            f"{measured.accuracy:.2%}",
+            f"{measured.accuracy:.1%}",
+            *((f"{self._mean[self._done - 1]:.1%}",) if self._mean else ()),
             f"{measured.seconds:.1f}",
             f"{measured.ahead_seconds:.2f}",
             f"{measured.protocol_seconds:.2f}",
@@ -110,10 +128,50 @@ def summary(report: dict[str, Any]) -> Group:
     lines = left_out(report["rounds"])
     if report["matches_plaintext"]:
         of_whom = " from the updates of the others" if lines else ""
-        lines.append(
-            f"Every published result equals the one computed in the clear{of_whom}, bit by bit."
+        how = (
+            "but for its noise"
+            if report["settings"]["params"].get("noise_multiplier")
+            else "bit by bit"
         )
-    return Group(accuracies, servers, *lines)
+        lines.append(
+            f"Every published result equals the one computed in the clear{of_whom}, {how}."
+        )
+    return Group(accuracies, servers, *lines, *_moral(report))
+
+
+def _moral(report: dict[str, Any]) -> list[str]:
+    """Say what the run shows, in a sentence for those who do not know what a median is."""
+    settings, mean = report["settings"], report["baselines"].get("mean")
+    faulty, hospitals = settings["faulty"], settings["holders"]
+    if not (hospitals and mean and faulty and settings["fault"] != "none"):
+        return []
+    broken = " and ".join(hospitals[-faulty:])
+    right, wrong = (f"{100 * value:.0f}" for value in (report["final"]["secure"], mean[-1]))
+    return [
+        f"\nFrom round {settings['fault_from']} on {broken} sent nonsense. The model that the "
+        f"hospitals trained with the average now judges {wrong} of 100 patients rightly, and the "
+        f"one with the median {right}; and nobody has seen a hospital's update."
+    ]
+
+
+def picture(report: dict[str, Any], path: Path) -> Path:
+    """Draw the accuracy round by round, secure and by the yardsticks, and return the file."""
+    settings = report["settings"]
+    secure = [100 * one["accuracy"] for one in report["rounds"]]
+    numbers = [one["round"] for one in report["rounds"]]
+    lines = [Line(f"secure {settings['params']['method']}", numbers, secure)]
+    lines += [
+        Line(f"plain {name}, by itself", numbers, [100 * value for value in values])
+        for name, values in report["baselines"].items()
+    ]
+    fault = settings["fault"]
+    panel = Panel(
+        f"{fault} from round {settings['fault_from']} on" if fault != "none" else "no fault",
+        "round",
+        "test accuracy (%)",
+        lines,
+    )
+    return plots.save(path.with_suffix(""), f"{settings['data']}, {settings['model']}", [panel])
 
 
 def left_out(rounds: list[dict[str, Any]]) -> list[str]:

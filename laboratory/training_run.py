@@ -6,7 +6,7 @@ Both servers and the clients' workers are child processes; this process is the c
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.processes import Processes
-from securemedian.laboratory.worker import Trainer
-from securemedian.mpc.errors import ConfigError
+from securemedian.laboratory.worker import Trainer, first_model
+from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
@@ -55,7 +56,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 0 <= self.faulty <= self.clients:
             raise ConfigError(
-                f"--faulty must be from 0 to {self.clients}, the number of clients, "
+                f"--fault-clients must be from 0 to {self.clients}, the number of clients, "
                 f"not {self.faulty}"
             )
         if self.faulty and isinstance(self.fault, Malformed):
@@ -149,12 +150,30 @@ class TrainingRun:
         self._start: NDArray[np.float32] | None
         self._start = models.starts(scenario.model, scenario.seed, groups)
 
+    def measure(self, show: ShowStatus) -> None:
+        """Let clients agree on what is average, where the network needs it (`models.measures`).
+
+        That takes a round of the exact median, and its result is the start of the run. Raises
+        SecureMedianError if it is not the median of what the workers recorded.
+        """
+        if not models.measures(self._scenario.model):
+            return
+        measured, results = self._round(replace(self._scenario.params, method=Radix()), show)
+        if not measured.matches_plaintext:
+            raise SecureMedianError("the median of what the clients measured is another one")
+        self._start = results[0]
+
     def run_round(self, show: ShowStatus) -> MeasuredRound:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
+        return self._round(self._scenario.params, show)[0]
+
+    def _round(
+        self, params: RoundParams, show: ShowStatus
+    ) -> tuple[MeasuredRound, NDArray[np.float32]]:
         began = time.monotonic()
         scenario = self._scenario
         round_id = self._coordinator.open_round(
-            scenario.params, self._start, scenario.policy if self._start is not None else None
+            params, self._start, scenario.policy if self._start is not None else None
         )
         self._start = None
         before = self._coordinator.model(round_id)
@@ -172,21 +191,23 @@ class TrainingRun:
         )
         accuracy = scenario.accuracy
         cost = status.cost
-        return MeasuredRound(
+        measured = MeasuredRound(
             number=status.number,
             accuracy=accuracy(results if scenario.params.method.groups > 1 else results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
-            matches_plaintext=np.array_equal(
+            matches_plaintext=plaintext.agrees(
                 results,
                 plaintext.published(
                     updates,
-                    scenario.params,
+                    params,
                     before,
-                    scenario.params.weights_of(status.included),
+                    params.weights_of(status.included),
                     groups=groups.tolist(),
                     coin=bytes.fromhex(status.coin),
                 ),
+                scenario.params,
+                len(status.included),
             ),
             seconds=seconds,
             protocol_seconds=cost["seconds"],
@@ -198,6 +219,7 @@ class TrainingRun:
             left_out=status.left_out,
             unchanged_groups=status.unchanged_groups,
         )
+        return measured, results
 
 
 @contextmanager
@@ -235,8 +257,8 @@ def baseline(
     Start model, seeds and faults are those of the scenario, but each round trains from the result
     of `combine`, so that this training takes a trajectory of its own.
     """
-    model = models.start(scenario.model, scenario.seed)
     trainers = [scenario.trainer(index) for index in range(scenario.clients)]
+    model = first_model(scenario.model, scenario.seed, trainers)
     accuracies = []
     for number in range(1, rounds + 1):
         model = combine(np.stack([trainer.update(model, number) for trainer in trainers]))

@@ -1,14 +1,16 @@
 """The options of every verb that trains: the model, the images, and which clients misbehave."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from securemedian.clients.flags import add_public
 from securemedian.clients.public import PublicSet
-from securemedian.laboratory.attacks import ATTACKS, Attack, Malformed
+from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
+from securemedian.laboratory.models.record_dp import RecordDP, check_trains
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=int,
         metavar="N",
-        help="training images per client (default: all, divided evenly)",
+        help="images per client (default: all, divided evenly)",
     )
     parser.add_argument(
         "--split",
@@ -65,7 +67,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of one client's worker: its configuration, data, part and rounds."""
-    parser.add_argument("config", help="this client's client.toml")
+    parser.add_argument("config", metavar="CONFIG", help="this client's client.toml")
     add_data_options(parser)
     parser.add_argument(
         "--part",
@@ -76,6 +78,13 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="leave after N rounds (default: stay)"
+    )
+    parser.add_argument(
+        "--record-dp",
+        type=float,
+        metavar="EPSILON",
+        help="protect each record by DP-SGD with Opacus: all N rounds together, also after "
+        "restarts, have this epsilon at delta 1e-5 (beyond 10,000 records n: 1/(10 n))",
     )
     group = parser.add_argument_group("predictions by a network of this client's own")
     add_public(group)
@@ -99,14 +108,14 @@ def public_set(options: argparse.Namespace) -> PublicSet | None:
     return None
 
 
-def add_fault_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which fault a client has, and from which round on."""
+def add_fault_options(parser: argparse.ArgumentParser, fault: str | None = NO_ATTACK.name) -> None:
+    """Add the options that say which fault a client has, by default `fault`, and from when on."""
     parser.add_argument(
         "--fault",
         choices=FAULTS,
-        default="none",
+        default=fault,
         help="misbehave, to see what a median does about it; with malformed, what the servers' "
-        "checks do (default: none)",
+        "checks do (default: none, but in the demo of hospitals)",
     )
     parser.add_argument(
         "--fault-from",
@@ -133,8 +142,21 @@ def fault(options: argparse.Namespace) -> Attack:
 
 
 def network(options: argparse.Namespace, data: "Dataset") -> "Model":
-    """Return the model that the options name, or the data set's own if they name none."""
-    return MODELS[options.network or SOURCES[data.name].model]
+    """Return the model that the options name, or the data set's own if they name none.
+
+    Raises ConfigError if it cannot be trained as --record-dp says.
+    """
+    model = MODELS[options.network or SOURCES[data.name].model]
+    if getattr(options, "record_dp", None) is None:
+        return model
+    if options.rounds is None or options.public is not None:
+        raise ConfigError(
+            "--record-dp divides epsilon among the --rounds N in which this client sends "
+            "parameters: give N, and no --public"
+        )
+    model = replace(model, record_dp=RecordDP(options.record_dp, options.rounds))
+    check_trains(model)
+    return model
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ and knows no method by name.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from types import UnionType
 from typing import Any, TypeVar
 
 from securemedian.mpc.canonical import build, hints_of
@@ -86,10 +87,14 @@ def named(values: object, key: str, registry: Mapping[str, type[T]], what: str, 
 
 
 def check_choices(instance: Any) -> None:
-    """Raise ConfigError if an option with choices has another value."""
+    """Raise ConfigError if an option with choices has another value.
+
+    Where it may be a number instead, the choices are its words.
+    """
     for name, about in options_of(type(instance)).items():
-        if about.choices:
-            check_one_of(name, getattr(instance, name), about.choices)
+        value = getattr(instance, name)
+        if about.choices and (isinstance(value, str) or not isinstance(about.kind, UnionType)):
+            check_one_of(name, value, about.choices)
 
 
 def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:

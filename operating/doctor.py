@@ -25,10 +25,11 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
-from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.errors import ConfigError, RoundBusy, SecureMedianError
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
+from securemedian.servers.network.peer import COMPILING
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
@@ -44,15 +45,21 @@ LOAD_BYTES = 4 << 20
 SLOW_BYTES_PER_S = 1e6
 # a difference between clocks that makes logs hard to compare
 CLOCK_S = 2.0
+# what something else than a server is called
+OTHER_PROTOCOL = (
+    "something listens for {name} at {endpoint}, but speaks another protocol: another program has "
+    "that port, or a proxy is between, or the address is wrong"
+)
 # less room on the disk than this is soon used up
 ROOM_BYTES = 1 << 30
 
 _DESCRIPTION = """Examine the configuration of a server, a client or the coordinator, and what it
 needs: key files, ports, disk and processor; from a client or the coordinator also both servers,
 with round-trip time, bandwidth, clock and release. Nothing is changed, and no round is opened. A
-server may be running or not.
+server may be running or not. From the coordinator, between rounds, also the link between the
+servers, with messages of full size.
 
-Exit codes: 0 if nothing is wrong, 2 otherwise. Warnings alone are not wrong."""
+Exit codes: 0 if nothing is wrong, 2 otherwise. Warnings, and what to wait for, are not wrong."""
 
 
 class Level(StrEnum):
@@ -61,6 +68,8 @@ class Level(StrEnum):
     WELL = "ok"
     # it works, and could be better
     WARNING = "warning"
+    # it will work, or can be told, in a while
+    WAIT = "wait"
     WRONG = "wrong"
 
 
@@ -78,6 +87,7 @@ class Finding:
 
 _well = partial(Finding, Level.WELL)
 _warning = partial(Finding, Level.WARNING)
+_wait = partial(Finding, Level.WAIT)
 _wrong = partial(Finding, Level.WRONG)
 
 
@@ -121,6 +131,8 @@ def examine(path: Path) -> Iterator[Finding]:
     if isinstance(config, ServerConfig):
         yield from _server(config)
     else:
+        if config.state_dir:
+            yield from _disk(Path(config.state_dir))
         yield from _servers(config)
 
 
@@ -161,6 +173,7 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
             "s1",
             config.peer.address,
             "start it, check [peer] here and its own `listen`, and that no firewall is between",
+            zmtp=True,
         )
     yield from _descriptors(config)
     if config.engine.kind == "ray":
@@ -174,8 +187,8 @@ def _disk(folder: Path) -> Iterator[Finding]:
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         yield _wrong(
-            f"the state folder {folder} cannot be written: give {there} to the user who runs the "
-            "server, or set another state_dir"
+            f"the state folder {folder} cannot be written: give {there} to the user who runs this, "
+            "or set another state_dir"
         )
         return
     if folder.exists() and others_may(folder, 0o077):
@@ -184,8 +197,8 @@ def _disk(folder: Path) -> Iterator[Finding]:
     text = f"the state folder {folder} has {free / 1e9:,.1f} GB of room"
     if free < ROOM_BYTES:
         yield _warning(
-            f"{text}: make some, since uploads are refused when it is used up (`securemedian plan` "
-            "says how long an upload is)"
+            f"{text}: make some, since no upload is kept when it is used up (`securemedian plan` "
+            "says how long one is)"
         )
     else:
         yield _well(text)
@@ -223,16 +236,33 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
     return _well(f"{endpoint} is free to listen for {whom}; the server is not running")
 
 
-def _reach(name: str, endpoint: str, advice: str) -> Finding:
-    """Find out whether a port of another machine takes connections, and how long that takes."""
+def _reach(name: str, endpoint: str, advice: str, zmtp: bool = False) -> Finding:
+    """Find out whether a port of another machine takes connections, and how long that takes.
+
+    With `zmtp` also whether what listens there could be a server of ours.
+    """
     start = time.perf_counter()
     try:
-        with socket.create_connection(_address(endpoint), timeout=REACH_S):
+        with socket.create_connection(_address(endpoint), timeout=REACH_S) as connection:
             trip = time.perf_counter() - start
+            spoken = _speaks(connection) if zmtp else True
     except OSError as error:
         why = error.strerror or str(error)
         return _wrong(f"{name} cannot be reached at {endpoint} ({why}): {advice}")
+    if not spoken:
+        return _wrong(OTHER_PROTOCOL.format(name=name, endpoint=endpoint))
     return _well(f"{name} takes connections at {endpoint}, after {1e3 * trip:,.1f} ms")
+
+
+def _speaks(connection: socket.socket) -> bool:
+    """Return whether the other end speaks ZMTP, with whose signature it then begins by itself."""
+    said = b""
+    try:
+        while len(said) < 10 and (more := connection.recv(10 - len(said))):
+            said += more
+    except OSError:
+        pass
+    return len(said) == 10 and (said[0], said[9]) == (0xFF, 0x7F)
 
 
 def _descriptors(config: ServerConfig) -> Iterator[Finding]:
@@ -314,12 +344,18 @@ def _servers(config: ClientConfig) -> Iterator[Finding]:
                 yield _bandwidth(label, server, info["max_message_bytes"], trip)
                 answers.append(info)
             except SecureMedianError as error:
-                yield _wrong(str(error))
+                # nothing has listened, or something else has
+                other = _reach(label, server.address, "", zmtp=True)
+                spoken = OTHER_PROTOCOL.format(name=label, endpoint=server.address)
+                yield _wrong(spoken if other.text == spoken else str(error))
+        if len(answers) == len(servers):
+            link = _link(answers)
+            yield link
+            if link.level is Level.WELL and answers[0]["role"] == "coordinator":
+                yield _full_size(servers[0])
     finally:
         for server in servers:
             server.close()
-    if len(answers) == len(servers):
-        yield _link(answers)
 
 
 def _ask(connection: "Connection") -> tuple[dict[str, Any], float, float]:
@@ -372,6 +408,35 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
         for party, info in enumerate(answers)
         if info["peer_problem"]
     ]
+    compiling = [f"s{i}" for i, info in enumerate(answers) if info["peer_problem"] == COMPILING]
+    if compiling:
+        return _wait(
+            f"kernels are still compiled at {' and '.join(compiling)}, which takes a minute or two "
+            "after the first start: run this again then"
+        )
     if problems:
         return _wrong(f"the servers cannot work together: {'; '.join(problems)}")
     return _well("the two servers are linked, and their parameters agree")
+
+
+def _full_size(s0: "Connection") -> Finding:
+    """Find out whether long messages pass between the servers: hellos are short."""
+    try:
+        seen = s0.ask("link").fields
+    except RoundBusy:
+        return _wait("the link between the servers is measured when no round is under way")
+    except SecureMedianError as error:
+        return _wrong(f"the link between the servers cannot be measured: {error}")
+    sent, back, seconds = (seen[name] for name in ("sent", "back", "seconds"))
+    text = (
+        f"of {sent / 1e6:.1f} MB that s0 sent to s1 in messages of 64 kB, {back / 1e6:.1f} MB came "
+        f"back in {seconds:.2f} s"
+    )
+    if not back:
+        return _wrong(
+            f"{text}, and short messages pass: packets of full size are lost between the servers. "
+            "Lower the MTU of the VPN or tunnel, or let ICMP `fragmentation needed` pass"
+        )
+    if back < sent or back / seconds < SLOW_BYTES_PER_S:
+        return _warning(f"{text}: rounds take long (`securemedian plan --bandwidth` says how long)")
+    return _well(text)

@@ -5,6 +5,7 @@ It makes them for everybody at once, or for one party, which then exchanges noth
 """
 
 import argparse
+import json
 import os
 import re
 import socket
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
+from securemedian.common.policy import Policy, risks_of
 from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.options import check_whole
 from securemedian.operating.public_keys import (
     NAME,
     ROLES,
@@ -27,11 +30,12 @@ from securemedian.operating.public_keys import (
     read_public_keys,
     replace_text,
 )
-from securemedian.servers.config import MAX_CLIENTS
+from securemedian.servers.config import MAX_CLIENTS, MIN_CLIENTS
 
 # for a party made alone: the others, who are elsewhere, must use the same ports
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
+DEFAULT_POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -67,22 +71,35 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
         return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
 
 
-def make_all(directory: Path, clients: Sequence[str], net: Network) -> list[PublicKey]:
+def make_all(
+    directory: Path,
+    clients: Sequence[str],
+    net: Network,
+    policy: Policy = DEFAULT_POLICY,
+    min_clients: int = MIN_CLIENTS,
+) -> list[PublicKey]:
     """Make the keys and configurations of S0, S1, the coordinator and these clients.
 
-    Returns their public keys.
+    Both servers and the clients have the `policy`, and both servers `min_clients`. Returns their
+    public keys.
     """
     roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
     _prepare(directory, list(roles))
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
     keys = {one.name: one for one in made}
     for name, role in roles.items():
-        (directory / f"{name}.toml").write_text(_configuration(role, name, keys, net, clients))
+        text = _configuration(role, name, keys, net, clients, policy, min_clients)
+        (directory / f"{name}.toml").write_text(text)
     return made
 
 
 def make_one(
-    directory: Path, role: str, name: str, clients: Sequence[str], net: Network
+    directory: Path,
+    role: str,
+    name: str,
+    clients: Sequence[str],
+    net: Network,
+    min_clients: int = MIN_CLIENTS,
 ) -> PublicKey:
     """Make one party's keys, and a configuration into which it fills the others' public keys.
 
@@ -90,7 +107,8 @@ def make_one(
     """
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
-    (directory / f"{name}.toml").write_text(_configuration(role, name, {name: made}, net, clients))
+    text = _configuration(role, name, {name: made}, net, clients, min_clients=min_clients)
+    (directory / f"{name}.toml").write_text(text)
     return made
 
 
@@ -153,7 +171,13 @@ def _sign(public_file: Path, secret_file: Path) -> None:
 
 
 def _configuration(
-    role: str, name: str, keys: Mapping[str, PublicKey], net: Network, clients: Sequence[str]
+    role: str,
+    name: str,
+    keys: Mapping[str, PublicKey],
+    net: Network,
+    clients: Sequence[str],
+    policy: Policy = DEFAULT_POLICY,
+    min_clients: int = MIN_CLIENTS,
 ) -> str:
     """Return the TOML of one party.
 
@@ -176,6 +200,7 @@ def _configuration(
             s0_key=public_key("s0"),
             s1=f"tcp://{net.host1}:{net.s1}",
             s1_key=public_key("s1"),
+            policy=f"\n{policy_table(policy, client=True)}\n" if role == "client" else "",
         )
     party = int(role[1])
     host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
@@ -192,10 +217,30 @@ def _configuration(
         name=name,
         peer_key=public_key(f"s{1 - party}"),
         peer=peer,
+        min_clients=min_clients,
+        policy=policy_table(policy),
         callers="\n".join(
             f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
         ),
     )
+
+
+def policy_table(policy: Policy, client: bool = False) -> str:
+    """Return the policy of a server or a client in TOML; comments say which values are risks."""
+    lines = [*_explained("method"), f"methods = {json.dumps(policy.methods)}"]
+    if policy.max_epsilon is not None:
+        lines.append(f"max_epsilon = {policy.max_epsilon}")
+    for table in ("allowed", "at_most", "at_least"):
+        limits = getattr(policy, table)
+        lines += ["", f"[policy.{table}]"] if limits else []
+        for name, limit in limits.items():
+            lines += [*_explained(name), f"{name} = {json.dumps(limit)}"]
+    return "\n".join([CLIENT_POLICY if client else SERVER_POLICY, *lines])
+
+
+def _explained(name: str) -> list[str]:
+    """Return the comments about a parameter's risky values."""
+    return [f"# {value}: {why}" for value, why in risks_of(name).items()]
 
 
 def _listen(host: str, port: int) -> str:
@@ -213,14 +258,30 @@ party = {party}
 listen = "{listen}"
 key_file = "{name}.key_secret"
 state_dir = "{name}-state"
-# This server refuses rounds with fewer clients. For real data set it higher: docs/threat-model.md.
-min_clients = 2
+# This server refuses rounds with fewer clients. For real data take 5 or more: docs/threat-model.md.
+min_clients = {min_clients}
 
 [peer]
 {peer_key}
 {peer}
 
+{policy}
+
 {callers}"""
+
+SERVER_POLICY = """\
+# The rounds that this server takes part in, whatever a coordinator asks for: docs/servers.md. What
+# a comment explains opens more than the result, or trusts more than it needs: it is allowed where
+# the lines of both servers have it, for clients whose own lines do.
+[policy]"""
+
+CLIENT_POLICY = """\
+# The rounds that this client takes part in, whatever a coordinator asks for and the servers allow:
+# docs/deploying.md. What a comment explains opens more than the result, or trusts more than it
+# needs.
+[policy]
+# with_clients = ["client-2"] # only rounds in which these can take part
+# without_clients = ["client-3"] # only rounds in which none of these can"""
 
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
@@ -239,7 +300,7 @@ address = "{s0}"
 [s1]
 address = "{s1}"
 {s1_key}
-"""
+{policy}"""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -291,7 +352,16 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="NAMES",
         help=(
             "the clients that the servers allow, NAME,NAME,..; or how many, which are then called "
-            "client-1 and so on (with --role s0 or s1: default 2)"
+            f"client-1 and so on (with --role s0 or s1: default {MIN_CLIENTS})"
+        ),
+    )
+    verb.add_argument(
+        "--min-clients",
+        type=int,
+        metavar="N",
+        help=(
+            "the fewest clients that a server computes with, the same at both; for real data 5 or "
+            f"more (default: {MIN_CLIENTS})"
         ),
     )
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
@@ -341,10 +411,11 @@ def _keygen(options: argparse.Namespace) -> None:
 def _check_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError if flags do not fit together."""
     config = options.join or options.check
-    if config and (options.directory or options.role or options.name or options.clients):
+    made = options.directory, options.role, options.name, options.clients, options.min_clients
+    if config and any(each is not None for each in made):
         raise ConfigError(
-            "--join and --check take a file that is there already: leave out DIR, --role, --name "
-            "and --clients"
+            "--join and --check take a file that is there already: leave out DIR, --role, --name, "
+            "--clients and --min-clients"
         )
     if options.keys and not options.join:
         raise ConfigError("--keys are others' keys, for --join")
@@ -358,16 +429,18 @@ def _make_all(options: argparse.Namespace) -> None:
             "say for which clients, or how many: --clients N; "
             "or make one party alone: --role, with --name for a client"
         )
-    clients = _clients(options.clients)
+    clients, floor = _clients(options)
     made = make_all(
         options.directory,
         clients,
         network(options.host0, options.host1, options.base_port),
+        min_clients=floor,
     )
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
         f"{len(clients)} clients"
     )
+    _say_floor(floor)
     print("give every party its own .toml and .key_secret, and nobody those of another")
     print("their public keys, each with its fingerprint:")
     print("\n".join(one.line for one in made))
@@ -385,11 +458,21 @@ def _make_one(options: argparse.Namespace) -> None:
         DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
     )
     directory: Path = options.directory
-    made = make_one(directory, options.role, name, _clients(options.clients or "2"), net)
+    clients, floor = _clients(options)
+    made = make_one(directory, options.role, name, clients, net, floor)
+    if options.role in SERVERS:
+        _say_floor(floor)
     print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
     print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
+
+
+def _say_floor(floor: int) -> None:
+    print(
+        f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
+        "both decide on it"
+    )
 
 
 def _join(path: Path, sources: Sequence[str]) -> None:
@@ -415,8 +498,13 @@ def _check(path: Path) -> None:
     print(f"{path} is complete")
 
 
-def _clients(text: str) -> list[str]:
-    """Return the names that `--clients` gives, or as many as it says."""
+def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
+    """Return the names that `--clients` gives, or as many as it says, and the servers' floor.
+
+    Raises ConfigError unless so few clients as two were asked for in so many words.
+    """
+    floor = MIN_CLIENTS if options.min_clients is None else options.min_clients
+    text = options.clients or str(max(floor, MIN_CLIENTS))
     # so many digits are no count that could be made
     count = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
     names = text.split(",") if count is None else []
@@ -430,7 +518,15 @@ def _clients(text: str) -> list[str]:
         if _check_name("--clients", name) in taken:
             raise ConfigError(f"--clients: {name} is the name of somebody else, too")
         taken.add(name)
-    return names or client_names(count or 0)
+    names = names or client_names(count or 0)
+    check_whole("--min-clients", floor, 2, MAX_CLIENTS)
+    if floor > len(names):
+        raise ConfigError(
+            f"{len(names)} clients, and the servers refuse rounds with fewer than {floor}, because "
+            "the median of few clients tells much about each: name more with --clients, or, for a "
+            f"trial, say --min-clients {len(names)} at both servers"
+        )
+    return names, floor
 
 
 def _check_name(flag: str, name: str) -> str:

@@ -63,6 +63,8 @@ _POLL_S = 0.5
 _RESULT_POLL_S = 0.05
 # for a round that runs already to end, where an earlier run has left it
 _END_LIMIT_S = 60.0
+# how often the number of clients is doubled for which options are tried
+_DOUBLED = 8
 # names or reasons in one message
 _MAX_LISTED = 5
 
@@ -91,8 +93,22 @@ class RoundOptions:
             raise ConfigError(
                 f"{' and '.join(sorted(given))}: the model and the nodes decide that, leave it out"
             )
-        if self.params(dim=1, clients=max(2, self.min_clients)).result_to != "servers":
+        if self._for_some_clients().result_to != "servers":
             raise ConfigError("result_to is 'clients', but the training needs the result here")
+
+    def _for_some_clients(self) -> RoundParams:
+        """Return the parameters of a round of as many clients as the options need.
+
+        Raises ConfigError if there is no such number: how many take part is not known yet.
+        """
+        least, refused = max(2, self.min_clients), None
+        for times in range(_DOUBLED):
+            try:
+                return self.params(dim=1, clients=least << times)
+            except ConfigError as error:
+                refused = refused or error
+        assert refused
+        raise refused
 
     @property
     def skips(self) -> bool:
@@ -247,6 +263,16 @@ class FrameworkRounds:
                     self._log.warning("securemedian: waiting, because %s", error)
                 said = str(error)
             time.sleep(_POLL_S)
+
+
+def check(config: ClientConfig, round_id: str) -> None:
+    """Check, before it trains, a client and that it takes part in a round. Raises as `submit`.
+
+    A round that could not be opened has no id.
+    """
+    with Client(config) as client:
+        if round_id:
+            client.check_round(round_id)
 
 
 def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:

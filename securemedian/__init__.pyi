@@ -33,6 +33,7 @@ from securemedian.mpc.errors import UnknownCohort as UnknownCohort
 from securemedian.mpc.errors import UnknownRound as UnknownRound
 from securemedian.mpc.rounds.exchange import Predictions as Predictions
 from securemedian.mpc.rounds.methods.bucketed import Bucketed as Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum as Krum
 from securemedian.mpc.rounds.methods.mean import Mean as Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise as Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix as Radix

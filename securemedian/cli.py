@@ -1,6 +1,7 @@
 """The command `securemedian VERB ...`; what a verb needs is imported when it runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -31,9 +32,18 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status.
 
-    It is 0, 2 after an error with a message, 130 after Ctrl-C, and 1 after any other error. Such an
-    error is one line too, except in Python's development mode and for a verb that sets `traceback`.
+    It is 0, 2 after an error with a message, 130 after Ctrl-C, 141 if nobody reads what is printed
+    (`| head`), and 1 after any other error. Such an error is one line too, except in Python's
+    development mode and for a verb that sets `traceback`.
     """
+    try:
+        return _run(arguments)
+    finally:
+        # not after this function, where Python would print what it met
+        _drop_unread()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         # with the usage of the verb, not with that of the command
@@ -45,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        return 141
     # an error of a library, or a defect of ours
     except Exception as error:
         if options.traceback:
@@ -53,6 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0
+
+
+def _drop_unread() -> None:
+    """Write out what is printed, or drop it where nobody reads it any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def helps() -> dict[str, str]:

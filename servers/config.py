@@ -10,18 +10,20 @@ from typing import Any, TypeVar
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key
+from securemedian.common.policy import Policy
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_number, check_one_of, check_whole
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.policy import Policy
 
 T = TypeVar("T")
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names, and for this many bytes of names in UTF-8.
 MAX_CLIENTS = 4096
+# the default floor: the median of two clients is the smaller value, which tells much about both
+MIN_CLIENTS = 3
 MAX_NAME = 40
 MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
 # Each cohort may have lanes and pools of its own.
@@ -190,7 +192,7 @@ class ServerConfig:
     # who takes part in which cohort; everybody takes part in "default", unless it is one of them
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
-    min_clients: int = 2
+    min_clients: int = MIN_CLIENTS
     # how long this server waits after its start for the other one to appear, before it gives up
     peer_wait_s: float = 300.0
     # how long the other server may give no sign of life, or no answer

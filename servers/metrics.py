@@ -84,6 +84,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "ots": ("OTs of published rounds, both directions together.",),
     "ahead_ots": ("OTs that were made while clients train.",),
     "peer_bytes": ("Bytes to and from the other server for published rounds.", "direction"),
+    "epsilon": ("Epsilon, at delta 1e-5, of the results of a cohort with noise.", "cohort"),
     "phase_seconds": ("Seconds of published rounds, by phase.", "phase"),
 }
 # the values of a metric by label, or by a tuple of labels
@@ -165,6 +166,8 @@ class Snapshot:
     dealings: Mapping[str, int] = field(default_factory=dict)
     # how far the computation under way is, from 0 to 1
     progress: float = 0.0
+    # what the results of each cohort have cost, where all of them have noise
+    epsilons: Mapping[str, float] = field(default_factory=dict)
     # the requests that were answered, by name and by "ok" or the code of the error
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
@@ -191,6 +194,7 @@ class Snapshot:
             uploads,
             dealings,
             progress,
+            rounds.register.epsilons,
             dict(desk.answers),
         )
 
@@ -276,6 +280,7 @@ class Monitor:
             "live_rounds": {str(key): now.live.get(key, 0) for key in LIVE},
             "live_uploads": {key: now.uploads.get(key, 0) for key in PLACES},
             "live_dealings": {key: now.dealings.get(key, 0) for key in PLACES},
+            "epsilon": now.epsilons,
             **{name: {(): float(number)} for name, number in numbers.items()},
         }
 

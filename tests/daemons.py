@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.common.keys import KeyPair, load_keys
+from securemedian.common.policy import Policy
 from securemedian.common.receipts import Record
 from securemedian.common.states import LIVE
 from securemedian.mpc.arrays import RingShare
@@ -166,12 +167,14 @@ class Pair:
         clients: int = 3,
         settings: Mapping[str, Any] = SETTINGS,
         descriptors: int = 1 << 14,
+        policy: Policy | None = None,
     ) -> None:
         self.folder = folder
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
         self.names = keygen.client_names(clients)
-        keygen.make_all(folder, self.names, keygen.network("127.0.0.1", "127.0.0.1", None))
+        net = keygen.network("127.0.0.1", "127.0.0.1", None)
+        keygen.make_all(folder, self.names, net, policy or Policy.unlimited(), min_clients=2)
         for server in ("s0", "s1"):
             self.configure(server, **settings)
         self._processes: dict[str, subprocess.Popen[bytes] | forks.Forked] = {}
@@ -240,6 +243,13 @@ class Pair:
                 lines[number] = 'state_dir = "away-state"'
         path = self.folder / "away.toml"
         path.write_text("\n".join(["reply_timeout_s = 0.5", *lines]))
+        return path
+
+    def with_policy(self, name: str, lines: str) -> Path:
+        """Write the configuration of a client whose [policy] has these lines alone."""
+        before, table, _ = (self.folder / f"{name}.toml").read_text().partition("[policy]")
+        path = self.folder / f"{name}-policy.toml"
+        path.write_text(f"{before}{table}\n{lines}\n")
         return path
 
     def resident_bytes(self, server: str) -> int:

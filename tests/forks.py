@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from securemedian import cli
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.protocols.compiling import compile_kernels
 
 ROOT = Path(__file__).parent.parent
 MOST_BYTES = 1 << 20
@@ -89,7 +89,7 @@ def main(asked: socket.socket) -> None:
     """Fork, and tell how forks have ended, until the process that asks is gone."""
     # what `securemedian serve` imports when it runs
     import_module("securemedian.servers.daemon")
-    pipeline.warm_up()
+    compile_kernels()
     statuses: dict[int, int] = {}
     while True:
         text, descriptors, *_ = socket.recv_fds(asked, MOST_BYTES, 1)

@@ -50,6 +50,10 @@ def result(desk: Desk, call: Call) -> Answer:
         signing = desk._rounds._keeper._signing
         again = replace(receipt, encoded=record.encode()).signed("s0", signing)
         fields |= {"record": again.encoded, "signatures": dict(again.signatures)}
+    if lie() == "form":
+        fields["form"], arrays = "share", {"share": next(iter(arrays.values()))} if arrays else {}
+    if lie() == "no form":
+        del fields["form"]
     if lie() == "no signature":
         fields["signatures"] = {"s0": receipt.signatures["s0"]}
     return Answer(fields, arrays)

@@ -18,6 +18,7 @@ from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
@@ -180,3 +181,14 @@ def additive(
     """Return additive shares of ring elements, for tests of single protocols."""
     mask = ring.reduce(rng.integers(0, 2**64, values.shape, np.uint64), bits)
     return RingShare(mask), RingShare(ring.reduce(values.astype(np.uint64) - mask, bits))
+
+
+def check_planned(planned: Sequence[Cost], counted: Sequence[Cost]) -> None:
+    """Check that the OTs, bytes, messages and rounds of both parties are those of a plan."""
+    for plan, cost in zip(planned, counted, strict=True):
+        assert (plan.ots, plan.bytes_sent, plan.messages, plan.rounds) == (
+            cost.ots,
+            cost.bytes_sent,
+            cost.messages,
+            cost.rounds,
+        )

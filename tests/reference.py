@@ -55,6 +55,22 @@ def local_code(leaves: np.ndarray, secrets: np.ndarray, draws: np.ndarray) -> np
     return np.array(rows, np.uint64)
 
 
+def signed_sums(signs: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Return the sketches of vectors (n, dim) by signs (groups, rows), modulo 2^64.
+
+    A byte has which of four coordinates are added, and then which are subtracted.
+    """
+    rows = []
+    for vector in vectors.tolist():
+        totals = [0] * signs.shape[1]
+        for place, value in enumerate(vector):
+            group, bit = divmod(place, 4)
+            for row, byte in enumerate(signs[group].tolist()):
+                totals[row] += value * ((byte >> bit & 1) - (byte >> bit + 4 & 1))
+        rows.append([total % 2**64 for total in totals])
+    return np.array(rows, np.uint64)
+
+
 def rank_element(values: np.ndarray, rank: int) -> np.ndarray:
     """Return the element of 1-based rank in each column."""
     return np.sort(values, axis=0)[rank - 1]
@@ -101,3 +117,79 @@ def bucket(w: float, g: float, width: float, buckets: int) -> int:
     if w >= high:
         return buckets - 1
     return max(1, min(buckets - 2, math.floor((w - low) / (width / (buckets - 2))) + 1))
+
+
+class Short(Exception):
+    """There are too few random words."""
+
+
+def discrete_gaussian(words: list[int], p: int, q: int, count: int) -> tuple[list[int], int]:
+    """Return samples of N_Z(0, (p/q)^2), until the words are too few, and how many were used."""
+    at = used = 0
+    samples: list[int] = []
+
+    def below(bound: int) -> int:
+        nonlocal at
+        while bound > 1:
+            if at >= len(words):
+                raise Short
+            at += 1
+            if (found := words[at - 1] % (1 << (bound - 1).bit_length())) < bound:
+                return found
+        return 0
+
+    def exp(n_times: int, *chances: int) -> bool:
+        """With a chance of exp(-x), for x = the product of the chances / p, over n_times."""
+        n = 1
+        while below(n_times * n) == 0 and all(below(p) < chance for chance in chances):
+            n += 1
+        return n % 2 == 1
+
+    def sample() -> int:
+        while True:
+            k = 0
+            while exp(2):
+                k += 1
+            if not all(exp(2) for _ in range(k * (k - 1))):
+                continue
+            u = -p * k % q + q * below(-(-p // q))
+            if u >= p or not all(exp(1, u) for _ in range(k)) or not exp(2, u, u):
+                continue
+            size = (p * k + u) // q
+            assert (p * k + u) % q == 0
+            if not below(2):
+                return size
+            if size:
+                return -size
+
+    try:
+        while len(samples) < count:
+            samples.append(sample())
+            used = at
+    except Short:
+        pass
+    return samples, used
+
+
+def weighed(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the sums of the carry-less products of rows (r, w) and weights (w,): (r, 2)."""
+    sums = []
+    for row in rows.tolist():
+        total = 0
+        for word, weight in zip(row, weights.tolist(), strict=True):
+            while weight:
+                # the lowest bit that is set
+                lowest = weight & -weight
+                total ^= word * lowest
+                weight ^= lowest
+        sums.append([total % 2**64, total >> 64])
+    return np.array(sums, np.uint64)
+
+
+def in_field(low: int, high: int) -> int:
+    """Return a polynomial modulo x^64 + x^4 + x^3 + x + 1, bit by bit."""
+    value = high << 64 | low
+    for bit in range(127, 63, -1):
+        if value >> bit & 1:
+            value ^= (1 << 64 | 0b11011) << bit - 64
+    return value

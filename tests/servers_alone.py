@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import securemedian
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
+from securemedian.common.policy import Policy
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
@@ -33,7 +34,6 @@ from securemedian.servers.computing.engines import Engines
 from securemedian.servers.machine.events import Failure
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Done, Hello, Message, Open, Opened, RoundMessage
-from securemedian.servers.policy import Policy
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
@@ -45,7 +45,7 @@ database.SYNCHRONOUS = "OFF"
 
 SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 DIM = 4
-PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
+PARAMS = RoundParams(Mean(norm_bound="off"), dim=DIM, max_clients=3)
 # a round in which clients deal
 DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
@@ -90,8 +90,10 @@ class FakeEngine:
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
-        # what each run of the protocol would toss with
+        # what each check of values and run of the protocol would toss with, and the seeds of the
+        # noise of each run
         self.openings: list[bytes] = []
+        self.noises: list[bytes] = []
 
     @property
     def opened_session(self) -> bytes | None:
@@ -119,9 +121,14 @@ class FakeEngine:
         self.coins.append(coin)
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = lambda: None
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        opening: bytes,
+        examine: Examine = lambda: None,
     ) -> None:
-        """Note the uploads."""
+        """Note the uploads, and what this server would toss with."""
+        self.openings.append(opening)
         self.checked, self.examine = uploads, examine
 
     def end_check(self, *failed: int) -> None:
@@ -132,6 +139,7 @@ class FakeEngine:
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
         self.openings.append(given.opening)
+        self.noises.append(given.noise)
         self.uploads, self.examine = given.uploads, examine
 
     def poll(self) -> Result | SecureMedianError | None:
@@ -150,7 +158,7 @@ def _sample(party: int) -> config.ServerConfig:
     # without the sample's policy, so that tests may open whatever rounds they like
     loaded = config.load(SAMPLES / f"s{party}.toml")
     peer = replace(loaded.peer, signing_key=SIGNING[1 - party].public)
-    return replace(loaded, policy=Policy(), peer=peer)
+    return replace(loaded, policy=Policy.unlimited(), peer=peer)
 
 
 class Server:

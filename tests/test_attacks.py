@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from dataclasses import replace
 from itertools import product
 from statistics import NormalDist
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.laboratory import worker_options
-from securemedian.laboratory.attacks import ATTACKS, FAR, NO_ATTACK, z_max
+from securemedian.laboratory.attacks import ATTACKS, FAR, NO_ATTACK, Aggregate, Optimised, z_max
 from securemedian.mpc.errors import ConfigError, InputError
 
 RNG = np.random.default_rng(1)
@@ -27,7 +28,10 @@ def near(count: int) -> NDArray[np.float32]:
 def sent(
     name: str, trained: NDArray[np.float32], honest: NDArray[np.float32] = NONE
 ) -> NDArray[np.float32]:
-    return ATTACKS[name]().corrupt(trained, START, honest, np.random.default_rng(1))
+    attack = ATTACKS[name]()
+    if isinstance(attack, Optimised):
+        attack = replace(attack, aggregate=lambda updates: updates.mean(axis=0))
+    return attack.corrupt(trained, START, honest, np.random.default_rng(1))
 
 
 def test_the_registry() -> None:
@@ -42,13 +46,18 @@ def test_the_registry() -> None:
         "ofom",
         "fall-of-empires",
         "sign-flip-10",
+        "sign-flip-30",
         "sign-flip-100",
+        "lie-optimised",
+        "fall-optimised",
     ]
     assert {name for name, attack in ATTACKS.items() if attack.sees_honest} == {
         "lie",
         "paf",
         "ofom",
         "fall-of-empires",
+        "lie-optimised",
+        "fall-optimised",
     }
     assert all(attack.__doc__ for attack in ATTACKS.values())
 
@@ -88,7 +97,7 @@ def test_bitflip_and_sign_flips_turn_the_step_round() -> None:
     trained = near(2)
     assert np.array_equal(sent("bitflip", trained), 2 * START - trained)
     assert np.array_equal(sent("negate", trained), -trained)
-    for scale in (10, 100):
+    for scale in (10, 30, 100):
         turned = sent(f"sign-flip-{scale}", trained).astype(np.float64) - START
         assert np.allclose(
             turned, -scale * (trained.astype(np.float64) - START), rtol=1e-3, atol=1e-4
@@ -176,3 +185,34 @@ def test_who_sees_no_other_update_cannot_collude() -> None:
                 name,
                 2,
             )
+
+
+def test_optimised_attacks_take_the_factor_that_moves_the_aggregate_farthest() -> None:
+    """The mean follows the largest, and what drops far updates only one that is not dropped."""
+    honest, attackers = near(HONEST), 3
+    mean, deviation = honest.mean(axis=0, dtype=np.float64), honest.std(axis=0, dtype=np.float64)
+    lengths = np.linalg.norm(honest - mean, axis=1)
+
+    def dropping(updates: NDArray[np.float32]) -> NDArray[np.float32]:
+        near_enough = np.linalg.norm(updates - mean, axis=1) <= 2 * lengths.max()
+        return np.asarray(updates[near_enough].mean(axis=0), np.float32)
+
+    def taken(name: str, aggregate: Aggregate) -> float:
+        attack = replace(ATTACKS[name](), aggregate=aggregate)  # type: ignore[call-arg]
+        made = attack.corrupt(near(attackers), START, honest, RNG)
+        assert made.shape == (attackers, DIM)
+        assert (made == made[0]).all()
+        step = mean - made[0] if name == "lie-optimised" else START - made[0].astype(np.float64)
+        unit = deviation if name == "lie-optimised" else mean - START
+        return float(np.median(step / unit))
+
+    factors = Optimised.FACTORS
+    for name in ("lie-optimised", "fall-optimised"):
+        assert taken(name, lambda updates: updates.mean(axis=0)) == pytest.approx(factors[-1], 0.01)
+        least = taken(name, dropping)
+        assert factors[0] < least < factors[-1]
+
+
+def test_optimised_attacks_need_the_aggregator() -> None:
+    with pytest.raises(InputError, match="lie-optimised is an attack of experiments"):
+        ATTACKS["lie-optimised"]().corrupt(near(2), START, near(HONEST), RNG)

@@ -1,12 +1,15 @@
 """The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
+import os
 import re
 import subprocess
 import sys
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,10 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients import client, files
+from securemedian.clients.service import Limit, Service
 from securemedian.clients.upload import RangeWarning, Round
+from securemedian.common.receipts import Receipt, Record
+from securemedian.common.status import by_reason
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ConfigError, InputError, RoundFailed
 from securemedian.mpc.options import options_of
@@ -89,21 +95,68 @@ def test_our_errors_are_one_line_and_status_2(
 def test_an_error_commands_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Exception]
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise kind("S0: aborted: \x1b[2J\x1b]0;owned\x07\nsecuremedian: submitted to round 9-0")
 
     monkeypatch.setattr("securemedian.operating.keygen.make_all", failing)
-    cli.main(["keygen", "unused", "--clients", "2"])
+    cli.main(["keygen", "unused", "--clients", "3"])
     said = capsys.readouterr().err
     assert said.endswith("\n") and said[:-1].isprintable() and r"\x1b[2J" in said
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["receipt", "show", "RECEIPT"]])
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+    """`| head` was answered with BrokenPipeError, twice."""
+    record = Record(
+        "a", "1", "b", "c", 1, {"dim": 3}, [f"key {i}" for i in range(9999)], {}, b"e", b"f"
+    )
+    file = tmp_path / "receipt.json"
+    file.write_text(Receipt(record.encode()).to_json())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "securemedian", *arguments]
+    done = subprocess.run(
+        [str(file) if each == "RECEIPT" else each for each in command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        # printed when the buffer is full, or at the end
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    os.close(writer)
+    assert done.stderr == "" and done.returncode in (0, 141)
+
+
+@pytest.mark.parametrize(("looks", "said"), [([7], []), ([None, None, 7], ["waiting"])])
+def test_waiting_is_said_once_and_only_by_who_waits(looks: list[Any], said: list[str]) -> None:
+    """Who found an open round was told to wait for one."""
+    told: list[str] = []
+    config = SimpleNamespace(poll_interval_s=0.0)
+    service: Any = SimpleNamespace(report=told.append, config=config)
+    found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "waiting")
+    assert (found, told) == (7, said)
+
+
+def test_who_is_left_out_is_said_by_reason() -> None:
+    """It said "client-2, client-3: its dealing"."""
+    out = {"b": "its dealing is late", "c": "its dealing is late", "a": "it failed"}
+    assert by_reason(out) == ["a: it failed", "each of b, c: its dealing is late"]
+
+
+def test_one_word_for_one_thing_in_the_usage_lines() -> None:
+    """There were CONFIG and config, folder and DIR, file and FILE."""
+    for prog, text in cli.helps().items():
+        usage = text.partition("\n\n")[0].split()
+        assert not {"config", "file", "folder", "directory", "FOLDER"} & set(usage), prog
+
+
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("securemedian.operating.keygen.make_all", interrupted)
-    assert cli.main(["keygen", "unused", "--clients", "2"]) == 130
+    assert cli.main(["keygen", "unused", "--clients", "3"]) == 130
 
 
 def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:

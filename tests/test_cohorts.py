@@ -37,10 +37,10 @@ from tests.servers_alone import SAMPLES, START, FakeEngine, Server
 
 # Of different lengths, with nothing to check, dealings, and values.
 KINDS = {
-    "default": RoundParams(Mean(), dim=4, max_clients=3),
+    "default": RoundParams(Mean(norm_bound="off"), dim=4, max_clients=3),
     "stroke": RoundParams(Bucketed(uploads="dealt"), dim=5, max_clients=3),
     "lung.2": RoundParams(Pairwise(), dim=6, max_clients=3),
-    "heart": RoundParams(Mean(), dim=7, max_clients=2),
+    "heart": RoundParams(Mean(norm_bound="off"), dim=7, max_clients=2),
 }
 CLIENTS = tuple(
     Caller(f"client-{at}", z85.encode(bytes([at] * 32)).decode()) for at in range(1, 11)

@@ -343,9 +343,9 @@ class Pair:
     def receipt(self) -> dict[str, Any]:
         """Return the receipt of a round with MEMBER and two more, as an answer has it."""
         included = sorted([MEMBER.public.decode(), "x", "y"])
-        digest = self.params.digest
+        params = self.params.to_dict()
         record = Record(
-            SERVICE, "1", "default", ROUND, 1, digest, included, {}, START.digest, opened=b""
+            SERVICE, "1", "default", ROUND, 1, params, included, {}, START.digest, opened=b""
         )
         receipt = Receipt(record.encode())
         for name, keys in (("s0", SERVER), ("s1", OTHER)):

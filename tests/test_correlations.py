@@ -112,8 +112,12 @@ class Products(Kind[tuple[Half, Half]]):
 
     def send(self, ends: Ends, items: int) -> Half:
         keys0, keys1 = ends.sender.extend(items)
-        ends.channel.send("products", keys0[:, 0] ^ keys1[:, 0] ^ np.uint64(self.value))
-        return (keys0[:, 0].copy(),)
+        return keys0[:, 0].copy(), keys1[:, 0].copy()
+
+    def correct(self, ends: Ends, half: Half) -> Half:
+        keys0, keys1 = half
+        ends.channel.send("products", keys0 ^ keys1 ^ np.uint64(self.value))
+        return (keys0,)
 
     def receive(self, ends: Ends, items: int) -> Half:
         choices, keys = ends.receiver.extend(items)

@@ -398,7 +398,7 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
     pair.submit("client-2", updates()[1], to=["s0"])
     for server in ("s0", "s1"):
         status = wait_until(partial(in_state, pair, server, "failed"))
-        assert "1 complete uploads" in status["reason"] and "at least 3" in status["reason"]
+        assert "1 complete upload, " in status["reason"] and "at least 3" in status["reason"]
         assert status["left_out"] == {
             "client-2": "its upload reached only s0",
             "client-3": "its upload reached neither server",

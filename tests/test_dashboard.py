@@ -140,6 +140,7 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
         "its dealing failed the check": "x",
         "a value of its update is out of range": "x",
         "it sent different uploads to the two servers": "x",
+        "its own policy refuses the round": "x",
         "its upload is complete, but max_clients is 3": "x",
         "its dealing reached only s0": "o",
         "its upload reached only s1": "o",
@@ -212,6 +213,15 @@ def test_a_round_that_nobody_knows_any_more_has_failed() -> None:
     assert "knows no such round" in seen(one)["rounds"][0]["reason"]
     # and it is not asked for again
     assert server.asked == ["", "", "1-00000000", "", ""]
+
+
+def test_how_far_a_failed_round_was_is_remembered() -> None:
+    server = Fake()
+    one = Watch([server, Fake()], PUBLIC)
+    for state in ("open", "checking", "failed"):
+        server.tell(status("1-00000000", state))
+        one.look(0)
+    assert seen(one)["rounds"][0]["reached"] == "checking"
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -467,12 +477,53 @@ def test_the_page_knows_the_phases_and_states() -> None:
     assert len({sign for sign, _, _ in KINDS.values()}) == len(KINDS)
 
 
+def test_what_the_page_draws_can_be_told_apart() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not there")
+    text = PAGE.read_text("utf-8")
+    parts = [text[text.index("const STEPS") : text.index("const PHASES")]]
+    drawn = r"^(?:const clock.*?\);|function (?:tallest|ends|titles|reached).*?^})$"
+    parts += re.findall(drawn, text, re.DOTALL | re.MULTILINE)
+    asked = """[
+        tallest([2, 1, 90, 2]), tallest([3]), tallest([0, 0]),
+        ends([0.92, 0.95]), ends([-1, 3]), ends([40, 80]),
+        titles([4, 5, 5, 5, 6].map((number) => ({ number }))),
+        reached({ state: "open" }), reached({ state: "failed", reached: "checking" }),
+        reached({ state: "failed", reached: "", opened: "maybe" }),
+        reached({ state: "failed", reached: "", opened: "nothing" }),
+        clock(1795408158),
+    ]"""
+    program = "\n".join([*parts, f"console.log(JSON.stringify({asked}))"])
+    done = subprocess.run(
+        [node, "-e", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+        env=os.environ | {"TZ": "UTC"},
+    )
+    *found, time_shown = json.loads(done.stdout)
+    assert found == [
+        # one slow round does not flatten all bars
+        *(2, 3, 1e-9),
+        # an axis that began at its lowest value made 92 % look like nothing
+        *([0, 1], [-1, 3], [0, 80]),
+        # four columns were called 5
+        ["4", "5", "5 try 2", "5 try 3", "6"],
+        # how far a failed round was
+        *(0, 2, 3, -1),
+    ]
+    # 11/23/2026, with no zone
+    assert time_shown == "2026-11-23 04:29:18 UTC"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--listen", "8080"], "HOST:PORT"),
         (["--listen", "192.0.2.1:1"], "cannot listen at 192.0.2.1:1"),
-        (["--output", "nowhere"], "there is no folder nowhere"),
+        (["--output", __file__], "is no folder"),
     ],
 )
 def test_mistakes_are_named(
@@ -545,8 +596,11 @@ def test_others_than_this_machine_are_warned_of(tmp_path: Path) -> None:
     keygen.make_all(
         tmp_path, ["client-1", "client-2"], keygen.network("127.0.0.1", "127.0.0.1", None)
     )
-    with dashboard(tmp_path, "--listen", "0.0.0.0:0") as (url, process):
-        assert "it asks for no password" in (tmp_path / "dashboard.log").read_text()
+    # `coordinate` has not begun, and the dashboard waits for it
+    later = str(tmp_path / "later")
+    with dashboard(tmp_path, "--listen", "0.0.0.0:0", "--output", later) as (url, process):
+        said = (tmp_path / "dashboard.log").read_text()
+        assert "it asks for no password" in said and "later is not there yet" in said
         # no server has an answer for it, and the page is there all the same
         assert get(url.replace("0.0.0.0", "127.0.0.1"))[0] == 200
         process.send_signal(signal.SIGINT)

@@ -186,7 +186,7 @@ def test_a_folder_is_recognised_or_named(tmp_path: Path) -> None:
     assert data.load(tmp_path, "cifar10").name == "cifar10"
     with pytest.raises(ConfigError, match="cifar10 is read from a folder"):
         data.load(None, "cifar10")
-    known = "mnist, cifar10, digits, clinic, shakespeare"
+    known = "mnist, cifar10, digits, heart, clinic, shakespeare"
     with pytest.raises(ConfigError, match=f"one of {known}, not 'faces'"):
         data.load(tmp_path, "faces")
 

@@ -111,10 +111,14 @@ def test_malformed_clients_change_no_bit_of_the_result(
 
 
 def test_what_cannot_be_malformed_is_said() -> None:
-    for method in ({"method": "radix"}, {"method": "mean"}, {**DEALT, "uploads": "unverified"}):
+    for method in (
+        {"method": "radix"},
+        {"method": "mean", "norm_bound": "off"},
+        {**DEALT, "uploads": "unverified"},
+    ):
         with pytest.raises(ConfigError, match="check no uploads of"):
             check_malleable(RoundParams.from_dict({"dim": 5, "max_clients": 3, **method}))
-    for method in (DEALT, {"method": "pairwise"}):
+    for method in (DEALT, {"method": "pairwise"}, {"method": "mean"}):
         check_malleable(RoundParams.from_dict({"dim": 5, "max_clients": 3, **method}))
 
 

@@ -28,6 +28,7 @@ from securemedian.mpc.rounds.params import RoundParams
 pytestmark = pytest.mark.slow
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+DIGITS = ("--dataset", "digits")
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
 # the first start on a machine compiles the kernels
 LIMIT_S = 240
@@ -40,6 +41,7 @@ def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
         [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "…" not in done.stdout
     assert "test accuracy" in done.stdout
     return json.loads(path.read_text())
 
@@ -59,9 +61,24 @@ def check(figures: dict[str, Any], rounds: int) -> None:
 
 
 @pytest.mark.release
+def test_four_hospitals_of_which_one_is_broken(tmp_path: Path) -> None:
+    """The demo without an option: the median goes on, and the mean falls below a coin's toss."""
+    figures = demo(tmp_path, "--plot", str(tmp_path / "story.png"))
+    check(figures, 8)
+    settings, final = figures["settings"], figures["final"]
+    assert settings["holders"][-1] == "Hungary"
+    assert (settings["data"], settings["fault"], settings["faulty"]) == ("heart", "sign-flip-30", 1)
+    assert final["secure"] > 0.7
+    assert figures["baselines"]["mean"][1] > 0.7
+    assert figures["baselines"]["mean"][-1] < 0.5
+    assert (tmp_path / "story.png").stat().st_size > 10_000
+
+
+@pytest.mark.release
 def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
     figures = demo(
         tmp_path,
+        *DIGITS,
         "--rounds",
         "4",
         "bucketed",
@@ -85,8 +102,8 @@ def test_bucketed_with_a_fault_and_baselines(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
     """Both models learn, and one model of the same updates does not fit both groups."""
-    options = ["bucketed", "--groups", "2", "--clients", "6", "--rounds", "4", "--faulty", "0"]
-    figures = demo(tmp_path, *options)
+    options = ["--groups", "2", "--clients", "6", "--rounds", "4", "--fault-clients", "0"]
+    figures = demo(tmp_path, *DIGITS, "bucketed", *options)
     check(figures, 4)
     final = figures["final"]
     assert final["secure"] > final["plain_median"] + 0.2
@@ -96,7 +113,7 @@ def test_groups_whose_images_are_turned(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
     options = ["--rounds", "3", "--fault", "malformed", "--fault-from", "2"]
-    options += ["bucketed", "--uploads", "dealt"]
+    options += ["bucketed", "--uploads", "dealt", *DIGITS]
     path = tmp_path / "figures.json"
     done = subprocess.run(
         [*COMMAND, "--json", str(path), *options], capture_output=True, text=True, timeout=LIMIT_S
@@ -113,7 +130,7 @@ def test_a_malformed_client_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_fault_that_the_method_rules_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--fault", "malformed", "radix"]) != 0
+    assert cli.main(["demo", *DIGITS, "--fault", "malformed", "radix"]) != 0
     assert "every word of radix" in capsys.readouterr().err.lower()
 
 
@@ -144,6 +161,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingRun]:
         "radix",
         "radix --encoding buckets",
         "trimmed-mean",
+        "trimmed-mean --trim 0.3 --neighbours 1",
+        "krum",
+        "krum --selection opened",
     ],
 )
 def test_the_other_methods(
@@ -159,7 +179,7 @@ def test_the_other_methods(
     # the demo's, for a process that ends with it
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     path = tmp_path / "figures.json"
-    arguments = ["--clients", "4", "--images", "200", "--rounds", "2", *options.split()]
+    arguments = [*DIGITS, "--clients", "4", "--images", "200", "--rounds", "2", *options.split()]
     assert cli.main(["demo", "--json", str(path), *arguments]) == 0
     figures = json.loads(path.read_text())
     check(figures, 2)
@@ -198,9 +218,11 @@ def test_mnist_reaches_its_accuracy(
         ("bucketed --buckets 7", "even number of buckets"),
         ("bucketed --buckets 6", "Take more buckets"),
         ("--range follow:initial=0.1", "leave it out for follow"),
-        ("--clients 1", "max_clients"),
-        ("--images 5000", "images"),
-        ("--faulty 4", "--faulty"),
+        ("--dataset digits --clients 1", "max_clients"),
+        ("--dataset digits --images 5000", "images"),
+        ("--clients 3", "so take 4 clients"),
+        ("--split labels:1", "Cleveland, Switzerland, VA Long Beach, Hungary"),
+        ("--fault-clients 5", "--fault-clients"),
         ("--rounds 0", "--rounds"),
         ("--range coordinate:initial=0", "bucket range"),
         ("--data .", "MNIST"),
@@ -220,7 +242,7 @@ def test_mistakes_are_told_before_anything_starts(
 def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [*COMMAND, "--rounds", "1000", "--clients", "2"],
+        [*COMMAND, "--rounds", "1000", *DIGITS, "--clients", "2"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

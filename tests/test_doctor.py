@@ -2,17 +2,24 @@
 
 import shutil
 import socket
+import threading
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from securemedian import cli
+from securemedian.mpc.protocols import wire
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import GUARDED
+from securemedian.servers.network.control import LOAD_BYTES, Load
+from securemedian.servers.network.link_probe import LIMIT_S, PIECES, LinkProbe
+from securemedian.servers.network.peer import COMPILING
 from tests.daemons import Pair, running
 
 Usage = namedtuple("Usage", "total used free")
@@ -97,6 +104,110 @@ def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "make some" in one(found(folder / "s1.toml", Level.WARNING), "of room")
 
 
+def test_the_disk_of_a_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its journal there, and only servers' disks were looked at."""
+    path = folder / "client-1.toml"
+    one(found(path, Level.WELL), "client-1-state has")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5, 5))
+    assert "make some" in one(found(path, Level.WARNING), "client-1-state")
+
+
+@contextmanager
+def talking(said: bytes, port: int) -> Iterator[None]:
+    """Listen on a port with a program that says this to everybody, and then nothing."""
+    kept = []
+
+    def answer() -> None:
+        # until the listener is closed
+        with suppress(OSError):
+            while True:
+                kept.append(listener.accept()[0])
+                kept[-1].sendall(said)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for each in kept:
+                each.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.9\r\n", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_a_program_that_speaks_another_protocol(
+    folder: Path, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a server was said to take connections, and a client was asked for its key."""
+    monkeypatch.setattr(doctor, "REACH_S", 0.5)
+    config = server_config.load(folder / "s0.toml")
+    with talking(said, int(config.peer.address.rpartition(":")[2])):
+        wrong = one(found(folder / "s0.toml", Level.WRONG), "another protocol")
+        assert config.peer.address in wrong
+    with talking(said, int(config.listen.rpartition(":")[2])):
+        wrong = one(found(folder / "client-1.toml", Level.WRONG), "another protocol")
+        assert "S0" in wrong and config.listen in wrong
+
+
+INFO = {"peer_problem": "", "peer_linked": True}
+
+
+def test_a_server_that_compiles_is_waited_for() -> None:
+    link = doctor._link([INFO, INFO | {"peer_problem": COMPILING}])
+    assert link.level is Level.WAIT and "compiled at s1" in link.text
+    apart = doctor._link([INFO, INFO | {"peer_problem": "s0 has not appeared yet"}])
+    assert apart.level is Level.WRONG
+
+
+class FakeServer:
+    """S0, which has measured the link."""
+
+    def __init__(self, sent: int, back: int, seconds: float) -> None:
+        self._seen = {"sent": sent, "back": back, "seconds": seconds}
+
+    def ask(self, op: str) -> wire.Message:
+        assert op == "link"
+        return wire.Message(op, self._seen, {})
+
+
+@pytest.mark.parametrize(
+    ("back", "seconds", "level", "said"),
+    [
+        (2**20, 0.1, Level.WELL, "1.0 MB came back in 0.10 s"),
+        (2**20, 2.0, Level.WARNING, "plan --bandwidth"),
+        (2**17, 3.0, Level.WARNING, "plan --bandwidth"),
+        # hellos of a few bytes pass
+        (0, 3.0, Level.WRONG, "Lower the MTU"),
+    ],
+)
+def test_what_a_measured_link_means(back: int, seconds: float, level: Level, said: str) -> None:
+    finding = doctor._full_size(cast(Any, FakeServer(2**20, back, seconds)))
+    assert (finding.level, said in finding.text) == (level, True)
+
+
+def test_the_link_is_measured_once_for_all_who_ask() -> None:
+    pieces: list[Load] = []
+    now, told = [0.0], list[tuple[int, int, float]]()
+    probe = LinkProbe(pieces.append, lambda: now[0])
+    for _ in range(2):
+        probe.begin(lambda *outcome: told.append(outcome))
+    first = list(pieces)
+    assert len(first) == PIECES
+    now[0] = 0.5
+    for piece in first:
+        probe.take(piece)
+    assert told == [(2**20, 2**20, 0.5)] * 2
+    # of the next one only a part comes back, and pieces of the first one late
+    probe.begin(lambda *outcome: told.append(outcome))
+    for piece in [*first, *pieces[PIECES : PIECES + 3]]:
+        probe.take(piece)
+    now[0] = 0.5 + LIMIT_S + 0.1
+    probe.tick()
+    assert told[2][:2] == (2**20, 3 * LOAD_BYTES) and len(told) == 3
+
+
 def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (5, 5))
     assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
@@ -158,6 +269,15 @@ def test_all_is_well_where_both_servers_run(pair: Pair, name: str) -> None:
         assert [text for text in well if "round trip takes" in text and name in text][1:]
         assert [text for text in well if "MB/s" in text][1:]
         assert one(well, "linked")
+    assert len([text for text in well if "1.0 MB came back" in text]) == (name == "coordinator")
+
+
+@pytest.mark.slow
+def test_the_link_is_left_to_a_round_under_way(pair: Pair) -> None:
+    round_id = pair.open(method="radix", dim=4, max_clients=3)
+    wait = found(pair.folder / "coordinator.toml", Level.WAIT)
+    assert one(wait, "no round is under way")
+    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="measured")
 
 
 @pytest.mark.slow

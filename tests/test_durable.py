@@ -428,7 +428,7 @@ def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.Monkey
         assert two.ask(0, first, "upload", words, **fields).fields["code"] == "not-stored"
     assert not s0.latest.server_round.here
     # nothing piles up either
-    assert (s0.folder / "spool" / round_id / "uploads.words").stat().st_size == words.nbytes
+    assert (s0.folder / "spool" / round_id / "uploads.words").stat().st_size == 0
     refused = two.ask(0, s0.coordinator, "close", round=round_id)
     assert refused.fields["code"] == "not-stored" and two.state(0) == "open"
     # what the other server says is kept until there is room
@@ -496,7 +496,6 @@ def test_a_damaged_share_fails_the_round_for_good(two: Two) -> None:
     s0.rounds.engine_ended()
     two.run(two.ended)
     assert two.state(0) == two.state(1) == "failed"
-    assert s0.ask(s0.coordinator, "status").fields["final"]
 
 
 def test_what_is_stored_is_for_its_owner_and_is_gone_after_the_round(two: Two) -> None:

@@ -218,20 +218,24 @@ def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> Non
 
 
 def test_colluding_attackers_see_the_honest_updates(digits: data.Dataset) -> None:
-    from securemedian.laboratory.attacks import ATTACKS
+    from securemedian.laboratory.attacks import ATTACKS, Optimised
+
+    def mean(updates: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.asarray(updates.mean(axis=0), np.float32)
 
     usual = design(digits, clients=6, attackers=2, first=1)
     honest = Players(usual.run(1, "mean"), digits)
     start = honest.start()
     trained = honest.updates(start, 1)
     for name, attack in ATTACKS.items():
-        sent = Players(usual.run(1, "mean", name), digits).updates(start, 1)
+        sent = Players(usual.run(1, "mean", name), digits).updates(start, 1, mean)
         assert sent.shape == trained.shape
         assert sent.dtype == np.float32
         assert np.array_equal(sent[:4], trained[:4])
         assert np.array_equal(sent[4:], trained[4:]) == (name == "none")
         if attack.sees_honest:
-            expected = attack(first=1).corrupt(
+            knows = {"aggregate": mean} if issubclass(attack, Optimised) else {}
+            expected = attack(first=1, **knows).corrupt(
                 trained[4:], start, trained[:4], np.random.default_rng((1, 6, 1))
             )
             assert np.array_equal(sent[4:], expected)
@@ -368,6 +372,8 @@ def test_every_experiment_runs(
         options += ["--images", "5"]
     if name in ("attacks", "share", "share-reclusterings"):
         options += ["--seeds", "1"]
+    if name == "byzfl":
+        options += ["--attackers", "1", "--methods", "mean,radix"]
     if name.startswith("cronus"):
         options += ["--samples", "20", "--warm-up", "1"]
     if name == "cronus":
@@ -390,8 +396,27 @@ def test_every_experiment_runs(
         assert 0 <= final["min"] <= final["mean"] <= final["max"] <= 100
         assert one["accuracy"] == [[pytest.approx(value, abs=0.01)] for (value,) in one["accuracy"]]
         assert one["servers"] is None
-    cells = {(one["panel"], one["line"], one["p"]) for one in found["results"]}
+    cells = {tuple(one[at] for at in ("panel", "line", "x", "attack")) for one in found["results"]}
     assert len(cells) == len(found["results"])
+
+
+def test_byzfls_protocol_shows_the_worst_attack_at_each_level(digits: data.Dataset) -> None:
+    """No level, method or number of attackers is left out, and attackers hold no images."""
+    made = design(digits, "byzfl", methods=["mean", "radix"], attackers=2)
+    curves = catalogue.EXPERIMENTS["byzfl"].curves(made)
+    assert len(curves) == len(catalogue.SIMILAR) * 2 * 2 * len(made.attacks)
+    assert {curve.x for curve in curves} == {1, 2} == {c.runs[0].attackers for c in curves}
+    assert all(curve.runs[0].holders == 10 - curve.runs[0].attackers for curve in curves)
+    accuracy = {attack: 90.0 - place for place, attack in enumerate(made.attacks)}
+    results = [
+        catalogue.CurveResult(curve, [[0.0, accuracy[curve.runs[0].attack]]]) for curve in curves
+    ]
+    show = catalogue.EXPERIMENTS["byzfl"].rows
+    assert show is not None
+    rows = show(results)
+    assert len(rows) == len(catalogue.SIMILAR) * 2
+    worst = f"{min(accuracy.values()):.1f} {made.attacks[-1]}"
+    assert all(row["f = 1"] == row["f = 2"] == worst for row in rows)
 
 
 def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(

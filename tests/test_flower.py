@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, MultiKrum, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian import cli
@@ -228,6 +229,31 @@ def test_the_result_is_flowers_own_median_and_no_update_leaves_a_node(pair: Pair
     # the same search finds the arrays that Flower's own strategy asks for
     assert any(reply.content.array_records for reply in plain.replies)
     assert nothing_is_open(pair)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_multi_krum_is_flowers_own(faulty: bool, tmp_path: Path) -> None:
+    """Five nodes; a faulty one sends the opposite of what it has trained, which is as long."""
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # so uneven that no two nodes are as far from the others
+        step = np.float32(0.1 + 0.004 * node**2)
+        sign = -1 if faulty and node == 4 else 1
+        return model | {name: model[name] + sign * step for name in ("w", "b")}
+
+    with running(Pair(tmp_path / "keys", clients=5)) as five:
+        configs = node_configs(five, 5)
+        strategy = SecureMedian(
+            toml(five, "coordinator"), FedAvg(), method="krum", options={"faulty": 1}
+        )
+        ours = run(strategy, InProcessGrid(client_app(train), configs), rounds=2)
+    plain = InProcessGrid(client_app(train, mods=[]), configs)
+    theirs = run(MultiKrum(num_malicious_nodes=1, num_nodes_to_select=4), plain, rounds=2)
+    for name in ("w", "b"):
+        one, other = ours.arrays[name].numpy(), theirs.arrays[name].numpy()
+        # in fixed point
+        assert np.abs(one - other).max() < 1e-4
+        assert np.abs(one - START[name]).min() > 0.1
 
 
 def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair) -> None:
@@ -565,6 +591,29 @@ def test_a_nodes_mistake_is_one_message(
     assert said in refused
     assert f": {refused}" in caplog.text
     assert included(pair) == ["client-1", "client-2"]
+
+
+def test_a_nodes_own_policy_refuses_before_it_trains(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained: list[int] = []
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        trained.append(node)
+        return shifted(node, model)
+
+    grid = grid_of(pair, train)
+    own = str(pair.with_policy("client-3", 'methods = ["bucketed"]'))
+    grid.configs[3] = {"securemedian-config": own}
+    run(secure(pair), grid)
+    assert sorted(trained) == [1, 2] and included(pair) == ["client-1", "client-2"]
+    (refused,) = [reply.error.reason for reply in grid.replies if reply.has_error()]
+    assert "client-3 refuses method radix: its [policy] allows only bucketed" in refused
+    assert f": {refused}" in caplog.text
+    why = "its own policy refuses the round"
+    assert f"without client-3 ({why})" in caplog.text
+    for server in ("s0", "s1"):
+        assert pair.status(server)["left_out"] == {"client-3": why}
 
 
 def test_a_nodes_own_configuration_goes_before_the_runs(pair: Pair) -> None:

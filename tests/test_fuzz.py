@@ -67,6 +67,7 @@ def test_frames(fuzz_examples: int) -> None:
 CONTROL = [
     control.Hello("instance", "", 0, [], {"release": "1"}),
     control.Bye(),
+    control.Load(1, bytes(control.LOAD_BYTES)),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
     control.Open("1-00000000", 1, {}, bytes(16), True, False, "0" * 64, participants=["a", "b"]),
     control.Resume("1-00000000", bytes(16), "open", 0, b"", {"key": b""}, ["key"], [], [], {}),
@@ -204,7 +205,7 @@ def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
 
 
 def test_receipts(fuzz_examples: int) -> None:
-    valid = Record("a", "1", "b", "c", 1, b"d", ["key"], {"why": ["key"]}, b"e", b"f")
+    valid = Record("a", "1", "b", "c", 1, {"dim": 3}, ["key"], {"why": ["key"]}, b"e", b"f")
     receipt = Receipt(valid.encode()).signed("s0", SigningKey.new())
 
     @fuzz(fuzz_examples, damaged(receipt.to_json().encode()))

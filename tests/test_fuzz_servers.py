@@ -32,6 +32,7 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.servers.network import control
 from securemedian.servers.network.control import (
+    LOAD_BYTES,
     Again,
     Bye,
     Check,
@@ -41,6 +42,7 @@ from securemedian.servers.network.control import (
     Done,
     Failed,
     Held,
+    Load,
     Open,
     Opened,
     Ready,
@@ -204,6 +206,7 @@ def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
         assert {path.name for path in own.iterdir()} <= {
             "kept",
             "lock",
+            "reserve",
             "spool",
             "state.db",
             "state.db-shm",
@@ -322,8 +325,9 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
                 key, parts = data.draw(requests(server))
                 server.desk.request(b"", key, parts)
                 server.rounds.flush()
-                # an `open` is answered when S1 has spoken
+                # an `open` is answered when S1 has spoken, and so is `link`
                 waits = bool(server.rounds.live) and server.latest.server_round.state == "opening"
+                waits = waits or any(isinstance(message, Load) for message in server.sent)
                 assert waits or len(server.replies) > before
                 check_answers(server, before)
 
@@ -345,6 +349,7 @@ def all_messages(server: Server) -> list[control.Message]:
         hello(),
         hello("two"),
         Bye(),
+        Load(1, bytes(LOAD_BYTES)),
         another,
         *(Open("3-0000000c", 3, params, bytes(16), True, True, START) for params in ROUNDS),
         Opened(round_id, bytes(16)),

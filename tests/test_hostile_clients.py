@@ -338,3 +338,29 @@ def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -
     for name in HONEST:
         pair.submit(name, update(name))
     ends_without_it(pair, round_id, "a value of its update is out of range")
+
+
+@pytest.mark.parametrize("bound", ["auto", 0.5])
+@pytest.mark.parametrize("kind", ["wraps", "cancels", "long", "garbage"])
+def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kind: str) -> None:
+    """Above the proved gap, or so large that sums wrap; the coin is kept for the comparison."""
+    round_id = opened(pair, method="mean", norm_bound=bound)
+    params = pair.round(HOSTILE)[1]
+    values = pair.encoded(HOSTILE, update(HOSTILE))
+    if kind == "wraps":
+        values[0, DIM - 1] = np.uint64(1 << 63)
+    elif kind == "cancels":
+        values[0, :2] = np.uint64(1 << 62), np.uint64((1 << 64) - (1 << 62))
+    elif kind == "garbage":
+        values[0] = np.random.default_rng(1).integers(0, 1 << 63, DIM, np.uint64)
+    else:
+        # the honest ones are about 0.17 long
+        length = 4 * 0.17 if bound == "auto" else 0.5
+        fraction = params.to_dict()["fraction_bits"]
+        values[0] = 0
+        values[0, 7] = np.uint64(int(1.8 * length * 2.0**fraction))
+    seeded, words = share.split(values, params.share_bits)
+    pair.halves(HOSTILE, "upload", seeded.seed, words.packed)
+    for name in HONEST:
+        pair.submit(name, update(name))
+    ends_without_it(pair, round_id, params.method.fault)

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from securemedian.clients import journal
-from securemedian.clients.journal import ROUNDS_RETAINED, Journal, Sent, Submission, fingerprint
+from securemedian.clients.journal import (
+    DAY_S,
+    ROUNDS_RETAINED,
+    Journal,
+    Sent,
+    Submission,
+    fingerprint,
+)
 from securemedian.clients.upload import ShareHalf
 from securemedian.common import durable
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
@@ -24,6 +31,10 @@ HALVES = (
     ShareHalf("words", np.arange(6, dtype=np.uint64).reshape(2, 3)),
 )
 SUBMISSION = Submission(ROUND, PARAMS, START, fingerprint(VECTOR, 2), HALVES, group=2)
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def test_an_upload_outlasts_the_process_and_is_deleted(folder: Path) -> None:
         assert (half.form, half.share.dtype) == (before.form, before.share.dtype)
         assert np.array_equal(half.share, before.share)
     kept.forget(ROUND)
-    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert {path.name for path in folder.iterdir()} == {"days", "lock"}
     assert again(kept, folder).rounds == []
 
 
@@ -99,8 +110,56 @@ def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
         patch.setattr(durable.os, "fsync", full)
         kept.confirm(SUBMISSION)
     assert [sent.group for sent in kept.sent] == [2]
-    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert {path.name for path in folder.iterdir()} == {"days", "lock"}
     assert again(kept, folder).sent == []
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_rounds_of_a_day_are_counted_once_each(folder: Path, keeps: bool) -> None:
+    now = [1e9]
+    kept = Journal(folder if keeps else None, lambda: now[0])
+
+    def restarted() -> Journal:
+        if not keeps:
+            return kept
+        kept.close()
+        return Journal(folder, lambda: now[0])
+
+    assert kept.made_within_a_day == 0
+    for number in range(1, 4):
+        made = replace(SUBMISSION, round_id=f"{number}-3fa9c1d2")
+        for _ in range(2):
+            # as an upload that is sent again
+            kept.keep(made)
+            kept = restarted()
+            made = kept.submission(made.round_id) or made
+        assert kept.made_within_a_day == number
+        # whatever has become of it
+        if number == 1:
+            kept.confirm(made)
+        else:
+            kept.forget(made.round_id)
+        now[0] += 3600
+    kept = restarted()
+    assert kept.made_within_a_day == 3
+    now[0] += DAY_S - 3 * 3600
+    assert kept.made_within_a_day == 2
+    now[0] += DAY_S
+    assert restarted().made_within_a_day == 0
+
+
+def test_an_upload_that_is_not_counted_is_not_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Journal(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "replace_file", _full)
+        with pytest.raises(ConfigError, match="No space left on device. Nothing was sent"):
+            kept.keep(SUBMISSION)
+    assert kept.made_within_a_day == 0 and kept.submission(ROUND) is None
+    (folder / "days").write_bytes(b"?" * 40)
+    with pytest.raises(ConfigError, match="days is damaged: remove it. Rounds of the last day"):
+        again(kept, folder)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

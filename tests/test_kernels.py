@@ -14,10 +14,12 @@ import pytest
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.kernels import (
     extension,
+    gaussian,
     lpn,
     packing,
     planes,
     searching,
+    sketching,
     tables,
     vectors,
 )
@@ -475,6 +477,51 @@ def test_encode(secrets: int) -> None:
     want = reference.local_code(leaves, blocks, draws)
     lpn.encode(leaves, blocks, draws, out)
     assert (out == want).all()
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (1, 1),
+        (3, 2),
+        (1, 1024),
+        (37, 10),
+        (11, 4),
+        (1000, 999),
+        (gaussian.MAX_P, 1),
+        (gaussian.MAX_P - 1, gaussian.MAX_Q),
+        (12345, gaussian.MAX_Q - 1),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 1, 40, 4000])
+def test_discrete_gaussian(p: int, q: int, size: int) -> None:
+    random = words(size)
+    out = np.zeros(300, np.int64)
+    with np.errstate(over="raise"):
+        made, used = gaussian.draw(random, p, q, out)
+    want, want_used = reference.discrete_gaussian(random.tolist(), p, q, 300)
+    assert (out[:made].tolist(), used) == (want, want_used)
+    # where the words ran out makes no difference
+    more, rest = np.concatenate([random[used:], words(20_000)]), np.zeros(100, np.int64)
+    assert gaussian.draw(more, p, q, rest)[0] == 100 or q > p
+    whole = np.zeros(made + 100, np.int64)
+    gaussian.draw(np.concatenate([random[:used], more]), p, q, whole)
+    assert (whole == np.concatenate([out[:made], rest])).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32, np.uint8])
+@pytest.mark.parametrize(("clients", "dim", "rows"), [(1, 1, 8), (7, 66, 16), (17, 130, 8)])
+def test_signed_sums(clients: int, dim: int, rows: int, dtype: type) -> None:
+    """Added to what is there, from some coordinate on, for blocks of clients that are not full."""
+    begin, before = 8, words(-(-clients // sketching.ABREAST), rows, sketching.ABREAST)
+    shares: Any = words(clients, begin + dim).astype(dtype)
+    signs = words(-(-dim // 4), rows // 8)
+    total = before.copy()
+    with np.errstate(over="ignore"):
+        sketching.add_rows(shares, begin, signs, total)
+        found = (total - before).transpose(0, 2, 1).reshape(-1, rows)
+    want = reference.signed_sums(signs.view(np.uint8), shares[:, begin:])
+    assert (found[:clients] == want).all() and not found[clients:].any()
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_everybodys_configuration_loads_and_fits_together(tmp_path: Path) -> Non
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keygen", str(tmp_path), "--role", "client", "--name", "client-2"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert cli.main(["keygen", str(tmp_path), "--clients", "2"]) == 2
+    assert cli.main(["keygen", str(tmp_path), "--clients", "3"]) == 2
     assert cli.main(["keygen", str(tmp_path), "--role", "client", "--name", "client-2"]) == 2
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert "there already" in capsys.readouterr().err
@@ -82,7 +82,9 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         ("client", "client-2"),
     ):
         directory = tmp_path / name
-        named = [] if role == name else ["--name", name]
+        # two clients, which both servers allow in so many words
+        servers = ["--clients", "2", "--min-clients", "2"] if name in ("s0", "s1") else []
+        named = servers if role == name else ["--name", name]
         assert cli.main(["keygen", str(directory), "--role", role, *named, *hosts]) == 0
         keys[name] = public_key(directory, name)
         assert keys[name] in capsys.readouterr().out
@@ -122,7 +124,7 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         ([], "--clients N"),
         (["--clients", "1"], "from 2 to"),
         (["--clients", "2", "--name", "x"], "--role"),
-        (["--clients", "2", "--base-port", "0"], "--base-port"),
+        (["--clients", "3", "--base-port", "0"], "--base-port"),
         (["--role", "client"], "--name"),
         (["--role", "client", "--name", "../x"], "--name"),
         (["--role", "client", "--name", 'a"b'], "--name"),
@@ -131,6 +133,11 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         (["--clients", "a,b,a"], "the name of somebody else"),
         (["--clients", "a,s0"], "the name of somebody else"),
         (["--clients", "a"], "as many names"),
+        # one file of two would forbid what the other allows
+        (["--clients", "2"], "--min-clients 2 at both servers"),
+        (["--role", "s0", "--clients", "a,b"], "--min-clients 2 at both servers"),
+        (["--clients", "4", "--min-clients", "5"], "--min-clients 4"),
+        (["--clients", "3", "--min-clients", "1"], "--min-clients must be"),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(
@@ -139,6 +146,21 @@ def test_mistakes_are_told_and_leave_nothing(
     assert cli.main(["keygen", str(tmp_path / "new"), *arguments]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("given", "floor"), [([], 3), (["--min-clients", "5"], 5)])
+def test_the_servers_files_say_the_fewest_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], floor: int
+) -> None:
+    """A floor of 2 was written into every file, and nobody was asked."""
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "5", *given]) == 0
+    assert f"fewer than {floor} clients" in capsys.readouterr().out
+    assert cli.main(["keygen", str(tmp_path / "one"), "--role", "s1", *given]) == 0
+    for path in (tmp_path / "all" / "s0.toml", tmp_path / "all" / "s1.toml"):
+        assert server_config.load(path).min_clients == floor
+        path.write_text(path.read_text().replace(f"min_clients = {floor}\n", ""))
+        assert server_config.load(path).min_clients == 3
+    assert f"\nmin_clients = {floor}\n" in (tmp_path / "one" / "s1.toml").read_text()
 
 
 def test_ports() -> None:
@@ -170,7 +192,8 @@ def handed(role: str, name: str, key: str, signing_key: str = "") -> public_keys
 
 def alone(directory: Path, role: str, name: str) -> Path:
     """Make one party and return its configuration."""
-    given = ["--clients", "hospital-a,hospital-b"] if role == name else ["--name", name]
+    pair = ["--clients", "hospital-a,hospital-b", "--min-clients", "2"]
+    given = pair if role == name else ["--name", name]
     assert cli.main(["keygen", str(directory), "--role", role, *given]) == 0
     return directory / f"{name}.toml"
 
@@ -195,7 +218,7 @@ def test_what_is_no_public_key(text: object) -> None:
 def test_everything_that_keygen_makes_has_its_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "2"]) == 0
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3"]) == 0
     said = capsys.readouterr().out
     for role, name in (("s0", "s0"), ("coordinator", "coordinator"), ("client", "client-2")):
         signing = (
@@ -390,7 +413,7 @@ def test_check_finds_what_a_start_would_refuse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     directory = tmp_path / "keys"
-    assert cli.main(["keygen", str(directory), "--clients", "2"]) == 0
+    assert cli.main(["keygen", str(directory), "--clients", "3"]) == 0
     path, secret = directory / f"{name}.toml", directory / f"{name}.key_secret"
     assert cli.main(["keygen", "--check", str(path)]) == 0
     secret.chmod(0o644)
@@ -409,7 +432,7 @@ def test_check_finds_what_a_start_would_refuse(
         ["--check", "s0.toml", "--role", "s0"],
         ["--check", "s0.toml", "--keys", "s1.key"],
         ["--clients", "2", "--keys", "s1.key"],
-        ["--clients", "2"],
+        ["--clients", "3"],
         ["--check", "none.toml"],
         ["--join", "none.toml", "--keys", "none.key"],
     ],

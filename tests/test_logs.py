@@ -59,6 +59,15 @@ def test_an_event_is_one_line(stream: io.StringIO) -> None:
         assert "ValueError: odd" in json.loads(second)["traceback"]
 
 
+def test_a_traceback_commands_no_terminal(stream: io.StringIO) -> None:
+    logs.event("engine-error", logging.ERROR, ValueError("odd \x1b[2J\x07"))
+    text = stream.getvalue()
+    if not stream.isatty():
+        text = json.loads(text)["traceback"]
+    assert r"ValueError: odd \x1b[2J\x07" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
 def test_a_fingerprint_names_a_secret_and_its_kind() -> None:
     names = {
         logs.fingerprint(kind, secret) for kind in ("coin", "session") for secret in (b"a", b"b")

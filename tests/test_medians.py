@@ -94,7 +94,7 @@ def test_bucketed_is_the_bucketed_median_in_the_clear(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", CLIENTS)
-@pytest.mark.parametrize("selection", ["oblivious", "opened"])
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
 def test_pairwise_is_the_element_of_rank_k(lanes: Lanes, clients: int, selection: str) -> None:
     rng = np.random.default_rng(clients)
     for bits in (32, 64):
@@ -134,7 +134,7 @@ def test_one_client_has_itself_as_median(method: str) -> None:
             assert (got[0] == index[0]).all() and (got[1] == index[0]).all()
     else:
         values = additive(rng.integers(0, 2**64, (1, 50), np.uint64), 64, rng)
-        one, other = run_both(lambda j: pairwise.median(parties[j], values[j], 64, "oblivious"))
+        one, other = run_both(lambda j: pairwise.median(parties[j], values[j], 64, "hidden"))
         assert (one + other == values[0][0] + values[1][0]).all()
 
 
@@ -148,7 +148,7 @@ def test_any_rank(clients: int) -> None:
     counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
     for rank in range(1, clients + 1):
         one, other = run_both(
-            lambda j: pairwise.median(parties[j], halves[j], 32, "oblivious", rank)  # noqa: B023
+            lambda j: pairwise.median(parties[j], halves[j], 32, "hidden", rank)  # noqa: B023
         )
         assert (
             ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)

@@ -26,6 +26,8 @@ SIZES = {
     "digits": 2_410,
     "digits-linear": 650,
     "clinic": 350,
+    "heart": 54,
+    "mlp-mnist-small": 25_450,
     "gru-shakespeare": 16_617,
 }
 
@@ -38,6 +40,7 @@ def test_the_registry() -> None:
         "cifar10": "cnn-cifar10",
         "digits": "digits",
         "clinic": "clinic",
+        "heart": "heart",
         "shakespeare": "gru-shakespeare",
     }
     assert all(model.name == name for name, model in models.MODELS.items())
@@ -161,7 +164,7 @@ def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str])
         models.check_fits(
             Model("other", models.MODELS["digits"].build, (64,), 1, 0.1, classes=3), digits
         )
-    assert cli.main(["demo", "--network", "cnn-mnist"]) == 2
+    assert cli.main(["demo", "--dataset", "digits", "--network", "cnn-mnist"]) == 2
     assert "choose another model" in capsys.readouterr().err
 
 

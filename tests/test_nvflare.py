@@ -396,6 +396,26 @@ def test_metrics_are_averaged_by_steps_as_nvflare_does(pair: Pair, tmp_path: Pat
     assert private.persistor.metrics[0]["loss"] == pytest.approx((1 + 4 + 9) / 6)
 
 
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_multi_krum_leaves_out_who_is_far_from_the_others(kind: str, tmp_path: Path) -> None:
+    """Five sites, of which one sends the opposite of what it has trained, which is as long."""
+
+    def train(site: int, model: Arrays) -> Arrays:
+        step = np.float32(0.1 + 0.01 * site)
+        sign = -1 if site == 4 else 1
+        return model | {name: model[name] + sign * step for name in ("w", "b")}
+
+    with running(Pair(tmp_path / "keys", clients=5)) as five:
+        job = Job(five, tmp_path, train, kind, sites=5)
+        result = job.run(secure(five, method="krum", options={"faulty": 1}), 2)
+    assert not job.reason
+    no_array_left(job)
+    step = np.mean([0.11, 0.12, 0.13, 0.15])
+    for name in ("w", "b"):
+        # in fixed point
+        assert np.abs(result[name] - START[name] - 2 * step).max() < 1e-4
+
+
 class HalfSteps(FedAvg):
     """FedAvg with an optimiser at the server, as NVFlare's FedOpt is: a half step per round.
 
@@ -689,8 +709,25 @@ def test_a_sites_mistake_is_one_message(
     job.run(secure(pair))
     assert said in caplog.text
     assert included(pair) == ["client-1", "client-2"]
-    # what a look at the files finds is found before hours of training
-    assert job.trainers[3].seen == ([] if "client.toml" in said else ["train"])
+    # what can be found before hours of training is found before
+    assert job.trainers[3].seen == (["train"] if "two nodes" in said else [])
+    no_array_left(job)
+
+
+def test_a_sites_own_policy_refuses_before_it_trains(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(pair, tmp_path)
+    own = pair.with_policy("client-3", 'methods = ["bucketed"]')
+    (tmp_path / "site-3" / "local" / "securemedian.toml").symlink_to(own)
+    with caplog.at_level(logging.INFO):
+        job.run(secure(pair))
+    assert job.trainers[3].seen == [] and included(pair) == ["client-1", "client-2"]
+    assert "client-3 refuses method radix: its [policy] allows only bucketed" in caplog.text
+    why = "its own policy refuses the round"
+    assert f"without client-3 ({why})" in caplog.text
+    for server in ("s0", "s1"):
+        assert pair.status(server)["left_out"] == {"client-3": why}
     no_array_left(job)
 
 

@@ -1,22 +1,26 @@
 """Oblivious transfer: base, extension, 1-of-2."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from nacl import bindings as sodium
 
-from securemedian.mpc.errors import LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import ChannelClosed, LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.channel import local_pair
-from securemedian.mpc.protocols.correlations.kinds import RandomOts
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.correlations import pool
+from securemedian.mpc.protocols.correlations.base import Demand, Kind
+from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
 from securemedian.mpc.protocols.kernels import packing
-from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender, _key, _to_group
+from securemedian.mpc.protocols.ot.consistency import Weighing
 from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, bit_planes
-from securemedian.mpc.protocols.ot.softspoken import (
-    SoftSpokenReceiver,
-    SoftSpokenSender,
-    receiver_setup,
-    sender_setup,
-)
+from securemedian.mpc.protocols.ot.ggm import _seeds, receiver_setup, sender_setup
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.protocols.prg import os_entropy
 from tests.parties import make_parties, run_both
 
 SESSION = b"a session of the tests"
@@ -120,10 +124,12 @@ def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
     one.send("base.A", np.frombuffer(point, np.uint8))
     with pytest.raises(PeerProtocolError, match="A is not a point"):
         BaseOtReceiver(two, SESSION).keys(np.zeros(1, np.uint8))
-    sender = BaseOtSender(one, SESSION)
-    two.send("base.B", np.frombuffer(point, np.uint8).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\] is not a point"):
-        sender.keys(1)
+    for side in (0, 1):
+        sender, pair = BaseOtSender(one, SESSION), [prime_order_point(), prime_order_point()]
+        pair[side] = point
+        two.send("base.B", np.frombuffer(b"".join(pair), np.uint8).reshape(1, 2, 32))
+        with pytest.raises(PeerProtocolError, match=rf"B\[0, {side}\] is not a point"):
+            sender.keys(1)
 
 
 def test_the_refused_points_are_what_they_are_said_to_be() -> None:
@@ -140,13 +146,17 @@ def test_the_refused_points_are_what_they_are_said_to_be() -> None:
     assert not any(valid((y | s).to_bytes(32, "little")) for y in range(19) for s in (0, SIGN))
 
 
-def test_base_ot_refuses_the_b_that_is_a() -> None:
-    """B = A is in the group, but B - A is the neutral element, whose key everybody knows."""
+@pytest.mark.parametrize("side", [0, 1])
+def test_base_ot_refuses_the_key_that_everybody_knows(side: int) -> None:
+    """Both points are in the group, but one is the negative of the other's hash."""
     one, two = local_pair()
-    sender = BaseOtSender(one, SESSION)
-    sender.announce()
-    two.send("base.B", two.recv("base.A", np.uint8, (32,)).reshape(1, 32))
-    with pytest.raises(PeerProtocolError, match=r"B\[0\] is A"):
+    sender, pair = BaseOtSender(one, SESSION), [prime_order_point(), prime_order_point()]
+    neutral = TORSION[0]
+    pair[side] = sodium.crypto_core_ed25519_sub(
+        neutral, _to_group(SESSION, 0, side, pair[1 - side])
+    )
+    two.send("base.B", np.frombuffer(b"".join(pair), np.uint8).reshape(1, 2, 32))
+    with pytest.raises(PeerProtocolError, match=rf"B\[0, {side}\] with the hash .* not a point"):
         sender.keys(1)
 
 
@@ -156,8 +166,268 @@ def test_base_ot_points_do_not_depend_on_the_choice() -> None:
     sender = BaseOtSender(one, SESSION)
     sender.announce()
     BaseOtReceiver(two, SESSION).keys(np.array([0, 1] * 8, np.uint8))
-    points = one.recv("base.B", np.uint8, (16, 32))
+    points = one.recv("base.B", np.uint8, (16, 2, 32)).reshape(32, 32)
     assert all(sodium.crypto_core_ed25519_is_valid_point(point.tobytes()) for point in points)
+
+
+def test_the_hash_to_the_group_takes_in_all_that_it_is_given() -> None:
+    """Otherwise a receiver takes it off its own point, and has both keys."""
+    points = prime_order_point(), prime_order_point()
+    hashed = {
+        _to_group(session, index, side, point)
+        for session in (SESSION, b"another")
+        for index in (0, 1)
+        for side in (0, 1)
+        for point in points
+    }
+    assert len(hashed) == 16
+    assert all(sodium.crypto_core_ed25519_is_valid_point(point) for point in hashed)
+
+
+def test_a_base_ot_receiver_that_knows_both_points_has_no_key() -> None:
+    """It cannot send multiples of G that it knows and have either key: the hashes are added."""
+    one, two = local_pair()
+    sender = BaseOtSender(one, SESSION)
+    sender.announce()
+    a_point = two.recv("base.A", np.uint8, (32,)).tobytes()
+    secrets = [sodium.crypto_core_ed25519_scalar_reduce(RNG.bytes(64)) for _ in range(2)]
+    pair = [sodium.crypto_scalarmult_ed25519_base_noclamp(secret) for secret in secrets]
+    two.send("base.B", np.frombuffer(b"".join(pair), np.uint8).reshape(1, 2, 32))
+    ((key0, key1),) = sender.keys(1)
+    known = {
+        _key(SESSION, 0, side, a_point + pair[0] + pair[1], shared)
+        for side in (0, 1)
+        for shared in (
+            sodium.crypto_scalarmult_ed25519_noclamp(secret, a_point) for secret in secrets
+        )
+    }
+    assert not {key0, key1} & known
+
+
+class Lying(Channel):
+    """A channel on which some messages are changed before they are sent."""
+
+    def __init__(self, channel: Channel, change: Callable[[str, np.ndarray], None]) -> None:
+        super().__init__(channel._link)
+        self._change = change
+        self.sent: list[str] = []
+
+    def send(self, label: str, array: np.ndarray) -> None:
+        self.sent.append(label)
+        array = array.copy()
+        self._change(label, array)
+        super().send(label, array)
+
+
+@pytest.mark.parametrize("block", [0, 5, 31])
+@pytest.mark.parametrize("level", range(4))
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_wrong_sum_of_a_tree_is_found_by_the_sender_that_uses_it(
+    block: int, level: int, side: int
+) -> None:
+    """It passes with the chance of one half that the path leads there, which it then has told."""
+
+    def wrong(label: str, array: np.ndarray) -> None:
+        if label == "ggm.sums":
+            array.reshape(-1, 2, 16)[4 * block + level, side, 3] ^= 1
+
+    delta = RNG.bytes(16)
+    drawn = iter([delta])
+    one, two = local_pair(20)
+    # the path of a block begins with the top bit
+    bit = delta[block // 2] >> (4 * (block % 2) + 3 - level) & 1
+    sender = partial(
+        sender_setup, one, SESSION, 4, lambda size: next(drawn, None) or os_entropy(size)
+    )
+    receiver = partial(receiver_setup, Lying(two, wrong), SESSION, 4)
+
+    def both(j: int) -> None:
+        try:
+            (sender, receiver)[j]()
+        except PeerProtocolError:
+            # so that the other does not wait
+            one.close()
+            raise
+        except ChannelClosed:
+            pass
+
+    if bit == side:
+        run_both(both)
+        return
+    with pytest.raises(PeerProtocolError, match=rf"trees are wrong \(of blocks \[{block}\]\)"):
+        run_both(both)
+
+
+def test_streams_of_equal_leaves_differ() -> None:
+    """So columns of V cannot be made to collide under the hash's tweaks, whatever the leaves."""
+    same = [[bytes(16)] * 16] * 32
+    seeds = _seeds(b"a coin", same)
+    flat = [seed for tree in seeds for seed in tree]
+    assert len(set(flat)) == len(flat) and not set(flat) & {*sum(_seeds(b"another", same), [])}
+
+
+def checked(sender: SoftSpokenSender, receiver: SoftSpokenReceiver) -> None:
+    """Check what was extended."""
+    run_both(lambda j: (sender.challenge, receiver.seal)[j]())
+    run_both(lambda j: (sender.verify, receiver.prove)[j]())
+
+
+def flipping(channel: Channel, flips: list[tuple[int, int]]) -> Lying:
+    """Return a channel on which the correction of OTs is wrong in blocks: (block, OT).
+
+    It is so in the first message of corrections. Where all blocks but block 0 are wrong, it is as
+    if block 0 alone were.
+    """
+    first = iter([True])
+
+    def flip(label: str, array: np.ndarray) -> None:
+        if label == "ot.corrections" and next(first, False):
+            for block, ot in flips:
+                array[block - 1, ot // 64] ^= np.uint64(1) << np.uint64(ot % 64)
+
+    return Lying(channel, flip)
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
+    """However many OTs there are, check after check, and if there is nothing to check."""
+    one, two = local_pair(20)
+    (delta, holes), leaves = run_both(
+        lambda j: (
+            sender_setup(one, SESSION, field_bits)
+            if j == 0
+            else receiver_setup(two, SESSION, field_bits)
+        )
+    )
+    sender = SoftSpokenSender(Direction(one, SESSION, 0, 0, native_aes), delta, holes)
+    receiver = SoftSpokenReceiver(Direction(two, SESSION, 0, 0, not native_aes), leaves)
+    for counts in ([ALIGN], [], [3 * ALIGN, ALIGN], [200 * ALIGN]):
+        for count in counts:
+            choices, keys = receiver.extend(count)
+            keys0, keys1 = sender.extend(count)
+            bits = bits_of(choices, count)
+            assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+        checked(sender, receiver)
+    assert sender.index == receiver.index == 205 * ALIGN
+
+
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("block", [0, 3])
+def test_a_wrong_block_passes_who_guesses_its_delta(field_bits: int, block: int) -> None:
+    """One guess of 2^k passes: what is learnt with a chance of 2^-k is k bits of Delta."""
+    (delta, holes), leaves = base_of(field_bits)
+    blocks = len(leaves)
+    right = int((delta[block * field_bits :][:field_bits] << np.arange(field_bits)).sum())
+    wrong = [block] if block else list(range(1, blocks))
+    guesses = range(1 << field_bits) if field_bits < 8 else {right, right ^ 1, right ^ 128, 0, 255}
+    passed = set()
+    for lane, guess in enumerate(guesses):
+        one, two = local_pair(20)
+        receiver = SoftSpokenReceiver(
+            Direction(flipping(two, [(number, 5) for number in wrong]), SESSION, lane, 0), leaves
+        )
+        sender = SoftSpokenSender(Direction(one, SESSION, lane, 0), delta, holes)
+        receiver.extend(ALIGN)
+        sender.extend(ALIGN)
+
+        def lie(original: Any, *given: Any, guess: int = guess) -> None:
+            """Add to v~ what the sender's w~ is off by if the guess is right."""
+            original(*given)
+            weighing, weights, choices, _, own = given
+            if weighing.told:
+                return
+            weighing.told = True
+            shifted = np.array([int(weights[0]) << 5 & 2**64 - 1, int(weights[0]) >> 59], np.uint64)
+            if block == 0:
+                # all other blocks are right for this u
+                own[0] ^= shifted
+            for t in range(field_bits):
+                weighing.sums[block * field_bits + t] ^= shifted * np.uint64(guess >> t & 1)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Weighing, "told", False, raising=False)
+            patch.setattr(receiver, "_weigh", partial(lie, receiver._weigh))
+            try:
+                checked(sender, receiver)
+                passed.add(guess)
+            except PeerProtocolError as error:
+                assert "corrections of OTs are not those of one vector" in str(error)
+    assert passed == {right}
+
+
+def base_of(field_bits: int) -> tuple[Any, Any]:
+    one, two = local_pair(20)
+    return run_both(
+        lambda j: (
+            sender_setup(one, SESSION, field_bits)
+            if j == 0
+            else receiver_setup(two, SESSION, field_bits)
+        )
+    )
+
+
+def test_flipped_corrections_are_found_before_a_key_is_used() -> None:
+    """93 OTs that are wrong in one block each, of which keys told all of Delta up to 0.8.0."""
+    ots = [(block, 3 * block + i) for block in range(1, 32) for i in range(3)]
+    ots += [(block, i) for block in range(1, 32) for i in range(3)]
+    one, two = local_pair(20)
+    pair = Lying(one, lambda label, array: None), flipping(two, [])
+    parties = [lanes[0] for lanes in make_parties(pairs=[pair])]
+    honest, rogue = parties
+    demand = Demand({RandomOts(8): (4096, 0), DaBits(8): (128, 128)})
+    receiver = rogue.pool.ends.receiver
+    assert isinstance(receiver, SoftSpokenReceiver)
+    receiver._channel = flipping(two, ots)
+    # messages are numbered by what was counted
+    receiver._channel.traffic = pair[1].traffic
+    pair[0].sent.clear()
+
+    def reserve(j: int) -> None:
+        try:
+            parties[j].pool.reserve(demand)
+        except ChannelClosed:
+            assert j == 1
+        finally:
+            pair[j].close()
+
+    with pytest.raises(PeerProtocolError, match="none of these OTs is used"):
+        run_both(reserve)
+    assert not any(sum(counts) for counts in honest.pool.stock.values())
+    # nothing was made of a key
+    assert set(pair[0].sent) == {"ot.corrections", "ot.challenge", "ot.proof"}
+
+
+def test_corrections_of_dabits_follow_the_check() -> None:
+    one, two = local_pair(20)
+    pair = Lying(one, lambda label, array: None), Lying(two, lambda label, array: None)
+    parties = [lanes[0] for lanes in make_parties(pairs=[pair])]
+    run_both(lambda j: parties[j].pool.reserve(Demand({DaBits(8): (128, 128)})))
+    for end in pair:
+        assert end.sent[-3:] == ["ot.challenge", "ot.proof", "dabits"]
+
+
+def test_a_fill_is_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a receiver keeps few rows; what is made is the same at both parties."""
+    monkeypatch.setattr(pool, "CHECKED", 5 * ALIGN)
+    one, two = local_pair(20)
+    pair = Lying(one, lambda label, array: None), Lying(two, lambda label, array: None)
+    parties = [lanes[0] for lanes in make_parties(pairs=[pair])]
+    kinds: dict[Kind[Any], tuple[int, int]] = {
+        RandomOts(8): (900, 2000),
+        Tables(3, 2): (5, 20),
+        Triples(1): (9, 9),
+    }
+    run_both(lambda j: parties[j].pool.reserve(Demand(kinds)))
+    # for about 2,400 OTs and about 6,400, in portions of at least 640
+    assert [end.sent.count("ot.challenge") for end in pair] == [4, 9]
+    made = [party.pool.stock for party in parties]
+    assert all(made[0][kind] == made[1][kind][::-1] for kind in kinds)
+    assert all(made[0][kind] >= kinds[kind] for kind in kinds)
+    (send, _), (_, receive) = run_both(
+        lambda j: parties[j].pool.take(RandomOts(8), *((900, 0) if j == 0 else (0, 900)))
+    )
+    assert (np.where(receive.choices == 1, send.keys1, send.keys0) == receive.keys).all()
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])

@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nacl import bindings as sodium
 
-from securemedian.mpc.arrays import PublicWords, RingShare, XorBits
+from securemedian.mpc.arrays import PublicWords, RingShare, UnpackedXorBits, XorBits
 from securemedian.mpc.protocols import (
     boolean,
     compare,
     convert,
+    lengths,
     millionaire,
+    order,
     ring,
     share,
     square,
@@ -36,13 +39,15 @@ from securemedian.mpc.protocols.correlations.kinds import (
     Tables,
     Triples,
 )
+from securemedian.mpc.protocols.kernels import extension as extension_kernels
 from securemedian.mpc.protocols.kernels import planes
-from securemedian.mpc.protocols.ot import base, ferret, softspoken
+from securemedian.mpc.protocols.ot import base, ferret, ggm, softspoken
+from securemedian.mpc.protocols.ot.consistency import Weighing, reduced
 from securemedian.mpc.protocols.ot.extension import ALIGN, Direction
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, SECURITY_BITS, ProtocolParams
-from securemedian.mpc.rounds.methods import descent, order, pairwise, radix, reveal, trimmed_mean
+from securemedian.mpc.rounds.methods import descent, pairwise, radix, reveal, trimmed_mean
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.zeno import Zeno
@@ -122,7 +127,7 @@ def leaf_shares(party: Party, own: Any, bits: int, equality: bool) -> list[np.nd
 
 
 def pairwise_median(party: Party, values: RingShare, bits: int) -> np.ndarray:
-    return pairwise.median(party, values, bits, "oblivious")
+    return pairwise.median(party, values, bits, "hidden")
 
 
 def kept_sum(party: Party, values: RingShare, bits: int) -> np.ndarray:
@@ -334,9 +339,27 @@ def equal_shares(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits
     return compare.is_zero(party, RingShare(ring.reduce(x - y, bits)), bits)
 
 
+def rows_of_one(party: Party, s: XorBits, x: RingShare, bits: int) -> RingShare:
+    """Multiplex rows of one element."""
+    flags = UnpackedXorBits(boolean.unpack_bits(s, x.size))
+    kept = boolean.multiplex_rows(party, flags, RingShare(x.reshape(-1, 1)), bits)
+    return RingShare(kept.reshape(-1))
+
+
+def smallest_of(party: Party, values: RingShare) -> list[XorBits]:
+    """Tell which values of each coordinate are the two smallest."""
+    chosen = descent.smallest(party, values, 7, 2)
+    return [XorBits(boolean.pack_bits(np.ascontiguousarray(row))) for row in chosen]
+
+
 def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingShare:
     """Square the first of two inputs."""
     return square.square(party, x, bits)
+
+
+def rows_in_range(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
+    """Tell where both inputs, as the rows of a sketch, are in -4..3."""
+    return lengths.in_range(party, RingShare(np.stack([x, y], axis=1)), 4, bits)
 
 
 def upper_bits(party: Party, own: Any, bits: int) -> list[Any]:
@@ -422,6 +445,16 @@ PROTOCOLS: dict[str, Protocol] = {
         for bits in (4, 64)
     },
     **{
+        f"multiplex-rows-{bits}": Protocol(
+            selected(bits),
+            on_own(rows_of_one, bits),
+            bits,
+            packed=False,
+            messages={"rows.request": ((1,), "whole"), "rows.reply": ((bits,), "whole")},
+        )
+        for bits in (4, 33)
+    },
+    **{
         f"square-{bits}": Protocol(
             elements(bits, lambda x, _: x * x & 1),
             on_own(first_squared, bits),
@@ -435,6 +468,11 @@ PROTOCOLS: dict[str, Protocol] = {
             (64, {}),
         )
     },
+    "in-range": Protocol(
+        elements(6, lambda x, y: (abs(2 * x + 1) < 8) & (abs(2 * y + 1) < 8), 4),
+        on_own(rows_in_range, 6),
+        1,
+    ),
     "to-bits": Protocol(elements(5, lambda x, _: x >> 1 & 1), partial(upper_bits, bits=5), 1),
     "from-bits": Protocol(packed_bits, on_own(from_two_bits, 5), 5, packed=False),
     "descent": Protocol(
@@ -444,6 +482,7 @@ PROTOCOLS: dict[str, Protocol] = {
         packed=False,
         items=DIM,
     ),
+    "descent-smallest": Protocol(uploads(9), smallest_of, 1, items=DIM),
     **{
         f"radix-products-{bits}": Protocol(
             packed_bits,
@@ -850,6 +889,31 @@ def test_messages_of_ots_are_masked() -> None:
     correlated_messages()
 
 
+def proofs(fills: int = COUNT // 64) -> None:
+    """Check what proves a receiver's corrections beside the sum of the choices that are used."""
+    sender, receiver, pair = ends()
+    seen: dict[str, list[np.ndarray]] = {"proof": [], "sum of the choices": []}
+    for _ in range(fills):
+        choices, _, _ = extended(sender, receiver, ALIGN)
+        run_both(lambda j: (sender.challenge, receiver.seal)[j]())
+        run_both(lambda j: (sender.verify, receiver.prove)[j]())
+        own = np.zeros((1, 2), np.uint64)
+        seed = pair[1].received[-1][1].tobytes()
+        words = np.packbits(choices, bitorder="little").view(np.uint64)
+        extension_kernels.weigh(
+            words.reshape(1, 1, -1), Weighing(seed).coefficients(words.size), own
+        )
+        seen["sum of the choices"].append(reduced(own))
+        seen["proof"].append(pair[0].received[-1][1][:1])
+    check_uniform(
+        {name: bits_of_bytes([word.tobytes() for word in words]) for name, words in seen.items()}
+    )
+
+
+def test_proofs_of_corrections_hide_the_choices() -> None:
+    proofs()
+
+
 # Set-up
 
 
@@ -870,9 +934,18 @@ def base_ots(count: int = 512) -> None:
             words = np.frombuffer(b"".join(these), np.uint64).reshape(count, 2)[:, 0]
             seen |= bits_of(name, words, first_bit, first_bit + 3)
         check_uniform(seen, {"choice": choices})
-    points = one.of("base.B").reshape(count, -1)
-    words = np.ascontiguousarray(points).view(np.uint64)[:, 0]
-    check_uniform(bits_of("point", words, 0, 6), {"choice": choices})
+    points = one.of("base.B").reshape(count, 2, -1)
+    for side in (0, 1):
+        # as it is sent, and as the sender adds the hash of the other
+        added = [
+            sodium.crypto_core_ed25519_add(
+                pair[side].tobytes(), base._to_group(b"tests", i, side, pair[1 - side].tobytes())
+            )
+            for i, pair in enumerate(points)
+        ]
+        for name, these in (("point", points[:, side].tobytes()), ("sum", b"".join(added))):
+            words = np.frombuffer(these, np.uint64).reshape(count, 4)[:, 0]
+            check_uniform(bits_of(name, words, 0, 6), {"choice": choices})
 
 
 def announced_points(count: int = 512) -> None:
@@ -892,9 +965,9 @@ def set_up(field_bits: int) -> tuple[np.ndarray, list[list[bytes]], list[list[by
     end = Recorder(first)
     (delta, holes), leaves = run_both(
         lambda j: (
-            softspoken.sender_setup(end, b"tests", field_bits)
+            ggm.sender_trees(end, b"tests", field_bits, os_entropy, True)
             if j == 0
-            else softspoken.receiver_setup(second, b"tests", field_bits)
+            else ggm.receiver_trees(second, b"tests", field_bits, os_entropy, True)
         )
     )
     sums = end.of("ggm.sums").reshape(-1, 2, 16)
@@ -1055,7 +1128,7 @@ def opened_bits_alone() -> None:
 
 def opens_the_sum_alone() -> None:
     """Check that for a mean each server is sent one share per coordinate, of the sum."""
-    method, dim = Mean(ring_bits=12, fraction_bits=0), COUNT
+    method, dim = Mean(norm_bound="off", ring_bits=12, fraction_bits=0), COUNT
     params = RoundParams(method, dim=dim, max_clients=CLIENTS)
     values = np.stack([plain_pair("differing", 4, dim)[i % 2] for i in range(CLIENTS)])
     halves = [share.split(row[None].astype(np.uint16), 12) for row in values]
@@ -1098,8 +1171,8 @@ def opens_one_aggregate() -> None:
             raise Leak("more is sent than one share of the sum over the reclusterings")
 
 
-def opens_a_step_and_a_sum() -> None:
-    """Check that SHARE with Zeno++ opens the validator's update, its length and the result."""
+def opens_the_sum_of_clusters_alone() -> None:
+    """Check that SHARE with Zeno++ opens the result, and nothing of the validator's update."""
     method, dim = Zeno(validator="v", clusters=1, reclusterings=2), 128
     params = RoundParams(method, dim=dim, max_clients=CLIENTS)
     values = np.arange(CLIENTS * dim, dtype=np.uint64).reshape(CLIENTS, dim) % np.uint64(9)
@@ -1116,8 +1189,8 @@ def opens_a_step_and_a_sum() -> None:
     )
     for end in pair:
         opened = [array.size for label, array in end.received if label.startswith("open")]
-        if opened != [dim, 1, dim]:
-            raise Leak("more is sent than shares of the validator's update and of the result")
+        if opened != [dim]:
+            raise Leak("more is sent than a share of the result")
 
 
 def opens_nothing(name: str) -> None:
@@ -1151,8 +1224,8 @@ def test_reclusterings_open_one_aggregate() -> None:
     opens_one_aggregate()
 
 
-def test_zeno_opens_a_step_and_a_sum() -> None:
-    opens_a_step_and_a_sum()
+def test_zeno_opens_the_sum_of_clusters_alone() -> None:
+    opens_the_sum_of_clusters_alone()
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -158,11 +158,11 @@ def test_init_takes_either_a_network_or_a_function(
 def test_an_error_of_a_library_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("of two\nlines")
 
     monkeypatch.setattr("securemedian.operating.keygen.make_all", fails)
-    assert cli.main(["keygen", "unused", "--clients", "2"]) == 1
+    assert cli.main(["keygen", "unused", "--clients", "3"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("securemedian: RuntimeError: of two lines (PYTHONDEVMODE=1 ")
     assert error.count("\n") == 1
@@ -388,8 +388,8 @@ def test_fit_is_the_whole_loop(pair: Pair, coordinator: Coordinator, result_to: 
     for model in models.values():
         assert flatten(model)[0].tolist() == (START + 2).tolist()
         assert model["steps"].tolist() == [2]
-    assert said[-4:] == [
-        "waiting for a round to open",
+    # the next round may be open before it is waited for
+    assert [line for line in said if line != "waiting for a round to open"][-3:] == [
         f"round {round_id}: training",
         f"round {round_id}: submitted, waiting for the result",
         f"round {round_id}: the result is loaded",

@@ -41,7 +41,7 @@ assert clients.MINE and scripts.MINE and servers.MINE, "another folder's were im
 from securemedian import Client, ClientConfig, Coordinator, RoundParams, SecureMedianError
 
 command = [sys.executable, "-m", "securemedian"]
-subprocess.run([*command, "keygen", "keys", "--clients", "2"], check=True)
+subprocess.run([*command, "keygen", "keys", "--clients", "2", "--min-clients", "2"], check=True)
 daemons = [
     subprocess.Popen([*command, "serve", f"keys/{name}.toml"])
     for name in ("s0", "s1")
@@ -128,6 +128,8 @@ def test_a_wheel_has_one_name_and_all_sources(wheel: Path) -> None:
     }
     ours |= {f"securemedian/{path.name}" for path in (ROOT / "securemedian").glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == ours
+    samples = {path.name for path in (ROOT / "docs" / "samples").iterdir()}
+    assert samples and {f"securemedian/operating/samples/{name}" for name in samples} <= set(names)
     assert {"securemedian/py.typed", "securemedian/coordinator/dashboard/page.html"} <= set(names)
 
 
@@ -158,6 +160,11 @@ def test_a_commit_is_built_to_the_same_bytes(tmp_path: Path) -> None:
     first, second = made
     assert sorted(Path(name).suffix for name in first) == [".json", ".whl"]
     assert first == second
+    wheel = next((tmp_path / "UTC").glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        # what an index shows has no link that leads nowhere
+        assert not re.search(rb"\]\([A-Za-z][^:)]*\)", archive.read(about))
     bill = json.loads(first["sbom.json"])
     assert bill["bomFormat"] == "CycloneDX"
     assert {one["name"]: one["version"] for one in bill["components"]} == locked()

@@ -79,7 +79,10 @@ def test_the_parts_and_the_rest_are_the_whole(
         found.setdefault((point["table"], point["column"]), {})[point["row"]] = point["figure"]
     compared = {column: rows for (table, column), rows in found.items() if "comparison" in table}
     made = {key: rows for key, rows in found.items() if "random OT" in key[0]}
-    rounds = {column: rows for (table, column), rows in found.items() if "coordinate" in table}
+    per_client = f"coordinate of {parts.CLIENTS} clients"
+    rounds = {column: rows for (table, column), rows in found.items() if per_client in table}
+    ((_, sketched),) = ((key, rows) for key, rows in found.items() if "sketch" in key[0])
+    assert sketched["sums"] > 0 and sketched["random signs"] > 0
     assert len(made) == 4 and compared.keys() == {"l = 32", "l = 64", "l = 4"}
     assert rounds.keys() == METHODS.keys()
     both = [*compared.values(), *rounds.values()]
@@ -122,7 +125,8 @@ def test_the_parts_and_the_rest_are_the_whole(
         "pairwise": selects | equals,
         "trimmed-mean": selects,
         "mean": {"uploads", "opening"},
-        "zeno": compares | {"squares", "multiplexers"},
+        "krum": selects | {"uploads", "sketches", "squares"},
+        "zeno": selects | {"sketches", "squares"},
         "reclustered": selects | equals,
         "radix": compares | {"products"},
     }

@@ -3,14 +3,17 @@
 import json
 import time
 from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from securemedian import cli
 from securemedian.benchmarks import forecast, harness
 from securemedian.benchmarks.work import Point, round_params
+from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.dealing import DealtUpload
@@ -20,12 +23,14 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import check_values, run_round
+from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
 from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.privacy import epsilon_of
 from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow
@@ -67,6 +72,9 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "ranks": {"method": "radix", "encoding": "bfloat16", "ranks": [1, 2], "quantiles": [0.9]},
     "midpoint": {"method": "radix", "encoding": "bfloat16", "midpoint": True},
     "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
+    "mean": {"method": "mean"},
+    "bounded": {"method": "mean", "norm_bound": 2.0},
+    "unbounded": {"method": "mean", "norm_bound": "off"},
     "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
     "reclustered": {"method": "reclustered", "reclusterings": 3},
     "reclustered-radix": {
@@ -104,7 +112,15 @@ def counted(
 
     def run(j: int) -> Cost:
         given, dealt = uploads(params.layout), params.dealing
-        if dealt is None:
+        if params.upload_check and shard:
+            agreed = replace(shard, coin=coin or b"")
+            sizes = parties[j], params, protocol
+            surveyed, cost = survey_shard(*sizes, given, weights, agreed, checking=True)
+            checked = cost.as_checking()
+            if shard.number == 0:
+                cost = judge_surveys(parties[j], params, surveyed, weights, agreed, True)[1]
+                checked = cost.as_checking().after(checked)
+        elif dealt is None:
             checked = check_values(parties[j], params, protocol, given, shard=shard).cost
         else:
             halves = uploads(dealt.layout)
@@ -139,7 +155,9 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
         assert (cost.checking_bytes_sent > 0) == verified
 
 
-@pytest.mark.parametrize("name", ["scan", "pairwise", "float32", "trimmed-mean", "reclustered"])
+@pytest.mark.parametrize(
+    "name", ["scan", "pairwise-opened", "float32", "trimmed-mean", "mean", "reclustered"]
+)
 def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 256)
     params = RoundParams.from_dict({"dim": 1000, "max_clients": 4} | ROUNDS[name])
@@ -166,7 +184,8 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
     assert four["door_seconds"] > 0
     # the same OTs but for what shards round up, in a fourth of the time each
     assert one["ots"] <= four["ots"] <= 1.1 * one["ots"]
-    assert "4 workers a server; the door takes" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "4 workers per server" in printed and "s for its workers" in printed
     with pytest.raises(SystemExit):
         cli.main([*given, str(tmp_path / "no.json"), "--workers", "-1"])
 
@@ -320,8 +339,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file = tmp_path / "plan.json"
     options = ["--clients", "4", "--dim", "300", "--json", str(file)]
     assert cli.main(["plan", *options, "--bandwidth", "100", "--rtt", "40"]) == 0
-    printed = capsys.readouterr().out
-    assert all(len(line) <= 112 for line in printed.split("saved to")[0].splitlines())
+    said = capsys.readouterr()
+    printed, folded = said.out, " ".join(said.out.split())
+    # it compiles for minutes
+    assert "compiles" in said.err
+    assert all(len(line) <= 80 for line in printed.split("saved to")[0].splitlines())
+    # `0.0…`
+    assert "…" not in printed
     rows = json.loads(file.read_text())
     names = [row["name"] for row in rows]
     compared = {"bucketed": 2, "radix": 3, "reclustered": 2}
@@ -335,7 +359,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             cost.bytes_sent,
             cost.rounds,
         )
-        assert row["name"] in printed
+        # a long name is folded
+        assert all(word in printed for word in row["name"].split())
         params = RoundParams.from_dict(row["round"])
         assert row["client_bytes_ahead"] == params.bytes_ahead
         assert row["client_bytes_after"] == params.bytes_after
@@ -343,7 +368,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert (row["checking_seconds"] > 0) == verified
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
-        assert f"cheapest {what} median on this link: {best['name']}," in printed
+        assert f"the {what} median takes the least time with {best['name']}: about" in folded
+
+
+def test_no_figure_is_cut_where_there_is_little_room() -> None:
+    figures = ["1,234,567.8", "9,876,543.2"]
+    columns = ["a method with a long name", *(f"heading-{i}" for i in range(6))]
+    console = Console(file=StringIO(), width=60)
+    with console.capture() as printed:
+        console.print(report.table("", columns, [["words " * 4, *figures * 3]]), crop=False)
+    for text in (*figures, *columns[1:]):
+        assert text in printed.get()
 
 
 def test_a_plan_counts_the_check_of_dealings() -> None:
@@ -378,3 +413,22 @@ def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max_clients" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*given, "radix", "--rtt", "-1"])
+
+
+@pytest.mark.parametrize(("clients", "dim", "drowns"), [(10, 555, False), (10, 556, True)])
+def test_plan_says_what_noise_gives_and_whether_it_drowns_the_model(
+    clients: int, dim: int, drowns: bool
+) -> None:
+    def row(method: Mean) -> forecast.Forecast:
+        params = RoundParams(method, dim=dim, max_clients=clients)
+        return forecast.Forecast("mean", params, clients, Cost(), 0, 0, 0, 0, 0, 0)
+
+    noisy = row(Mean(norm_bound=1.0, noise_multiplier=1.0))
+    epsilon, ratio, *warning = forecast.of_noise([noisy])
+    assert "1: 4.73, 10: 19, 100: 96" in epsilon and "0.3 times as long as its noise" in ratio
+    assert [line.startswith("[bold red]The noise drowns the model") for line in warning] == (
+        [True] if drowns else []
+    )
+    assert noisy.to_dict()["epsilon"] == epsilon_of(0.5)
+    assert not forecast.of_noise([row(Mean(norm_bound=1.0))])
+    assert row(Mean()).to_dict()["epsilon"] is None

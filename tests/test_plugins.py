@@ -25,7 +25,7 @@ from securemedian.plugins.rounds import FrameworkRounds, RoundOptions, listed, s
 from tests.daemons import ROOT, Pair, running
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
-SHARED = ("plugins/rounds.py", "coordinator/lease.py", "mpc/rounds/encode.py")
+SHARED = ("common/policy.py", "plugins/rounds.py", "coordinator/lease.py", "mpc/rounds/encode.py")
 
 
 def literals(source: str) -> str:
@@ -63,7 +63,8 @@ def test_a_page_and_its_example_have_the_same_commands(name: str) -> None:
         for path in (f"docs/{name}.md", f"examples/{name}/README.md")
     ]
     assert blocks[0] == blocks[1]
-    assert len(blocks[0].replace("\\\n", "").splitlines()) == 3
+    # besides the two that make an environment
+    assert len(re.findall(r"^(?!python3 -m venv|source )\S", blocks[0], re.MULTILINE)) == 3
 
 
 def test_a_lease_is_for_one(tmp_path: Path) -> None:
@@ -173,6 +174,9 @@ def test_options_are_the_parameters_of_a_round() -> None:
     params = chosen.params(dim=7, clients=4)
     assert (params.dim, params.max_clients, params.min_clients) == (7, 4, 2)
     assert (params.deadline_s, params.uses_range) == (60.0, True)
+    # though two clients could not take part in such a round
+    for method, others in (("krum", {"faulty": 1, "chosen": 3}), ("radix", {"ranks": [5]})):
+        assert options(method=method, others=others).params(dim=7, clients=5).max_clients == 5
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,26 @@
-"""Test servers.policy: either server refuses by name, at `open`, what it takes no part in."""
+"""Test common.policy: either server refuses by name, at `open`, what it takes no part in."""
 
+import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from securemedian import cli
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.policy import RISKS, RISKY_ABOVE, Policy, risks_of
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.operating import keygen
+from securemedian.servers import config
 from securemedian.servers.config import CohortTable
 from securemedian.servers.network.control import Failed, Open, Opened
-from securemedian.servers.policy import Policy
 from securemedian.servers.rounds.register import HOUR_S
 from tests.daemons import Pair, running, wait_until
 from tests.servers_alone import PARAMS, Server
@@ -28,9 +34,118 @@ def policy(**table: Any) -> Policy:
     return build(Policy, table, "[policy]")
 
 
+# By risk, a round of it.
+CLUSTERED = {"method": "reclustered", "reclusterings": 1}
+RISKY: dict[tuple[str, Any], dict[str, Any]] = {
+    ("method", "zeno"): {"method": "zeno", "clusters": 1},
+    ("uploads", "unverified"): {"method": "bucketed", "uploads": "unverified"},
+    ("selection", "opened"): {"method": "pairwise", "selection": "opened"},
+    ("membership", "visible"): {"method": "radix", "groups": 2, "membership": "visible"},
+    ("clustering", "opened"): CLUSTERED | {"clustering": "opened"},
+    ("accept_leak", True): CLUSTERED | {"accept_leak": True},
+    ("norm_bound", "off"): {"method": "mean", "norm_bound": "off"},
+    ("aggregator", "mean"): CLUSTERED | {"aggregator": "mean"},
+    ("weight_cap", 0.5): {"method": "radix", "weight_cap": 1.0},
+}
+# the line that allows it
+LINES = {
+    ("method", "zeno"): (
+        'methods = ["bucketed", "pairwise", "radix", "trimmed-mean", "mean", "reclustered", '
+        '"krum", "zeno"] in [policy]'
+    ),
+    ("norm_bound", "off"): 'norm_bound = ["auto", "off"] in [policy.allowed]',
+    ("uploads", "unverified"): 'uploads = ["dealt", "unverified"] in [policy.allowed]',
+    ("accept_leak", True): "accept_leak = [false, true] in [policy.allowed]",
+    ("weight_cap", 0.5): "weight_cap = 1.0 in [policy.at_most]",
+}
+
+
+def allowing(name: str, value: Any) -> Policy:
+    """Return the default policy with the line that its refusal of a risk prints."""
+    with pytest.raises(PolicyRefused) as caught:
+        Policy().check(RoundParams.from_dict(ROUND | RISKY[name, value]), 0, "s1")
+    line, table = re.findall(r"allow it by (.*) in \[(.*)\]", str(caught.value))[0]
+    return Policy(**tomllib.loads(f"[{table}]\n{line}")["policy"])
+
+
+def test_every_risk_has_a_round_here() -> None:
+    above = {(name, value) for name, (value, _) in RISKY_ABOVE.items()}
+    assert set(RISKY) == above | {(name, value) for name in RISKS for value in RISKS[name]}
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_without_a_policy_there_is_no_limit(method: str) -> None:
-    Policy().check(RoundParams.from_dict({"method": method, **ROUND}), 10**6, "s0")
+def test_by_default_a_method_without_risk_has_no_limit(method: str) -> None:
+    params = RoundParams.from_dict({"method": method, **ROUND})
+    Policy.unlimited().check(params, 10**6, "s0")
+    if ("method", method) not in RISKY:
+        Policy().check(params, 10**6, "s0")
+
+
+@pytest.mark.parametrize(("name", "value"), RISKY)
+def test_a_risk_is_refused_until_a_line_allows_it(name: str, value: Any) -> None:
+    params = RoundParams.from_dict(ROUND | RISKY[name, value])
+    with pytest.raises(PolicyRefused) as caught:
+        Policy().check(params, 0, "s1")
+    (why,) = [why for text, why in risks_of(name).items() if str(value).lower() in text]
+    said = str(caught.value)
+    assert said.startswith(f"s1 refuses {name} ") and f", because otherwise {why}. " in said
+    assert said.count("refuses") == 1 and LINES.get((name, value), "") in said
+    # and that line allows nothing else
+    allowing(name, value).check(params, 0, "s1")
+    for other, another in RISKY:
+        if (other, another) != (name, value):
+            with pytest.raises(PolicyRefused, match=f"s1 refuses {other} "):
+                round_ = RoundParams.from_dict(ROUND | RISKY[other, another])
+                allowing(name, value).check(round_, 0, "s1")
+
+
+@pytest.mark.parametrize(("name", "value"), RISKY)
+def test_either_server_alone_refuses_a_risk(name: str, value: Any, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"dim": 4, "max_clients": 3, "min_clients": 3}
+    if name == "method" and value == "zeno":
+        more["validator"] = "client-1"
+    params = RoundParams.from_dict(RISKY[name, value] | more)
+
+    def server(number: int, policy: Policy, folder: str) -> Server:
+        return Server(number, tmp_path / folder, params, policy=policy)
+
+    careful, bold = Policy(), allowing(name, value)
+    models = {"model": np.zeros((2, 4), np.float32)} if params.method.groups > 1 else None
+    s0 = server(0, careful, "s0")
+    s0.ask_to_open(models)
+    assert f"s0 refuses {name} " in s0.replies[-1].fields["message"]
+    assert not any(isinstance(message, Open) for message in s0.sent)
+    s0 = server(0, bold, "s0-bold")
+    s0.ask_to_open(models)
+    message = s0.sent[-1]
+    assert isinstance(message, Open)
+    s1 = server(1, careful, "s1")
+    s1.hear(message)
+    assert isinstance(s1.sent[-1], Failed) and f"s1 refuses {name} " in s1.sent[-1].reason
+    s1 = server(1, bold, "s1-bold")
+    s1.hear(message)
+    assert isinstance(s1.sent[-1], Opened)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy.unlimited()])
+def test_keygen_writes_each_line_with_what_it_risks(policy: Policy, tmp_path: Path) -> None:
+    keygen.make_all(tmp_path, ["a", "b"], keygen.network("127.0.0.1", "127.0.0.1", 7000), policy)
+    for server in ("s0", "s1"):
+        text = (tmp_path / f"{server}.toml").read_text()
+        assert config.load(tmp_path / f"{server}.toml").policy == policy
+        written = text.partition("[policy]")[2].partition("[[coordinators]]")[0].splitlines()
+        for key in ("methods", *policy.allowed, *policy.at_most):
+            (at,) = [i for i, line in enumerate(written) if line.startswith(f"{key} = ")]
+            risks = risks_of("method" if key == "methods" else key)
+            assert written[at - len(risks) : at] == [f"# {v}: {why}" for v, why in risks.items()]
+
+
+def test_the_verb_keygen_writes_the_default(tmp_path: Path) -> None:
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3"]) == 0
+    assert cli.main(["keygen", str(tmp_path / "one"), "--role", "s0"]) == 0
+    assert config.load(tmp_path / "all" / "s0.toml").policy == Policy()
+    written = tomllib.loads((tmp_path / "one" / "s0.toml").read_text())["policy"]
+    assert Policy(**written) == Policy() and Policy().to_dict() == {"at_least": {}} | written
 
 
 @pytest.mark.parametrize(
@@ -43,10 +158,10 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
             "s1 refuses method bucketed: its [policy] allows only radix and pairwise",
         ),
         (
-            {"allowed": {"selection": ["oblivious"]}},
+            {"allowed": {"selection": ["hidden"]}},
             {"method": "pairwise"},
             {"method": "pairwise", "selection": "opened"},
-            "s1 refuses selection opened: its [policy] allows only oblivious",
+            "s1 refuses selection opened: its [policy] allows only hidden",
         ),
         (
             {"allowed": {"result_to": ["clients"]}},
@@ -104,8 +219,8 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
         ),
         (
             {"at_most": {"dim": 1000}},
-            {"method": "mean"},
-            {"method": "mean", "dim": 1001},
+            {"method": "radix"},
+            {"method": "radix", "dim": 1001},
             "refuses dim 1001: its [policy] allows at most 1000",
         ),
         (
@@ -158,8 +273,8 @@ def test_without_a_policy_there_is_no_limit(method: str) -> None:
         ),
         (
             {"at_most": {"reclusterings": 2}},
-            {"method": "zeno", "reclusterings": 2},
-            {"method": "zeno", "reclusterings": 3},
+            {"method": "reclustered", "reclusterings": 2},
+            {"method": "reclustered", "reclusterings": 3},
             "refuses reclusterings 3: its [policy] allows at most 2",
         ),
         (
@@ -181,15 +296,15 @@ def test_each_limit_holds_and_is_named(
 
 
 def test_a_limit_on_an_option_leaves_methods_without_it_alone() -> None:
-    made = policy(allowed={"selection": ["oblivious"]}, at_most={"ranks": 0, "buckets": 3})
-    made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
+    made = policy(allowed={"selection": ["hidden"]}, at_most={"ranks": 0, "buckets": 3})
+    made.check(RoundParams.from_dict({"method": "trimmed-mean", **ROUND}), 0, "s0")
 
 
 def test_all_reasons_are_told_at_once() -> None:
     made = policy(methods=["radix"], at_most={"dim": 10}, at_least={"max_clients": 11})
     with pytest.raises(PolicyRefused) as caught:
-        made.check(RoundParams.from_dict({"method": "mean", **ROUND}), 0, "s0")
-    for place in ("refuses method mean", "refuses dim 1000", "refuses max_clients 10"):
+        made.check(RoundParams.from_dict({"method": "pairwise", **ROUND}), 0, "s0")
+    for place in ("refuses method pairwise", "refuses dim 1000", "refuses max_clients 10"):
         assert place in str(caught.value)
 
 
@@ -201,9 +316,9 @@ def test_all_reasons_are_told_at_once() -> None:
         ({"methods": []}, "methods is empty"),
         ({"methods": ["mode"]}, "must be one of bucketed,"),
         ({"allowed": {"ranks": [1]}}, "a name in `allowed` must be one of"),
-        ({"allowed": {"selection": "oblivious"}}, "must be a list"),
+        ({"allowed": {"selection": "hidden"}}, "must be a list"),
         ({"allowed": {"selection": []}}, "must be a list of one or more"),
-        ({"allowed": {"selection": ["hidden"]}}, "oblivious, opened, not 'hidden'"),
+        ({"allowed": {"selection": ["shown"]}}, "hidden, opened, not 'shown'"),
         ({"allowed": {"midpoint": [0]}}, "False, True, not 0"),
         ({"allowed": {"exchange": ["updates"]}}, "parameters, predictions, not 'updates'"),
         ({"allowed": {"public_set": [True]}}, "a name in `allowed` must be one of"),
@@ -225,6 +340,11 @@ def test_mistakes_are_named(table: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
+def limited(rounds_per_hour: int) -> Policy:
+    """Return a policy that limits nothing else."""
+    return replace(Policy.unlimited(), at_most={"rounds_per_hour": rounds_per_hour})
+
+
 def asked(number: int, cohort: str = DEFAULT_COHORT) -> Open:
     """Return S0's message about a round of `PARAMS`."""
     name = f"{number}-00000000"
@@ -232,7 +352,7 @@ def asked(number: int, cohort: str = DEFAULT_COHORT) -> Open:
 
 
 def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
-    s1 = Server(1, tmp_path, policy=policy(at_most={"rounds_per_hour": 2}))
+    s1 = Server(1, tmp_path, policy=limited(2))
     for number in (1, 2):
         s1.hear(asked(number))
         assert isinstance(s1.sent[-1], Opened)
@@ -257,7 +377,7 @@ def test_a_cohort_does_not_use_up_the_rounds_of_another(tmp_path: Path) -> None:
     s1 = Server(
         1,
         tmp_path / "s1",
-        policy=policy(at_most={"rounds_per_hour": 1}),
+        policy=limited(1),
         cohorts=(CohortTable("stroke", names), CohortTable("hiv", names)),
     )
     s1.hear(asked(1, "stroke"), Failed("1-00000000", "round-failed", "the test goes on"))
@@ -268,7 +388,7 @@ def test_a_cohort_does_not_use_up_the_rounds_of_another(tmp_path: Path) -> None:
 
 
 def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
-    s0 = Server(0, tmp_path, policy=policy(at_most={"rounds_per_hour": 1}))
+    s0 = Server(0, tmp_path, policy=limited(1))
     for _ in range(3):
         s0.ask_to_open()
         s0.hear(Failed(s0.sent[-1].round, "policy-refused", "s1: no"))
@@ -286,8 +406,14 @@ def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two servers with policies of their own."""
     made = Pair(tmp_path_factory.mktemp("pair") / "keys")
-    made.configure("s0", '\n[policy]\nallowed = { selection = ["oblivious"] }\n')
-    made.configure("s1", "\n[policy]\nat_most = { results = 1, rounds_per_hour = 2 }\n")
+    for server, own in (
+        ("s0", policy(allowed={"selection": ["hidden"]})),
+        ("s1", policy(at_most={"results": 1, "rounds_per_hour": 2})),
+    ):
+        file = made.folder / f"{server}.toml"
+        written = keygen.policy_table(Policy.unlimited())
+        assert written in file.read_text()
+        file.write_text(file.read_text().replace(written, keygen.policy_table(own)))
     with running(made):
         yield made
 
@@ -296,7 +422,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) -> None:
     radix: dict[str, Any] = {"method": "radix", "dim": 4, "max_clients": 3}
     pairwise: dict[str, Any] = {"method": "pairwise", "dim": 4, "max_clients": 3}
-    with pytest.raises(PolicyRefused, match="^s0 refuses selection opened: .* only oblivious"):
+    with pytest.raises(PolicyRefused, match="^s0 refuses selection opened: .* only hidden"):
         pair.open(**pairwise, selection="opened")
     assert pair.status()["state"] == "none"
     with pytest.raises(PolicyRefused, match="^s1: s1 refuses results .* at most 1"):
@@ -318,6 +444,6 @@ def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) 
     s0, s1 = (
         pair.caller("client-1", server).ask("info").fields["policy"] for server in ("s0", "s1")
     )
-    everything = Policy().to_dict()
-    assert s0 == everything | {"allowed": {"selection": ["oblivious"]}}
-    assert s1 == everything | {"at_most": {"results": 1, "rounds_per_hour": 2}}
+    default = Policy().to_dict()
+    assert s0 == default
+    assert s1 == default | {"at_most": default["at_most"] | {"results": 1, "rounds_per_hour": 2}}

@@ -306,7 +306,7 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
 
         halves = additive(ring.reduce(values, 32), 32, rng)
         one, other = run_both(
-            lambda j: pairwise.median(party[j], halves[j], 32, "oblivious", weights=weights)  # noqa: B023
+            lambda j: pairwise.median(party[j], halves[j], 32, "hidden", weights=weights)  # noqa: B023
         )  # noqa: B023, RUF100
         assert (ring.signed(ring.reduce(one + other, 32), 32) == want).all()
 

@@ -1,6 +1,7 @@
 """Receipts: what both servers sign, what clients check, and servers that lie."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -47,14 +48,14 @@ SIGNING = SigningKey.new(), SigningKey.new()
 PUBLIC = [key.public for key in SIGNING]
 DIM = 50
 START = np.linspace(-1, 1, DIM, dtype=np.float32)
-PARAMS = RoundParams(Mean(), dim=DIM, max_clients=3)
+PARAMS = RoundParams(Mean(norm_bound="off"), dim=DIM, max_clients=3)
 RECORD = Record(
     "securemedian",
     "0.4.0",
     "default",
     "7-3fa9c1d2",
     7,
-    PARAMS.digest,
+    PARAMS.to_dict(),
     ["key-a", "key-b"],
     {"its upload reached only s0": ["key-c"]},
     RunState().digest,
@@ -75,7 +76,7 @@ def signed(record: Record = RECORD) -> Receipt:
 def test_every_field_of_a_record_is_signed() -> None:
     signed().check(PUBLIC)
     others: dict[type, Any] = {str: "x", int: 8, bytes: b"x", bool: True}
-    others |= {list: ["key-x"], dict: {"x": ["y"]}}
+    others |= {list: ["key-x"], dict: {"x": ["y"]}, type(None): 0.5}
     for field in fields(Record):
         other: Any = others[type(getattr(RECORD, field.name))]
         if field.name == "groups":
@@ -92,7 +93,7 @@ def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhe
     hidden = RoundParams(Bucketed(groups=3), dim=DIM, max_clients=3)
 
     def check(params: RoundParams, groups: list[int]) -> None:
-        record = replace(RECORD, params=params.digest, groups=groups)
+        record = replace(RECORD, params=params.to_dict(), groups=groups)
         results.check_record(record, "default", record.round, params, None, "")
 
     for params, right, wrong in (
@@ -138,7 +139,7 @@ def test_a_receipt_goes_through_a_file() -> None:
     again.check(PUBLIC)
     shown = json.loads(signed().to_json())
     assert shown["record"]["included"] == ["key-a", "key-b"]
-    assert shown["record"]["params"] == PARAMS.digest.hex()
+    assert shown["record"]["params"] == PARAMS.to_dict()
     # as in a file that somebody has edited
     shown["record"]["number"] = 8
     with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
@@ -160,7 +161,7 @@ def test_a_receipt_goes_through_a_file() -> None:
         signed().to_json().replace('"key-c"', "3"),
         signed().to_json().replace('"key-c"', r'"\u001b[2J"'),
         json.dumps(signed().to_dict() | {"signatures": {"s0": 7}}),
-        signed().to_json().replace(RECORD.params.hex(), "zz"),
+        signed().to_json().replace(RECORD.start.hex(), "zz"),
         signed().to_json().replace('"s0": "', '"s0": "x'),
     ],
 )
@@ -188,7 +189,7 @@ def test_what_is_no_record_is_said(encoded: bytes) -> None:
         (Radix(encoding="buckets", buckets=12), 4, 1),
         (Radix(ranks=[1, 3], quantiles=[0.5]), 32, 3),
         (Radix(midpoint=True), 32, 2),
-        (Mean(), 64, 1),
+        (Mean(norm_bound="off"), 64, 1),
         (TrimmedMean(ring_bits=40), 40, 1),
         (Pairwise(ring_bits=32, fraction_bits=16), 32, 1),
         (Pairwise(ring_bits=32, fraction_bits=16, result_to="clients"), 32, 1),
@@ -359,6 +360,30 @@ def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -
         Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
 
 
+@pytest.mark.parametrize(
+    ("result_to", "form", "arrays"),
+    [
+        ("servers", "share", ("share",)),
+        ("servers", "share", ()),
+        ("servers", None, ("opened",)),
+        ("servers", "opened", ("opened", "share")),
+        ("clients", "opened", ("opened",)),
+        ("clients", "share", ("opened",)),
+    ],
+)
+def test_an_answer_must_have_the_form_of_its_round(
+    result_to: str, form: str | None, arrays: tuple[str, ...]
+) -> None:
+    params = RoundParams(Pairwise(result_to=result_to), dim=DIM, max_clients=3)
+    right = "share" if result_to == "clients" else "opened"
+    words = np.arange(DIM, dtype=np.uint64)
+    for sent in ({}, {right: words}):
+        results.check_form(wire.Message("result", {"form": right}, sent), 1, "7-0000000a", params)
+    said = wire.Message("result", {"form": form} if form else {}, dict.fromkeys(arrays, words))
+    with pytest.raises(ReceiptInvalid, match=f"S1 gives .* parameters ask for {right}"):
+        results.check_form(said, 1, "7-0000000a", params)
+
+
 def test_values_must_be_those_of_the_record() -> None:
     words = np.arange(DIM, dtype=np.uint64)
     record = replace(RECORD, opened=digest_of(words))
@@ -500,6 +525,19 @@ def test_a_server_that_sends_other_values_is_noticed_by_who_gets_them(played: Ro
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lie", ["form", "no form"])
+def test_a_server_that_gives_another_form_is_noticed_by_everybody(played: Round, lie: str) -> None:
+    played.run(Bucketed())
+    played.coordinator.result(played.id, WAIT_S)
+    played.lie(lie)
+    for member in played.members:
+        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in the form .* ask for opened"):
+            member.result(played.id)
+        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in the form .* ask for opened"):
+            member.receipt(played.id)
+
+
+@pytest.mark.slow
 def test_a_server_that_hands_out_another_model_is_noticed(played: Round) -> None:
     played.lie("model")
     with pytest.raises(ReceiptInvalid, match="S0 sent another model or range"):
@@ -561,7 +599,7 @@ def test_a_receipt_is_shown_and_verified_without_a_server(
     from securemedian.common.keys import load_signing_key
 
     keys = tmp_path / "keys"
-    assert cli.main(["keygen", str(keys), "--clients", "2"]) == 0
+    assert cli.main(["keygen", str(keys), "--clients", "3"]) == 0
     receipt = Receipt(RECORD.encode())
     for server in ("s0", "s1"):
         receipt = receipt.signed(server, load_signing_key(keys / f"{server}.key_secret"))
@@ -574,6 +612,9 @@ def test_a_receipt_is_shown_and_verified_without_a_server(
         assert "both servers vouch for round 7-3fa9c1d2" in capsys.readouterr().out
     assert cli.main(["receipt", "show", str(file)]) == 0
     said = capsys.readouterr().out
+    # a digest of them says nothing to an auditor
+    assert re.search(r'method +"mean"', said) and re.search(f"coordinates +{DIM}\n", said)
+    assert re.search(r"at least +2\nat most +3\n", said) and 'norm_bound "off"' in said
     for text in (RECORD.start.hex(), "key-a", "its upload reached only s0", "not verified"):
         assert text in said
     for trusted, why in ((["s0.key"], "0 signing keys of s1"), (["client-1.key"], "0 signing")):
@@ -592,7 +633,7 @@ def test_a_server_s_configuration_names_the_clients(
     from securemedian.common.keys import load_signing_key
     from securemedian.servers import config
 
-    assert cli.main(["keygen", str(tmp_path), "--clients", "2"]) == 0
+    assert cli.main(["keygen", str(tmp_path), "--clients", "3"]) == 0
     listed = config.load(tmp_path / "s0.toml").clients
     record = replace(RECORD, included=sorted(client.public_key for client in listed))
     receipt = Receipt(record.encode())
@@ -610,7 +651,7 @@ def test_a_server_s_configuration_names_the_clients(
 
 def test_signing_keys_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        assert cli.main(["keygen", str(tmp_path / name), "--clients", "2"]) == 0
+        assert cli.main(["keygen", str(tmp_path / name), "--clients", "3"]) == 0
     both = [tmp_path / name / "client-1.toml" for name in ("one", "two")]
     with pytest.raises(ConfigError, match="2 signing keys of s0"):
         receipts.signing_keys(both)

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from securemedian.common.keys import load_keys
+from securemedian.common.policy import Policy
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, NotAllowed, UnknownRound
 from securemedian.mpc.rounds.cost import Cost
@@ -28,7 +29,6 @@ from securemedian.servers.config import (
     ServerConfig,
 )
 from securemedian.servers.network.control import Held, Ready, Uploaded
-from securemedian.servers.policy import Policy
 from securemedian.servers.reload import CHANGEABLE, Reload
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
 from tests.servers_alone import DIM, SAMPLES, Server, held
@@ -142,15 +142,15 @@ def _uploaded(round_id: str, client: Caller) -> Uploaded:
 
 
 def test_limits_hold_for_the_next_round(server: Server) -> None:
-    round_id = server.open()
-    reload(server, min_clients=3, round_limit_s=7.0, policy=Policy(at_most={"dim": 1}))
+    round_id, unlimited = server.open(), Policy.unlimited()
+    reload(server, min_clients=3, round_limit_s=7.0, policy=replace(unlimited, at_most={"dim": 1}))
     assert server.latest.server_round.limits.run_s == SAMPLE.round_limit_s
     server.ask(server.coordinator, "abort", round=round_id, reason="")
     code, message = refusal(
         server.ask(server.coordinator, "open", params=server.params.to_dict(), range={})
     )
     assert code == "policy-refused" and "refuses dim 4: its [policy] allows at most 1" in message
-    reload(server, policy=Policy())
+    reload(server, policy=unlimited)
     server.open()
     assert server.latest.server_round.limits.run_s == 7.0
 

@@ -44,6 +44,7 @@ from securemedian.servers.machine.events import (
     CloseAsked,
     Computed,
     DealingStored,
+    Declined,
     Effect,
     Event,
     Failure,
@@ -121,7 +122,7 @@ SIGNING = SigningKey.new(), SigningKey.new()
 @functools.cache
 def receipt(party: int, opened: bytes = b"values") -> Receipt:
     """Return what a server makes of its result."""
-    record = Record("securemedian", "1", "default", ID, 1, b"?", ["key-a"], {}, bytes(32), opened)
+    record = Record("securemedian", "1", "default", ID, 1, {}, ["key-a"], {}, bytes(32), opened)
     return Receipt(record.encode()).signed(f"s{party}", SIGNING[party])
 
 
@@ -145,6 +146,7 @@ OWN: tuple[Event, ...] = (
     OpenAsked(),
     DealingStored("key-a", b"!"),
     Stored("key-a", b"!"),
+    Declined("key-a"),
     Turn(SECOND, True),
     Tossed(COIN),
     CheckEnded(["key-a"], []),
@@ -408,6 +410,62 @@ def test_uploads_are_refused_twice_and_out_of_time() -> None:
             a_round(0, state).check_close()
 
 
+@pytest.mark.parametrize("kind", [PLAIN, DEALT, VALUES], ids=["upload", "dealing", "values"])
+def test_nobody_waits_for_a_client_that_declines(kind: dict[str, Any]) -> None:
+    both = Both(max_clients=4, **kind)
+    send = both.send if kind is DEALT else both.upload
+    for client in ("key-a", "key-b", "key-c"):
+        send(client)
+    assert both.states == (State.OPEN, State.OPEN)
+    # a dealing counts for nothing
+    if kind is DEALT:
+        both.deal("key-d", 0)
+    for party in (1, 0):
+        both.rounds[party].check_decline("key-d")
+        both.feed(party, Declined("key-d"))
+        assert both.rounds[party].left_out == {"dora": "its own policy refuses the round"}
+    assert both.states == (State.RUNNING, State.RUNNING)
+    # the record names those alone who sent something
+    assert both.rounds[0].excluded == both.rounds[1].excluded == {}
+
+
+def test_a_round_that_too_many_decline_fails_at_once_and_says_who() -> None:
+    both = Both(max_clients=4)
+    both.upload("key-a")
+    for client in ("key-b", "key-c", "key-d"):
+        both.feed(0, Declined(client))
+    assert both.states == (State.FAILED, State.FAILED)
+    assert "ben, cleo, dora: its own policy refuses the round" in both.rounds[0].reason
+
+
+def test_who_has_declined_sends_nothing_and_who_has_sent_does_not_decline() -> None:
+    both = Both(max_clients=4, **DEALT)
+    both.feed(0, Declined("key-a"))
+    for check in (both.rounds[0].check_dealing, both.rounds[0].check_upload):
+        with pytest.raises(NotAllowed, match="your own policy has refused round"):
+            check("key-a")
+    both.send("key-b")
+    with pytest.raises(RoundClosed, match="your upload is stored"):
+        both.rounds[0].check_decline("key-b")
+    with pytest.raises(NotAllowed):
+        both.rounds[0].check_decline("key-x")
+    for state in set(State) - {State.OPEN}:
+        with pytest.raises(RoundClosed, match=f"is {state}, and"):
+            a_round(0, state).check_decline("key-a")
+
+
+def test_an_upload_at_one_server_is_what_counts_of_a_client_that_declines_at_the_other() -> None:
+    both = Both(max_clients=4)
+    for client in ("key-a", "key-b"):
+        both.upload(client)
+    both.upload("key-c", 1)
+    both.feed(0, Declined("key-c"))
+    both.feed(0, CloseAsked())
+    assert both.states == (State.RUNNING, State.RUNNING)
+    expected = {"its upload reached only s1": ["key-c"]}
+    assert both.rounds[0].excluded == both.rounds[1].excluded == expected
+
+
 def test_the_deadline_closes_at_s0_and_every_other_limit_fails() -> None:
     leader = a_round(0)
     leader.handle(OpenAsked(), 0.0)
@@ -589,7 +647,7 @@ def test_below_the_fewest_clients_a_round_fails_with_all_reasons() -> None:
     both.feed(0, CloseAsked())
     assert both.states == (State.FAILED, State.FAILED)
     for here in both.rounds:
-        assert "1 complete uploads" in here.reason and "at least 2" in here.reason
+        assert "1 complete upload, " in here.reason and "at least 2" in here.reason
         assert "dora: its dealing reached neither server" in here.reason
         assert "ben, cleo: its dealing failed the check" in here.reason
 
@@ -845,6 +903,8 @@ class Scenario:
     sent: tuple[str, ...] = ()
     # those that deal during the walk, and then send nothing
     dealers: tuple[str, ...] = ()
+    # those whose own policies may refuse the round, unless the server has their upload
+    decliners: tuple[str, ...] = ()
     # those who fail a check, and those who send the servers different uploads
     wrong: tuple[str, ...] = ()
     differ: tuple[str, ...] = ()
@@ -918,6 +978,7 @@ class Walk:
                 tuple(here.failed_there or ("none",)),
                 frozenset(here.passed),
                 frozenset(here.failed),
+                frozenset(here.declined),
                 tuple(here.included),
                 here.computed_here,
                 here.computed_there,
@@ -950,7 +1011,7 @@ class Walk:
             if here.state is State.NEW:
                 yield party, OpenAsked() if party == 0 else self.NO
             for client in self.scenario.clients:
-                if here.state is not State.OPEN or client in here.here:
+                if here.state is not State.OPEN or client in {*here.here, *here.declined}:
                     continue
                 if here.dealt and client not in here.dealt_here:
                     yield party, DealingStored(client, b"d")
@@ -960,6 +1021,9 @@ class Walk:
             for client in self.scenario.dealers:
                 if here.state is State.OPEN and client not in here.dealt_here:
                     yield party, DealingStored(client, b"d")
+            for client in self.scenario.decliners:
+                if here.state is State.OPEN and client not in {*here.declined, *here.here}:
+                    yield party, Declined(client)
             if party == 0 and here.state is State.OPEN:
                 yield party, CloseAsked()
             if party == 0 and here.awaits_turn(float("inf")):
@@ -1096,6 +1160,8 @@ SCENARIOS = (
     Scenario(DEALT, (), TWO, crashes=1),
     Scenario(DEALT, (), TWO, breaks=1),
     Scenario(VALUES, (), TWO, crashes=1),
+    Scenario(PLAIN, ("key-b", "key-c"), ("key-a",), decliners=("key-c",)),
+    Scenario(PLAIN, (), ("key-a",), decliners=("key-b", "key-c", "key-d")),
 )
 
 
@@ -1124,7 +1190,10 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
         assert len(now.opened) == len({client for client, _ in now.opened})
         if leader.ran and follower.ran:
             assert leader.included == follower.included and len(leader.included) == 2
-            assert not out & set(leader.included) and leader.left_out == follower.left_out
+            assert not out & set(leader.included)
+            # who declines may reach one server alone
+            said = set(leader.left_out.items()) ^ set(follower.left_out.items())
+            assert {name for name, _ in said} <= {NAMES[key] for key in scenario.decliners}
             assert leader.excluded == follower.excluded
             if leader.checks:
                 assert leader.passed == follower.passed >= set(leader.included)
@@ -1134,7 +1203,8 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
             published = {here.state is State.PUBLISHED for here in now.rounds}
             assert len(published) == 1 or scenario.failures
             # what was open is published, whatever breaks
-            complete = not (scenario.clients or scenario.dealers or scenario.failures or out)
+            others = scenario.clients or scenario.dealers or scenario.decliners
+            complete = not (others or scenario.failures or out)
             assert True in published or not leader.begun or not complete or scenario.spent
             ends |= published
         for party, event in more:

@@ -31,6 +31,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds import cost, pipeline
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers import logs
 from securemedian.servers.config import MAX_CLIENTS, MAX_NAME, Caller
@@ -175,7 +176,7 @@ def test_a_run_that_breaks_off_says_why_and_is_tried_again_in_a_new_session(
     )
     status = s0.ask(s0.coordinator, "status").fields
     assert (status["attempt"], status["attempts_left"], status["retry_in_s"]) == (1, 4, 1.0)
-    assert status["opened"] == "maybe" and not status["final"]
+    assert status["opened"] == "maybe" and status["state"] != "failed"
     included = status["included"]
     s0.now += 1.0
     if not told:
@@ -321,6 +322,30 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
     )
     # what was written before the disk was full is no part of it
     assert (s0.latest.spool.get(client).words(0, 0, words.size) == words).all()
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_what_was_made_for_another_model_is_refused(tmp_path: Path, party: int) -> None:
+    """S0 alone hands out the model: with another one for each client it could read an update."""
+    server = Server(party, tmp_path, DEALT)
+    round_id = server.open() if party == 0 else "1-0000000a"
+    if party == 1:
+        server.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False, START))
+    client, layout = server.keys[0], DEALT.layout
+    assert server.latest.server_round.asked.start != "1" * 64
+    another = {"start": bytes.fromhex("1" * 64)}
+    refused = server.deal(client, round_id, **another)
+    assert refused.fields["code"] == "bad-upload"
+    assert "made for another model or range" in refused.fields["message"]
+    assert not server.latest.server_round.dealt_here
+    assert server.deal(client, round_id).type == "deal"
+    rotations = {"share": np.zeros((layout.rows, layout.row_words), np.uint64)}
+    fields = {"round": round_id, "params": DEALT.digest, "form": "rotations"}
+    refused = server.ask(client, "upload", rotations, **fields, **another)
+    assert refused.fields["code"] == "bad-upload"
+    assert "made for another model or range" in refused.fields["message"]
+    assert not server.latest.server_round.here
+    assert server.ask(client, "upload", rotations, **fields).type == "upload"
 
 
 def test_a_dealing_that_cannot_be_written_is_still_due(
@@ -491,6 +516,35 @@ def test_values_are_checked_once_the_round_is_closed(tmp_path: Path) -> None:
     # the sample's own min_clients
     state, reason = s0.state
     assert state == "failed" and "a value of its update is out of range" in reason
+    assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
+
+
+@pytest.mark.parametrize("why", ["out of range", "reached only s0", "reached neither server"])
+def test_a_round_that_its_validator_ends_names_it(tmp_path: Path, why: str) -> None:
+    """Nothing is opened, so that the next round may have another validator."""
+    s0 = Server(0, tmp_path, min_clients=2)
+    validator, *others = s0.keys
+    method = Zeno(validator=validator, clusters=1)
+    s0.params = RoundParams(method, dim=DIM, max_clients=3)
+    name = s0.config.members["default"].clients[validator]
+    s0.params = replace(s0.params, method=replace(method, validator=name))
+    round_id = s0.open()
+    s0.params = s0.latest.server_round.params
+    for key in s0.keys if "neither" not in why else others:
+        s0.upload(key, round_id)
+    there = s0.keys if why == "out of range" else others
+    s0.hear(*(Uploaded(round_id, key) for key in there))
+    if s0.state[0] == "open":
+        s0.ask(s0.coordinator, "close", round=round_id)
+    s0.hear(Held(round_id, held(there)))
+    if why == "out of range":
+        s0.engine.end_check(0)
+        s0.rounds.engine_ended()
+        s0.hear(Verdicts(round_id, s0.keys, [validator]))
+    state, reason = s0.state
+    assert state == "failed" and why in reason
+    assert reason.startswith(f"the validator {name!r} is left out")
+    assert reason.endswith("open a round with another validator")
     assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
 
 

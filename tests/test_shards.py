@@ -21,7 +21,7 @@ from securemedian.mpc.errors import (
     NoWorker,
     PeerProtocolError,
 )
-from securemedian.mpc.protocols import ring, share, wire
+from securemedian.mpc.protocols import compiling, ring, share, wire
 from securemedian.mpc.protocols.dealing import Dealing, deal
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
@@ -30,6 +30,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
@@ -67,7 +68,7 @@ OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardedServers]:
     """Servers whose clusters are not of the same size, for rounds of three shards."""
-    monkeypatch.setattr(pipeline, "warm_up", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
     made = ShardedServers(SMALL, workers=[2, 3], shards=3)
     yield made
     made.close()
@@ -192,11 +193,47 @@ def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
     packed[0, DIM - 1] ^= np.uint64(1 << 63)
     session = servers.session()
     checked = run_both(
-        lambda j: session[j].check_values(params, uploads[j], lambda done, total: None)
+        lambda j: session[j].check_values(params, uploads[j], OPENINGS[j], lambda done, total: None)
     )
     for each in checked:
         assert each.passed == [True, False, True]
         assert each.cost.checking_bytes_sent == each.cost.bytes_sent > 0
+
+
+@pytest.mark.parametrize("bound", ["auto", 8.0])
+def test_whole_uploads_are_checked_over_all_shards(
+    servers: ShardedServers, bound: float | str
+) -> None:
+    """The second vector is too long as a whole: a shard of it is not."""
+    method = Mean(norm_bound=bound)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
+    step = int((0.5 if bound == "auto" else 8.0) * 2**method.fraction_bits / DIM**0.5)
+    lengths = [0.3, 2.5, 1.0]
+    wholes = [np.full((1, DIM), int(length * step), np.int64).view(np.uint64) for length in lengths]
+    pairs = [share.split(whole, 64) for whole in wholes]
+    uploads = [[pair[(j + at) % 2] for at, pair in enumerate(pairs)] for j in (0, 1)]
+    session, told = servers.session(), list[tuple[int, int]]()
+    checked = run_both(
+        lambda j: session[j].check_values(
+            params, uploads[j], OPENINGS[j], lambda *done: told.append(done)
+        )
+    )
+    lanes = make_parties(2)
+    expected = run_both(
+        lambda j: pipeline.check_values(
+            lanes[j], params, SMALL, uploads[j], entropy=lambda count: OPENINGS[j]
+        )
+    )
+    for each in (*checked, *expected):
+        assert each.passed == [True, False, True]
+        assert each.cost.checking_bytes_sent == each.cost.bytes_sent > 0
+    assert checked[0].cost.bytes_sent == checked[1].cost.bytes_received
+    # the coin of the round, which comes of the same openings
+    tossed = run_both(lambda j: pipeline.toss(lanes[j][0].channel, j, lambda count: OPENINGS[j]))
+    steps = [asked[1:] for _, function, asked in servers.workers[0].asked if function == "run"]
+    assert {step for step, *_ in steps} == {"survey", "judge"}
+    assert {given[-2].coin for _, *given in steps} == {tossed[0][0]}
+    assert all(done <= total == DIM for done, total in told)
 
 
 def test_verdicts_on_dealings_are_joined(
@@ -292,7 +329,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
 def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "warm_up", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
     port = free_ports(1)[0]
     worker = ShardWorker(1, LOOPBACK, SMALL, f"{port}-{port}")
     keys, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))

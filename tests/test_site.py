@@ -11,6 +11,7 @@ import pytest
 
 import securemedian
 from securemedian import cli
+from securemedian.common.policy import RISKS, RISKY_ABOVE, risks_of
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE
 from tests.daemons import ROOT
@@ -74,6 +75,9 @@ def test_every_file_of_settings_is_shown_whole(site: Path) -> None:
     shown = re.sub(r"<[^>]+>", "", (site / "settings.html").read_text("utf-8"))
     for path in (ROOT / "docs/samples").glob("*.toml"):
         assert path.read_text("utf-8").strip() in html.unescape(shown), path.name
+    for name in (*RISKS, *RISKY_ABOVE):
+        for value, why in risks_of(name).items():
+            assert f"{value}: {why}" in html.unescape(shown)
 
 
 @pytest.mark.release

@@ -64,7 +64,7 @@ def published(*included: str, **changes: Any) -> Ended:
         (published("a", left_out={"b": "its dealing reached neither server"}), 1),
         (published("a"), 1),
         (published(), 2),
-        (Ended(ROUND, "mean", "failed", f"0 {TOO_FEW}0 asks for at least 2"), 2),
+        (Ended(ROUND, "mean", "failed", f"1 complete upload, and s0{TOO_FEW}2"), 2),
         (Ended(ROUND, "mean", "failed", "aborted by coordinator: enough"), 0),
     ],
 )

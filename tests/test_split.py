@@ -10,6 +10,7 @@ from securemedian.mpc.errors import ConfigError
 CLASSES = 10
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(CLASSES), 60))
 HOWS = ["iid", "blocks", "dirichlet:0.5", "dirichlet:100", "labels:2", "labels:3", "labels:10"]
+HOWS += ["similarity:0", "similarity:0.5", "similarity:1"]
 
 
 def held(part: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -111,6 +112,8 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "dirichlet:inf", None, "ALPHA above 0"),
         (3, "dirichlet", None, "a split is iid"),
         (3, "dirichlet:x", None, "not 'dirichlet:x'"),
+        (3, "similarity:1.1", None, "GAMMA from 0 to 1"),
+        (3, "similarity:x", None, "a split is iid"),
         (3, "labels:0", None, "1 or more"),
         (3, "labels:x", None, "a split is iid"),
         (3, "labels:11", None, "10 labels"),
@@ -126,3 +129,15 @@ def test_impossible_splits_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         split(LABELS, clients, 1, how, images)
+
+
+def test_similarity_is_the_share_of_images_that_are_dealt_at_random() -> None:
+    sizes = []
+    for gamma in (0, 0.33, 0.66, 1):
+        parts = split(LABELS, 10, 1, f"similarity:{gamma}")
+        assert [part.size for part in parts] == [60] * 10
+        sizes.append(float(np.mean([held(part).max() for part in parts])))
+    # one class each; and no more than chance makes of ten
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 60
+    assert sizes[-1] < 15

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
+from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import pipeline
 from securemedian.servers.computing.backends.threads import ThreadBackend
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.network.control import Hello
@@ -23,22 +23,22 @@ from tests.servers_alone import Server, hello
 SLOW_COMPILER = """
 import pathlib, sys, time
 from securemedian import cli
-from securemedian.mpc.rounds import pipeline
-go_on, warm_up = pathlib.Path(sys.argv.pop(1)), pipeline.warm_up
+from securemedian.mpc.protocols import compiling
+go_on, compile_kernels = pathlib.Path(sys.argv.pop(1)), compiling.compile_kernels
 def slowly(protocol):
     while not go_on.exists():
         time.sleep(0.05)
-    warm_up(protocol)
-pipeline.warm_up = slowly
+    compile_kernels(protocol)
+compiling.compile_kernels = slowly
 sys.exit(cli.main())
 """
 NO_COMPILER = """
 import sys
 from securemedian import cli
-from securemedian.mpc.rounds import pipeline
-def warm_up(protocol):
+from securemedian.mpc.protocols import compiling
+def compile_kernels(protocol):
     raise OSError("no such compiler")
-pipeline.warm_up = warm_up
+compiling.compile_kernels = compile_kernels
 sys.exit(cli.main())
 """
 
@@ -55,7 +55,7 @@ def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(pipeline, "warm_up", lambda protocol: may_end.wait(30))
+    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: may_end.wait(30))
     engine = an_engine()
     engine.compile()
     assert not engine.ready and engine.phase == "compiling"
@@ -68,10 +68,10 @@ def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
 
 
 def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def warm_up(protocol: ProtocolParams) -> None:
+    def compile_kernels(protocol: ProtocolParams) -> None:
         raise OSError("no such compiler")
 
-    monkeypatch.setattr(pipeline, "warm_up", warm_up)
+    monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
     engine = an_engine()
     engine.compile()
     wait_until(engine.close)

@@ -180,7 +180,9 @@ def test_an_opening_that_a_method_forgets_is_an_error(errors: dict[str, set[int]
     assert opens == {
         "bounds",
         "bucketed",
+        "krum",
         "mean",
+        "mixing",
         "pairwise",
         "radix",
         "reclustered",
@@ -218,7 +220,7 @@ def test_only_openings_make_something_public_of_shares() -> None:
         for name in makers(path.read_text("utf-8"))
     }
     assert found == {
-        ("rounds/methods/reveal", "open_bits"),
+        ("rounds/methods/reveal", "open_verdicts"),
         ("rounds/methods/reveal", "open_ring"),
         ("rounds/methods/reveal", "open_rows"),
         ("rounds/methods/base", "public"),

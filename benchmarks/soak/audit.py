@@ -22,7 +22,7 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")
 # what the reason says of a round that fails for want of clients
-TOO_FEW = "complete uploads, and s"
+TOO_FEW = " asks for at least "
 # samples of one life of a server from which its growth is told
 SAMPLES = 8
 

@@ -22,15 +22,26 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import SecureMedianError, ServerUnreachable, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 
 # how many values the model of each cohort has
 DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}
 # what the rounds compute, in turn
-METHODS = (Bucketed(), Radix(), Pairwise(), Mean())
+METHODS = (
+    Bucketed(),
+    Radix(),
+    Pairwise(),
+    # bounded by default
+    Mean(),
+    Krum(),
+    TrimmedMean(neighbours=1, trim=0.3),
+    Radix(neighbours=1),
+)
 # for all uploads of a round, seconds
 DEADLINE_S = 8.0
 # A round that has not ended, or a request that is not answered, within so long needs an operator.
@@ -102,7 +113,12 @@ class CohortRounds:
     def _round(self) -> None:
         method, coordinator = next(self._methods), self._coordinator
         params = RoundParams(
-            method, dim=self._dim, max_clients=len(self._clients), deadline_s=DEADLINE_S
+            method,
+            dim=self._dim,
+            # of two, neither is closer to the others
+            min_clients=3 if method.surveys else 2,
+            max_clients=len(self._clients),
+            deadline_s=DEADLINE_S,
         )
         round_id = ""
         try:
@@ -172,7 +188,8 @@ class CohortRounds:
         if ended.state == "published":
             results = self._persist(lambda: self._coordinator.results(round_id), "the result")
             self._model, self._goes_on = results[0], True
-            expected = reference(self._seed, params, before, round_id, ended.included)
+            published = replace(before, coin=bytes.fromhex(status.coin))
+            expected = reference(self._seed, params, published, round_id, ended.included)
             # whoever belongs to another cohort has no place in it
             own = set(ended.included) <= set(self._clients)
             right = own and np.array_equal(results, expected)
@@ -206,4 +223,4 @@ def reference(
 ) -> NDArray[np.float32]:
     """Return what a round of these clients must publish, computed in the clear."""
     updates = [update(seed, name, round_id, params.dim) for name in included]
-    return plaintext.published(np.stack(updates), params, before)
+    return plaintext.published(np.stack(updates), params, before, coin=before.coin)

@@ -13,6 +13,7 @@ from securemedian.benchmarks.soak.processes import Restarted
 from securemedian.benchmarks.soak.proxy import Proxies, Proxy
 from securemedian.clients.config import ClientConfig
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.policy import Policy
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.operating import keygen
 
@@ -45,7 +46,7 @@ class SoakService:
         # the clients by cohort
         self.members = {name: list(islice(names, count)) for name, count in COHORTS.items()}
         net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-        keygen.make_all(folder, self.names, net)
+        keygen.make_all(folder, self.names, net, Policy.unlimited(), min_clients=2)
         self._proxies = Proxies()
         # S0's way to S1, and each client's to either server
         self.link = self._proxies.add(net.s1_peer)

@@ -129,8 +129,8 @@ def serve(
         import uvicorn
     except ImportError as error:
         raise _missing() from error
-    if output and not output.is_dir():
-        raise InputError(f"there is no folder {output}: it is the `output` of a run")
+    if output and output.exists() and not output.is_dir():
+        raise InputError(f"{output} is no folder: it is the `output` of a run")
     host, port = host_and_port(listen)
     watch = Watch(
         connect(config, load_keys(config.key_file), ANSWER_S),
@@ -163,6 +163,8 @@ def serve(
             f"securemedian: warning: everybody who reaches {shown} sees the dashboard, names of "
             "clients included: it asks for no password"
         )
+    if output and not output.exists():
+        report(f"{output} is not there yet: its rounds are shown once `coordinate` has made it")
     with bound, watch:
         report(f"the dashboard is at http://{shown}:{bound.getsockname()[1]}/ (Ctrl-C ends it)")
         server.run(sockets=[bound])

@@ -38,7 +38,7 @@ KINDS = {
     "i": ("✓", "in", "its update is part of the result"),
     "s": ("●", "sent", "both servers have its upload"),
     "d": ("◔", "dealt", "both servers have its dealing; its upload is still to come"),
-    "w": ("·", "waiting", "nothing has come from it"),
+    "w": ("○", "waiting", "nothing has come from it"),
     "o": ("◐", "one server", "only one server has its upload or dealing"),
     "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
     "x": ("✕", "left out", "what it sent was not taken into the result"),
@@ -118,6 +118,8 @@ class Seen:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     # when it takes no more uploads
     closes: float | None = None
+    # the state that it was last seen in while it was live
+    reached: str = ""
     # what its receipt says, once that has been looked at
     receipt: Vouching | None = None
 
@@ -146,6 +148,7 @@ class Seen:
             "attempts_left",
             "cost",
             "outermost",
+            "epsilon",
         )
         return {name: getattr(status, name) for name in wanted} | {
             "params": {name: value for name, value in status.params.items() if name != "weights"},
@@ -153,6 +156,7 @@ class Seen:
             "began": self.began,
             "ended": self.ended,
             "closes": self.closes,
+            "reached": self.reached,
             "evaluation": dict(self.evaluation),
             "receipt": vars(self.receipt) if self.receipt else None,
         }
@@ -190,6 +194,7 @@ class History:
             before,
             status=status,
             closes=now + status.deadline_in_s if status.state == "open" else None,
+            reached=status.state if status.state in LIVE else before.reached,
         )
         self._keep(status.round, seen if seen.live else replace(seen, ended=before.ended or now))
 

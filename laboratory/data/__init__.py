@@ -13,6 +13,7 @@ from securemedian.laboratory.data.base import (
     without,
 )
 from securemedian.laboratory.data.clinic import CLINIC
+from securemedian.laboratory.data.hospitals import HEART
 from securemedian.laboratory.data.images import CIFAR10, DIGITS, MNIST
 from securemedian.laboratory.data.shakespeare import SHAKESPEARE
 from securemedian.laboratory.data.split import SPLITS, split
@@ -30,7 +31,7 @@ __all__ = [
     "without",
 ]
 
-SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, CLINIC, SHAKESPEARE)}
+SOURCES = {source.name: source for source in (MNIST, CIFAR10, DIGITS, HEART, CLINIC, SHAKESPEARE)}
 
 
 def load(directory: str | Path | None = None, name: str | None = None) -> Dataset:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.laboratory.data.split import split
 from securemedian.mpc.errors import ConfigError
 
 
@@ -15,7 +16,8 @@ class Dataset:
     """Images as rows of float32, labels as int64 from 0 to `classes` - 1.
 
     Pixels lie in [0, 1]. A table's rows stand for images, too, and its columns have units of their
-    own; and so do stretches of text, of which each value is the code of a character.
+    own; and so do stretches of text, of which each value is the code of a character. What is not a
+    number is not known.
     """
 
     name: str
@@ -24,6 +26,27 @@ class Dataset:
     test_images: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     classes: int = 10
+    # of data that are somebody's: for each training image the place of whose it is in `holders`
+    owners: NDArray[np.int64] | None = None
+    holders: tuple[str, ...] = ()
+
+    def parts(
+        self, clients: int, seed: int, how: str = "iid", images: int | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Return the training images of each client, as indices, divided as in `split`.
+
+        Data that are somebody's are not divided: every owner is a client. Raises ConfigError for
+        other numbers of clients, and as `split` does.
+        """
+        if self.owners is None:
+            return split(self.labels, clients, seed, how, images)
+        if clients != len(self.holders) or how != "iid" or images is not None:
+            raise ConfigError(
+                f"{self.name} is not divided among clients: it is the patients of "
+                f"{', '.join(self.holders)}, so take {len(self.holders)} clients, and leave "
+                "split and images out"
+            )
+        return [np.flatnonzero(self.owners == owner) for owner in range(clients)]
 
 
 def draw_public(data: Dataset, samples: int, seed: int) -> NDArray[np.float32]:
@@ -48,7 +71,8 @@ def without(data: Dataset, public: NDArray[np.float32]) -> Dataset:
     """
     known = {row.tobytes() for row in public}
     own = np.array([row.tobytes() not in known for row in data.images], np.bool_)
-    return replace(data, images=data.images[own], labels=data.labels[own])
+    owners = None if data.owners is None else data.owners[own]
+    return replace(data, images=data.images[own], labels=data.labels[own], owners=owners)
 
 
 def with_fewer_tests(data: Dataset, count: int) -> Dataset:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.errors import ConfigError
 
-SPLITS = "iid, blocks, dirichlet:ALPHA or labels:C"
+SPLITS = "iid, blocks, dirichlet:ALPHA, similarity:GAMMA or labels:C"
 
 # of Dirichlet proportions, at most, until every client has an image
 _DRAWS = 100
@@ -29,6 +29,9 @@ def split(
       distribution (Yurochkin et al., ICML 2019). The smaller ALPHA, the fewer classes a client has.
       The clients' numbers of images differ, and `images` is their mean: `images` times the number
       of clients are drawn at random and then divided;
+    - `similarity:GAMMA`: a share GAMMA of everybody's images is at random, and the others are in
+      the order of their labels, so that at 0 a client has one class or two (ByzFL's protocol, after
+      Hsu, Qi and Brown, 2019). Everybody has the same number;
     - `labels:C`: every client has exactly C classes. Every class is divided evenly among the
       clients that have it, and the numbers of clients per class differ by one at most (Li, Diao,
       Chen and He, ICDE 2022). With few clients and few classes per client, some classes go to
@@ -46,9 +49,14 @@ def split(
         return _blocks(len(labels), clients, rng, images)
     if kind == "dirichlet" and 0 < (alpha := _number(value)) < math.inf:
         return _dirichlet(labels, clients, rng, alpha, images)
+    if kind == "similarity" and 0 <= (gamma := _number(value, -1)) <= 1:
+        return _similar(labels, clients, rng, gamma, images)
     if kind == "labels" and value.isdecimal() and int(value) >= 1:
         return _by_labels(labels, clients, rng, int(value), images)
-    raise ConfigError(f"a split is {SPLITS}, with ALPHA above 0 and C of 1 or more, not {how!r}")
+    raise ConfigError(
+        f"a split is {SPLITS}, with ALPHA above 0, GAMMA from 0 to 1 "
+        f"and C of 1 or more, not {how!r}"
+    )
 
 
 def _iid(count: int, clients: int, rng: np.random.Generator, images: int | None) -> list[Part]:
@@ -97,6 +105,16 @@ def _dirichlet(
     )
 
 
+def _similar(
+    labels: Part, clients: int, rng: np.random.Generator, gamma: float, images: int | None
+) -> list[Part]:
+    parts = np.stack(_iid(len(labels), clients, rng, images))
+    alike = round(gamma * parts.shape[1])
+    rest = parts[:, alike:].reshape(-1)
+    parts[:, alike:] = rest[np.argsort(labels[rest], kind="stable")].reshape(clients, -1)
+    return list(parts)
+
+
 def _by_labels(
     labels: Part, clients: int, rng: np.random.Generator, each: int, images: int | None
 ) -> list[Part]:
@@ -132,8 +150,8 @@ def _by_labels(
     return [np.concatenate(part) for part in parts]
 
 
-def _number(text: str) -> float:
+def _number(text: str, wrong: float = 0.0) -> float:
     try:
         return float(text)
     except ValueError:
-        return 0.0
+        return wrong

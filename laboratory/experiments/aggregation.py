@@ -45,7 +45,8 @@ class Secure:
     """A way to use S0 and S1, with its label in plots.
 
     `options` are a method's name and those of its options that differ from their defaults, as in
-    `RoundParams.from_dict`. `policy` sets the bucket range. `usual` says whether it is compared
+    `RoundParams.from_dict`; some depend on how many of how many clients attack. `policy` sets the
+    bucket range. `usual` says whether it is compared
     where an experiment is on all methods.
     """
 
@@ -55,6 +56,12 @@ class Secure:
     usual: bool = True
     # whether it combines predictions on a public set, and not parameters
     predictions: bool = False
+    # options for the attackers that are expected, and the clients
+    expecting: Callable[[int, int], Mapping[str, Any]] = lambda attackers, clients: {}
+
+    def options_for(self, attackers: int, clients: int) -> dict[str, Any]:
+        """Return all options where so many of the clients may attack."""
+        return {**self.options, **self.expecting(attackers, clients)}
 
 
 SECURE: dict[str, Secure] = {
@@ -95,6 +102,30 @@ SECURE: dict[str, Secure] = {
         "median of predictions (bucketed)", {"method": "bucketed"}, usual=False, predictions=True
     ),
 }
+
+
+def _expecting(label: str, method: str, name: str, trims: bool = False, **options: Any) -> Secure:
+    """Return a method whose option `name` is how many attackers are expected."""
+
+    def expecting(attackers: int, clients: int) -> dict[str, Any]:
+        trim = {"trim": min(attackers / clients, 0.49)} if trims else {}
+        return ({name: attackers} if name else {}) | trim
+
+    return Secure(label, {"method": method} | options, usual=False, expecting=expecting)
+
+
+# what the experiment on ByzFL's protocol compares, for the attackers that are expected
+ROBUST = {
+    "bounded-mean": _expecting("mean, norms bounded", "mean", ""),
+    "trimmed-mean-service": _expecting("trimmed mean", "trimmed-mean", "", trims=True),
+    "krum-service": _expecting("Krum", "krum", "faulty", chosen=1),
+    "multi-krum-service": _expecting("Multi-Krum", "krum", "faulty"),
+    "neighbours-trimmed-mean": _expecting(
+        "neighbours, then trimmed mean", "trimmed-mean", "neighbours", trims=True
+    ),
+    "neighbours-median": _expecting("neighbours, then median", "pairwise", "neighbours"),
+}
+SECURE |= ROBUST
 
 # what clients of their own networks reach without each other
 ALONE = "alone"

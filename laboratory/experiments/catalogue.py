@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.laboratory import models, plots
-from securemedian.laboratory.attacks import ATTACKS
+from securemedian.laboratory.attacks import ATTACKS, Optimised
 from securemedian.laboratory.data import (
     SOURCES,
     Dataset,
     draw_public,
-    split,
     with_fewer_tests,
     without,
 )
-from securemedian.laboratory.experiments import aggregation, leak, membership, mixture, rotated
+from securemedian.laboratory.experiments import (
+    aggregation,
+    hospitals,
+    leak,
+    membership,
+    mixture,
+    rogue_server,
+    rotated,
+)
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.models import Model
 from securemedian.laboratory.plots import Grid, Line, Panel
@@ -27,6 +34,8 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES
 from securemedian.mpc.rounds.ranges.uniform import UniformRange
 
+# ByzFL's levels of heterogeneity
+SIMILAR = ("similarity:1", "similarity:0.66", "similarity:0.33", "similarity:0")
 # the values of p0 = p1 in the experiment on the bucket range
 ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
 # the value of p0 = p1 in every other experiment
@@ -104,7 +113,7 @@ class Design:
             images=self.images,
             seed=seed,
             method=method,
-            options=dict(secure.options) if secure else {},
+            options=secure.options_for(self.attackers, self.clients) if secure else {},
             policy=policy or (secure.policy if secure else aggregation.CONSTANT),
             attack=attack,
             attackers=self.attackers,
@@ -237,6 +246,50 @@ def _by_range(design: Design) -> list[Curve]:
     ]
 
 
+def _by_heterogeneity(design: Design) -> list[Curve]:
+    """Return one panel per level of heterogeneity, and one curve per method, attack and attackers.
+
+    Without a split of the user's own, the levels are ByzFL's, from the same data to disjoint ones.
+    """
+    splits = SIMILAR if design.split == "iid" else (design.split,)
+    return [
+        Curve(
+            split,
+            aggregation.label(method),
+            [at.run(seed, method, attack) for seed in design.seeds],
+            x=at.attackers,
+        )
+        for split in splits
+        for at in (
+            replace(design, split=split, attackers=few) for few in range(1, design.attackers + 1)
+        )
+        for method in design.methods
+        for attack in design.attacks
+    ]
+
+
+def _worst(results: Sequence[CurveResult]) -> list[CurveResult]:
+    """Return, of curves that differ in the attack alone, the one whose last accuracy is least."""
+    worst: dict[tuple[Any, ...], CurveResult] = {}
+    for result in results:
+        key = result.curve.panel, result.curve.line, result.curve.x
+        if key not in worst or result.final_mean < worst[key].final_mean:
+            worst[key] = result
+    return list(worst.values())
+
+
+def _rows_of_worst(results: Sequence[CurveResult]) -> list[dict[str, Any]]:
+    """Return a row per level of heterogeneity and method: by attackers, the worst accuracy."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for result in _worst(results):
+        curve = result.curve
+        row = rows.setdefault(
+            (curve.panel, curve.line), {"data": curve.panel, "method": curve.line}
+        )
+        row[f"f = {curve.x:g}"] = f"{result.final_mean:.1f} {curve.runs[0].attack}"
+    return list(rows.values())
+
+
 def _by_network(design: Design) -> list[Curve]:
     """Return one panel per network: of all clients in a mixed collaboration, in one of its kind.
 
@@ -314,6 +367,22 @@ def _by_round(
     return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
+def _accuracy_by_attackers(
+    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
+) -> Path:
+    """Draw a panel per level of heterogeneity; a point is the accuracy under the worst attack."""
+    panels = []
+    for level in dict.fromkeys(result.curve.panel for result in results):
+        own = [result for result in _worst(results) if result.curve.panel == level]
+        lines = []
+        for method in dict.fromkeys(result.curve.line for result in own):
+            points = [result for result in own if result.curve.line == method]
+            at = [result.curve.x or 0.0 for result in points]
+            lines.append(Line.over(method, at, [result.final for result in points]))
+        panels.append(Panel(level, "attackers", f"{measured}, worst attack (%)", lines))
+    return plots.save(stem, f"{figure}: {design.subject}", panels)
+
+
 def _accuracy_by_range(
     stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
 ) -> Path:
@@ -368,15 +437,23 @@ class Experiment:
     draw: Draw = _by_round
     # what its curves show, in percent
     measured: str = ACCURACY
+    # the number that varies, if one does
+    varied: str = ""
+    # the rows of its table, where they are not those of the curves
+    rows: Callable[[Sequence[CurveResult]], list[dict[str, Any]]] | None = None
     # in place of runs
     analysis: Analysis | None = None
+    # that it takes unless another is named
+    dataset: str | None = None
 
     def default(self, name: str) -> Any:
         """Return the default of a field of Design, which may be None for the model."""
         value = self.defaults.get(name, getattr(Design, name, None))
         if value is None and name == "methods":
             return aggregation.usual()
-        return list(ATTACKS) if value is None and name == "attacks" else value
+        if value is None and name == "attacks":
+            return [name for name, attack in ATTACKS.items() if not issubclass(attack, Optimised)]
+        return value
 
 
 def design(
@@ -436,7 +513,7 @@ def _check(experiment: Experiment, design: Design) -> None:
         own = design.data
         if any(map(aggregation.is_of_predictions, design.methods)):
             own = without(own, draw_public(own, design.samples, seed))
-        split(own.labels, design.clients, seed, design.split, design.images)
+        own.parts(design.clients, seed, design.split, design.images)
     if not 0 <= design.attackers < design.clients:
         raise ConfigError(
             f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
@@ -477,6 +554,7 @@ EXPERIMENTS = {
             {"images": 6000, "rounds": 8, "methods": ("bucketed-paper",), "attackers": 0},
             _by_range,
             _accuracy_by_range,
+            varied="p0 = p1",
         ),
         Experiment(
             "ranges",
@@ -564,6 +642,37 @@ EXPERIMENTS = {
             analysis=Analysis(leak.by_reclusterings, leak.draw),
         ),
         Experiment(
+            "rogue-server",
+            "A rogue server",
+            "none",
+            "8 min",
+            {
+                "images": 1,
+                "rounds": 1,
+                "methods": ("mean",),
+                "attackers": 0,
+                "dims": (1024,),
+            },
+            analysis=Analysis(rogue_server.by_attack, rogue_server.draw),
+        ),
+        Experiment(
+            "hospitals",
+            "Four hospitals",
+            "none",
+            "30 min",
+            {
+                "clients": len(hospitals.HOSPITALS),
+                "rounds": 50,
+                "seeds": range(1, 11),
+                "methods": ("mean", "radix", "bucketed", *aggregation.ROBUST),
+                "attacks": ("sign-flip-30", "labelflip"),
+                "first": 1,
+                "secure": False,
+            },
+            analysis=Analysis(hospitals.by_fault, hospitals.draw),
+            dataset="heart",
+        ),
+        Experiment(
             "attacks",
             "Attacks",
             "MNIST",
@@ -578,6 +687,26 @@ EXPERIMENTS = {
                 "first": 1,
             },
             draw=_accuracy_grid,
+        ),
+        Experiment(
+            "byzfl",
+            "ByzFL's protocol",
+            "MNIST",
+            "2 h",
+            {
+                "clients": 10,
+                "images": 200,
+                "rounds": 12,
+                "methods": ("mean", "radix", "bucketed", *aggregation.ROBUST),
+                "attacks": ("labelflip", "lie-optimised", "fall-optimised"),
+                "attackers": 4,
+                "first": 1,
+                "secure": False,
+            },
+            _by_heterogeneity,
+            _accuracy_by_attackers,
+            varied="attackers",
+            rows=_rows_of_worst,
         ),
         Experiment(
             "cronus",

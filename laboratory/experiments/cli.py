@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from securemedian.clients import files
 from securemedian.clients.flags import add_optimiser, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
@@ -109,6 +110,9 @@ def add_verbs(verbs: Any) -> None:
     verb.add_argument(
         "--out", type=Path, metavar="DIR", help="default: results/experiments/NAME-MODEL"
     )
+    verb.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the rows of an analysis to FILE as well"
+    )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
     verb.set_defaults(run=_experiment)
 
@@ -132,17 +136,22 @@ def _experiment(options: argparse.Namespace) -> None:
             f"name an experiment: {', '.join(catalogue.EXPERIMENTS)}. "
             "`securemedian experiment --list` describes them"
         )
+    if options.json:
+        if experiment.analysis is None:
+            raise ConfigError(f"--json is for analyses, and {experiment.name} is of runs")
+        files.check_writable(options.json)
     plots.check()
     models.use_one_thread()
     chosen = {name: getattr(options, name) for name in (*CHOSEN, "secure")}
     chosen["optimiser"] = optimiser(options)
-    images = data.load(options.data, options.dataset)
+    usual = None if options.data else experiment.dataset
+    images = data.load(options.data, options.dataset or usual)
     design = catalogue.design(experiment, images, extensions, chosen)
     folder = options.out or Path("results", "experiments", design.stem(experiment.name))
     report.check_writable(folder / "runs" / "writable").unlink()
     unwind_on_sigterm()
     carry_out = _analyse if experiment.analysis else _run
-    carry_out(experiment, design, folder, options.fresh, console)
+    carry_out(experiment, design, folder, options, console)
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
@@ -204,7 +213,11 @@ def _list(console: "Console") -> None:
 
 
 def _analyse(
-    experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
+    experiment: "Experiment",
+    design: "Design",
+    folder: Path,
+    options: argparse.Namespace,
+    console: "Console",
 ) -> None:
     from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
@@ -215,13 +228,19 @@ def _analyse(
     summary = summaries.summary(experiment, design, [], {}, report.command()) | {"results": found}
     stem = folder / design.stem(experiment.name)
     runs.write_json(folder / f"{stem.name}.json", summary)
+    if options.json:
+        runs.write_json(options.json, found)
     picture = experiment.analysis.draw(stem, experiment.figure, design, found)
     console.print(summaries.rows(experiment.figure, found))
     console.print(f"in {folder}: {stem.name}.json, {picture.name}")
 
 
 def _run(
-    experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
+    experiment: "Experiment",
+    design: "Design",
+    folder: Path,
+    options: argparse.Namespace,
+    console: "Console",
 ) -> None:
     from securemedian.laboratory import report
     from securemedian.laboratory.experiments import runs, summaries
@@ -229,7 +248,7 @@ def _run(
 
     curves = experiment.curves(design)
     wanted = {run.run_id: run for curve in curves for run in curve.runs}
-    records = _records(wanted, design, folder / "runs", fresh, console)
+    records = _records(wanted, design, folder / "runs", options.fresh, console)
 
     def percent(run: "Run", shown: str) -> list[float]:
         accuracies = records[run.run_id].accuracies(design.rounds, design.data.classes, shown)
@@ -243,7 +262,10 @@ def _run(
     # a split like dirichlet:0.3 has a dot, which is no suffix
     runs.write_json(folder / f"{stem.name}.json", summary)
     picture = experiment.draw(stem, experiment.figure, design, results, experiment.measured)
-    console.print(summaries.table(summary))
+    if experiment.rows is None:
+        console.print(summaries.table(summary))
+    else:
+        console.print(summaries.rows(experiment.figure, experiment.rows(results)))
     console.print(f"in {folder}: {stem.name}.json, {picture.name}, and runs/")
 
 

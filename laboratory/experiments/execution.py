@@ -19,7 +19,6 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.operating import keygen
 
 # called with the record so far, first and after every round
 ShowRecord = Callable[[RunRecord], None]
@@ -69,8 +68,23 @@ def _round(
 ) -> After:
     """Run one more round of parameters; raise Diverged if a value is no longer a number."""
 
+    def combined(updates: Float32s, tossed: str = "coin") -> RunState:
+        if run.method not in aggregation.SECURE:
+            return before.after(aggregation.combine(run.method, updates, run.attackers))
+        params = run.params(updates.shape[1])
+        # as good as tossed, and the same when the run is carried out again
+        coin = canonical.digest(tossed, run.seed, before.number)[:SEED_BYTES]
+        published = before.published_for(params)
+        passed = plaintext.passed(updates, params, published, coin)
+        names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
+        weights = params.weights_of(names)
+        results = plaintext.published(updates[passed], params, published, weights, coin=coin)
+        return before.after(results[0], params.method.range_buckets)
+
     def play(model: Float32s) -> Float32s:
-        updates = players.updates(model, before.number)
+        updates = players.updates(
+            model, before.number, lambda sent: _model(combined(sent, "the attackers' guess"))
+        )
         # a client refuses to submit these
         if np.isnan(updates).any():
             raise Diverged("an update is not a number")
@@ -79,19 +93,11 @@ def _round(
     model, cost = _model(before), None
     # an overflow is found below
     with np.errstate(over="ignore", invalid="ignore"):
-        if run.method not in aggregation.SECURE:
-            after = before.after(aggregation.combine(run.method, play(model), run.attackers))
-        elif run.secure:
+        if run.secure:
             assert service is not None
             after, cost = service.run_round(run.params(model.size), before, play)
         else:
-            params = run.params(model.size)
-            # as good as tossed, and the same when the run is carried out again
-            coin = canonical.digest("coin", run.seed, before.number)[:SEED_BYTES]
-            weights = params.weights_of(keygen.client_names(run.clients))
-            published = before.published_for(params)
-            results = plaintext.published(play(model), params, published, weights, coin=coin)
-            after = before.after(results[0], params.method.range_buckets)
+            after = combined(play(model))
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
     inference = players.inference(model, _model(after), before.number) if run.inference else {}

@@ -6,18 +6,19 @@ clients' networks, one after another (`Collaborators`).
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory import models
-from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK
-from securemedian.laboratory.data import Dataset, draw_public, split, without
+from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK, Aggregate, Optimised
+from securemedian.laboratory.data import Dataset, draw_public, without
 from securemedian.laboratory.distillation import Student, sendable, undecided
 from securemedian.laboratory.experiments import membership
 from securemedian.laboratory.experiments.runs import Run
-from securemedian.laboratory.worker import Trainer
+from securemedian.laboratory.worker import Trainer, first_model
 from securemedian.mpc.arrays import Float32s
 
 # clients that train at the same time
@@ -37,7 +38,9 @@ class Players:
         self._run, self._data = run, data
         self._honest = run.clients - run.attackers
         self._attack = ATTACKS[run.attack](first=run.first)
-        parts = split(own.labels, run.clients, run.seed, run.split, run.images)
+        parts = own.parts(run.holders, run.seed, run.split, run.images)
+        # attackers beyond those who have images train on the first clients'
+        parts += parts[: run.clients - len(parts)]
         self._trainers = [
             Trainer(
                 run.network(networks[index % len(networks)]),
@@ -49,13 +52,17 @@ class Players:
             for index, part in enumerate(parts)
         ]
 
-    def _sent(self, made: Float32s, start: Float32s, number: int) -> Float32s:
+    def _sent(
+        self, made: Float32s, start: Float32s, number: int, aggregate: Aggregate | None = None
+    ) -> Float32s:
         """Return what the clients send in round `number`, the attackers' last.
 
         It is what they `made` (n, d) from `start` (d,), unless attackers corrupt theirs. Those that
-        collude see what the honest ones send.
+        collude see what the honest ones send, and some try out `aggregate`.
         """
         run, attack = self._run, self._attack
+        if isinstance(attack, Optimised):
+            attack = replace(attack, aggregate=aggregate)
         if not (run.attackers and attack.active(number)):
             return made
         honest = made[: self._honest]
@@ -73,12 +80,15 @@ class Players:
 
     def start(self) -> Float32s:
         """Return the state that the run starts from."""
-        return models.start(self._trainers[0].model, self._run.seed)
+        return first_model(self._trainers[0].model, self._run.seed, self._trainers)
 
-    def updates(self, model: Float32s, number: int) -> Float32s:
-        """Return the updates (n, d) of round `number`, for which all clients train from `model`."""
+    def updates(self, model: Float32s, number: int, aggregate: Aggregate | None = None) -> Float32s:
+        """Return the updates (n, d) of round `number`, for which all clients train from `model`.
+
+        `aggregate` is what the round makes of them, for attackers that try it out.
+        """
         each = self._each(lambda trainer: trainer.trained(model, number), model.size)
-        return self._sent(np.stack(list(each)), model, number)
+        return self._sent(np.stack(list(each)), model, number, aggregate)
 
     def accuracy(self, state: Float32s) -> tuple[float, Mapping[str, float]]:
         """Return the accuracy on the test images, and that of each network if there are several."""

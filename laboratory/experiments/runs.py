@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
+from securemedian.operating import keygen
 
 # for all clients of a round to train and upload
 UPLOADS_LIMIT_S = 6 * 3600.0
@@ -76,6 +77,21 @@ class Run:
         return f"{self.method}-{self.attack}-seed{self.seed}-{digest[:12]}"
 
     @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return keygen.client_names(self.clients)
+
+    @property
+    def holders(self) -> int:
+        """The clients that the images are divided among.
+
+        With `similarity`, as in ByzFL's protocol, the attackers hold none: without anybody's
+        classes nobody could learn them.
+        """
+        alike = self.split.startswith("similarity")
+        return self.clients - self.attackers if alike else self.clients
+
+    @property
     def name(self) -> str:
         return f"{self.method}, {self.attack}, seed {self.seed}"
 
@@ -89,7 +105,7 @@ class Run:
         return asdict(self) | named
 
     def params(self, dim: int, exchange: Mapping[str, Any] | None = None) -> RoundParams:
-        """Return the parameters of a round of the servers, which takes all clients or fails.
+        """Return the parameters of a round of the servers, which takes all honest clients or fails.
 
         `exchange` is what is special to them where predictions are exchanged.
         """
@@ -97,7 +113,7 @@ class Run:
             {
                 "dim": dim,
                 "max_clients": self.clients,
-                "min_clients": self.clients,
+                "min_clients": max(2, self.clients - self.attackers),
                 "deadline_s": UPLOADS_LIMIT_S,
                 **self.options,
                 **(exchange or {}),
@@ -189,7 +205,7 @@ class RunRecord:
             ) from error
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write values as JSON to a file, whole or not at all."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(json.dumps(values, indent=1) + "\n")

@@ -41,6 +41,7 @@ def summary(
         "experiment": experiment.name,
         "figure": experiment.figure,
         "measured": experiment.measured,
+        "varied": experiment.varied,
         "command": command,
         "machine": machine(),
         "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
@@ -67,7 +68,7 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
         "panel": curve.panel,
         "line": curve.line,
         "shown": curve.shown,
-        "p": curve.x,
+        "x": curve.x,
         "method": first.method,
         "attack": first.attack,
         "range": first.policy.to_dict(),
@@ -132,13 +133,21 @@ def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
     """
     flat = [
         {
-            f"{name} {part}".strip(): f"{figure:.3g}"
+            f"{name} {part}".strip(): _cell(figure)
             for name, value in one.items()
             for part, figure in (value.items() if isinstance(value, Mapping) else [("", value)])
         }
         for one in found
     ]
     return report.table(title, list(flat[0]), [list(figures.values()) for figures in flat])
+
+
+def _cell(figure: Any) -> str:
+    if isinstance(figure, bool):
+        return "yes" if figure else "no"
+    if figure is None:
+        return "none"
+    return figure if isinstance(figure, str) else f"{figure:.3g}"
 
 
 def table(summary: Mapping[str, Any]) -> Group:
@@ -154,15 +163,15 @@ def table(summary: Mapping[str, Any]) -> Group:
     return report.table(
         title,
         [*columns, "servers, s", "OTs", "MB each way"],
-        [_row(one) for one in summary["results"]],
+        [_row(one, summary["varied"]) for one in summary["results"]],
         note if compared else "",
     )
 
 
-def _row(one: Mapping[str, Any]) -> list[str]:
+def _row(one: Mapping[str, Any], varied: str) -> list[str]:
     servers, final = one["servers"], one["final"]
     shown = f"{one['shown']}: " if one["shown"] else ""
-    name = shown + one["line"] + (f", p0 = p1 = {one['p']:g}" if one["p"] is not None else "")
+    name = shown + one["line"] + (f", {varied} = {one['x']:g}" if varied else "")
     diverged = any(after is not None for after in one["diverged_after"])
     below = one["below_exact"]
     row = [

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.models import record_dp
 from securemedian.laboratory.models.networks import MODELS, Model
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError
@@ -64,12 +65,21 @@ def train(
 ) -> Float32s:
     """Return the parameters after a client's local epochs from `vector`; `rng` shuffles.
 
+    A network that standardises its columns (`networks`) only measures them in its first round.
     Labels are one class per image, or soft: a probability per image and class.
+
+    With `record_dp` nothing is drawn from `rng`, and no column is measured.
     """
     torch = _torch()
     network = _network(model, vector)
-    optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
     inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    seen = None if model.record_dp else inputs
+    if any(layer.measure(seen) for layer in network.modules() if hasattr(layer, "measure")):
+        return flatten(network.state_dict())[0].astype(np.float32)
+    if model.record_dp:
+        record_dp.train(model, network, inputs, targets)
+        return flatten(network.state_dict())[0].astype(np.float32)
+    optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
     # one image alone has no variance to normalise by
     least = 2 if _normalises_batches(network) else 1
     for _ in range(model.epochs):
@@ -123,6 +133,11 @@ def _network(model: Model, vector: NDArray[Any]) -> Any:
     _, spec = flatten(network.state_dict())
     network.load_state_dict(unflatten(vector, spec))
     return network
+
+
+def measures(model: Model) -> bool:
+    """Return whether clients only measure their columns in the first round of this network."""
+    return any(hasattr(layer, "measure") for layer in model.build().modules())
 
 
 def _normalises_batches(network: Any) -> bool:

@@ -11,13 +11,17 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from securemedian.laboratory.data.hospitals import COLUMNS, USUAL
 from securemedian.laboratory.data.shakespeare import CHARACTERS, CONTEXT
+from securemedian.laboratory.models.record_dp import RecordDP
 
 if TYPE_CHECKING:
     from torch import nn
 
 # columns and classes of the clinic's table
 _COLUMNS, _RISKS = 7, 2
+# no smaller deviation is divided by: a column may be the same at all patients of a hospital
+_LEAST_DEVIATION = 0.1
 # widths of the recurrent network
 _EMBEDDED, _STATE = 8, 64
 
@@ -41,6 +45,8 @@ class Model:
     # per client and round
     epochs: int = 1
     classes: int = 10
+    # None for training without noise
+    record_dp: RecordDP | None = None
 
     @property
     def inputs(self) -> int:
@@ -65,6 +71,53 @@ def _clinic() -> "nn.Module":
     from torch import nn
 
     return nn.Sequential(nn.BatchNorm1d(_COLUMNS), perceptron(_COLUMNS, 32, _RISKS))
+
+
+def _heart() -> "nn.Module":
+    """Return logistic regression on columns that are standardised by what the service publishes.
+
+    Mean and deviation of each column are part of the `state_dict`. In the first round a client
+    sends those of its own patients, and does nothing else (`models.train`); what is published then
+    stays. So nobody pools anything. What is not known is taken for the average.
+    """
+    import torch
+    from torch import nn
+
+    class Standardise(nn.Module):
+        """The columns, less their means, by their deviations, once these are published."""
+
+        mean: torch.Tensor
+        deviation: torch.Tensor
+
+        def __init__(self, columns: int) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(columns))
+            self.register_buffer("deviation", torch.ones(columns))
+
+        def measure(self, rows: torch.Tensor | None) -> bool:
+            """Take mean and deviation from rows, and return True, if there are none yet.
+
+            Without rows it takes what is usual (`data.hospitals.USUAL`).
+            """
+            if self.mean.any() or (self.deviation != 1).any():
+                return False
+            if rows is None:
+                self.mean.copy_(torch.tensor(USUAL[0]))
+                self.deviation.copy_(torch.tensor(USUAL[1]))
+                return True
+            known = ~rows.isnan()
+            count = known.sum(0)
+            mean = rows.nansum(0) / count
+            variance = ((rows - mean) ** 2).nansum(0) / count
+            # of a column that nobody here has measured, nothing is known
+            self.mean.copy_(torch.where(count > 0, mean, self.mean))
+            self.deviation.copy_(torch.where(count > 0, variance.sqrt(), self.deviation))
+            return True
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return ((rows - self.mean) / self.deviation.clamp(min=_LEAST_DEVIATION)).nan_to_num()
+
+    return nn.Sequential(Standardise(COLUMNS), nn.Linear(COLUMNS, 2))
 
 
 @dataclass(frozen=True)
@@ -136,6 +189,8 @@ MODELS = {
     for model in (
         # the batch is the paper's, the rate that of the simulation in protocols.md 7
         Model("mlp", partial(perceptron, 784, 200, 200, 10), (28, 28), batch=20, rate=0.01),
+        # a small one, which two cores can train for thousands of rounds
+        Model("mlp-mnist-small", partial(perceptron, 784, 32, 10), (28, 28), batch=20, rate=0.2),
         # That of McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient
         # Learning of Deep Networks from Decentralized Data" (AISTATS 2017), who take batches of 10
         # and tune the rate. It has 1,663,370 parameters.
@@ -165,6 +220,7 @@ MODELS = {
         Model("mlp-cifar10", partial(perceptron, 3072, 200, 10), _RGB, batch=20, rate=0.01),
         Model("digits", partial(perceptron, 64, 32, 10), (8, 8), batch=10, rate=0.1, epochs=2),
         Model("digits-linear", partial(perceptron, 64, 10), (8, 8), batch=10, rate=0.1, epochs=2),
+        Model("heart", _heart, (COLUMNS,), batch=16, rate=0.1, classes=2),
         Model("clinic", _clinic, (_COLUMNS,), batch=20, rate=0.1, classes=_RISKS),
         Model(
             "gru-shakespeare",

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from securemedian.mpc.arrays import Bits, RingShare, Words, XorBits
+from securemedian.mpc.arrays import Bits, Blocks, Ring, RingShare, UnpackedXorBits, Words, XorBits
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Triples
+from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Seeds, Triples
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.party import Party, half_counts
+from securemedian.mpc.protocols.prg import expand
 
 
 def words_of(count: int) -> int:
@@ -113,3 +114,39 @@ def multiplex(party: Party, shares: XorBits, values: RingShare, bits: int) -> Ri
 def multiplex_demand(count: int, bits: int) -> Demand:
     """Return the correlations of `multiplex` on `count` elements."""
     return Demand({RandomOts(bits): (count, count)})
+
+
+def multiplex_rows(party: Party, shares: UnpackedXorBits, rows: RingShare, bits: int) -> RingShare:
+    """Return additive shares of s_i x_i, for XOR-shared bits s (n,) and shared rows x (n, d).
+
+    It is `multiplex` with one OT each way per row, however long that is: the keys of an OT are
+    seeds, expanded to as many ring elements. Takes two rounds.
+    """
+    count, dim = rows.shape
+    keys0, keys1, choices, keys = party.pool.take(Seeds(), count, count)
+    request = party.channel.exchange("rows.request", pack_bits(choices ^ shares))
+    swap = unpack_bits(request, count).astype(bool)[:, None]
+    native = party.native_aes
+    pads0 = _expanded(np.where(swap, keys1, keys0), dim, bits, native)
+    pads1 = _expanded(np.where(swap, keys0, keys1), dim, bits, native)
+    chosen = shares.astype(bool)[:, None]
+    deltas = np.where(chosen, np.zeros_like(rows) - rows, rows)
+    reply = ring.pack(ring.reduce(deltas + pads0 - pads1, bits), bits)
+    answered = ring.unpack(party.channel.exchange("rows.reply", reply), bits, rows.size)
+    received = _expanded(keys, dim, bits, native)
+    received += np.where(chosen, answered.reshape(rows.shape), 0).astype(received.dtype)
+    total = np.where(chosen, rows, 0) + received - pads0
+    return RingShare(ring.reduce(total, bits))
+
+
+def multiplex_rows_demand(count: int) -> Demand:
+    """Return the correlations of `multiplex_rows` on `count` rows."""
+    return Demand({Seeds(): (count, count)})
+
+
+def _expanded(seeds: Blocks, dim: int, bits: int, native_aes: bool) -> Ring:
+    """Return `dim` pseudorandom elements of Z_2^bits per seed (count, 2), shape (count, dim)."""
+    width = ring.dtype(bits)
+    words = -(-dim * width.itemsize // 8)
+    rows = [expand(seed.tobytes(), 0, words, native_aes).view(width)[:dim] for seed in seeds]
+    return ring.reduce(np.stack(rows), bits)

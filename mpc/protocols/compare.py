@@ -11,7 +11,7 @@ may be the OT sender. And z = 0 exactly if z_0 = -z_1, an equality test on priva
 
 import numpy as np
 
-from securemedian.mpc.arrays import RingPlanes, RingShare, XorBits
+from securemedian.mpc.arrays import Ring, RingPlanes, RingShare, Words, XorBits
 from securemedian.mpc.protocols import millionaire, ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
@@ -24,11 +24,14 @@ def msb(party: Party, shares: RingShare, bits: int) -> XorBits:
 
 def msb_of_planes(party: Party, shares: RingPlanes) -> XorBits:
     """Return shares of the top bit of ring elements that are given in bit planes, as `msb` does."""
-    y, top = shares[:-1], shares[-1]
-    sending, receiving = party.word_halves(top.size)
-    # y is less than 2^(l-1), so that 2^(l-1) - 1 - y is its complement
-    carry = millionaire.greater(party, np.ascontiguousarray(y[:, sending]), ~y[:, receiving])
-    return XorBits(carry ^ top)
+    return XorBits(carry(party, shares[:-1]) ^ shares[-1])
+
+
+def carry(party: Party, own: Words) -> XorBits:
+    """Return shares of the carry out of the sum of what both parties hold, in bit planes."""
+    sending, receiving = party.word_halves(own.shape[1])
+    # y is less than 2^l, so that 2^l - 1 - y is its complement
+    return millionaire.greater(party, np.ascontiguousarray(own[:, sending]), ~own[:, receiving])
 
 
 def greater(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:
@@ -43,10 +46,17 @@ def msb_demand(count: int, bits: int) -> Demand:
 
 def is_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
     """Return shares of 1{z = 0}, for z in Z_2^bits."""
-    own = shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
-    planes = ring.split(own, bits)
-    sending, receiving = party.word_halves(planes.shape[1])
-    halves = (np.ascontiguousarray(planes[:, half]) for half in (sending, receiving))
+    return equal(party, ring.split(opposed(party, shares, bits), bits))
+
+
+def opposed(party: Party, shares: RingShare, bits: int) -> Ring:
+    """Return what is equal at both parties where ring elements are 0: party 1's with minus."""
+    return shares if party.number == 0 else ring.reduce(np.zeros_like(shares) - shares, bits)
+
+
+def equal(party: Party, own: Words) -> XorBits:
+    """Return shares of whether both parties hold the same, in bit planes."""
+    halves = (np.ascontiguousarray(own[:, half]) for half in party.word_halves(own.shape[1]))
     return millionaire.equal(party, *halves)
 
 

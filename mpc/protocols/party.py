@@ -15,12 +15,8 @@ from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.ot.extension import Direction
 from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
-from securemedian.mpc.protocols.ot.softspoken import (
-    SoftSpokenReceiver,
-    SoftSpokenSender,
-    receiver_setup,
-    sender_setup,
-)
+from securemedian.mpc.protocols.ot.ggm import receiver_setup, sender_setup
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 
@@ -31,14 +27,15 @@ SESSION_BYTES = 16
 class Party:
     """What a protocol function works with: one lane of one party, used by one thread.
 
-    `number` is 0 or 1. `randomness` makes the masks of this party alone. `uploads_seconds` is the
-    time spent in `reading_uploads`.
+    `number` is 0 or 1. `randomness` makes the masks of this party alone. `native_aes` is as in
+    `prg.expand`. `uploads_seconds` is the time spent in `reading_uploads`.
     """
 
     number: int
     channel: Channel
     pool: Pool
     randomness: Stream
+    native_aes: bool = True
     uploads_seconds: float = 0.0
 
     @contextmanager
@@ -143,7 +140,8 @@ class Session:
             raise LocalProtocolError(f"lane {lane} was made before, or is not in 0..65535")
         self.lanes.add(lane)
         randomness = Stream(self.entropy(16))
-        sending = Direction(channel, self.session_id, lane, self.party_id, self.params.native_aes)
+        given = self.party_id, self.params.native_aes, self.entropy
+        sending = Direction(channel, self.session_id, lane, *given)
         receiving = replace(sending, sender=1 - self.party_id)
         sender, receiver = (
             (FerretSender, FerretReceiver)
@@ -155,4 +153,4 @@ class Session:
             receiver(receiving, self.receiver_leaves),
         )
         pool = Pool(self.party_id, channel, *ends, randomness)
-        return Party(self.party_id, channel, pool, randomness)
+        return Party(self.party_id, channel, pool, randomness, self.params.native_aes)

@@ -73,7 +73,8 @@ def pack(values: NDArray[Any], bits: int) -> Words:
         return flat.view(np.uint64)
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
     head = _head(flat, bits)
-    packing.pack_bytes(flat[:head], bits, words)
+    if head:
+        packing.pack_bytes(flat[:head], bits, words)
     packing.pack_values(flat[head:], bits, words[head * bits // 64 :])
     return words
 

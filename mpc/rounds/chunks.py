@@ -12,7 +12,7 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.cutting import Piece
-from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.mpc.rounds.methods.base import Chunk, Survey
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -82,21 +82,16 @@ def evenly(params: RoundParams, clients: int) -> list[int]:
     return [client % params.method.groups for client in range(clients)]
 
 
-def survey(party: Party, params: RoundParams, chunk: Chunk) -> RingShare:
+def survey(party: Party, surveyor: Survey, chunk: Chunk) -> RingShare:
     """Return a chunk's survey on one lane, after making the correlations that it lacks."""
-    party.pool.reserve(survey_demand(params, chunk.weights, chunk.dim))
-    return params.method.survey(party, chunk)
+    party.pool.reserve(surveyor.survey_demand(chunk.weights, chunk.dim, chunk.max_clients))
+    return surveyor.survey(party, chunk)
 
 
-def survey_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
-    """Return the correlations that the survey of `dim` coordinates needs."""
-    return params.method.survey_demand(weights, dim, params.max_clients)
-
-
-def judge(party: Party, params: RoundParams, surveyed: RingShare, chunk: Chunk) -> XorBits:
+def judge(party: Party, surveyor: Survey, surveyed: RingShare, chunk: Chunk) -> XorBits:
     """Return the verdicts of a survey, after making the correlations that they lack."""
-    party.pool.reserve(params.method.judge_demand(chunk.weights, params.max_clients))
-    return params.method.judge(party, surveyed, chunk)
+    party.pool.reserve(surveyor.judge_demand(chunk.weights, chunk.max_clients))
+    return surveyor.judge(party, surveyed, chunk)
 
 
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
@@ -116,4 +111,10 @@ def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
 def round_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that all of a round of `dim` coordinates needs, but for its check."""
     judged = params.method.judge_demand(weights, params.max_clients)
-    return survey_demand(params, weights, dim) + judged + demand(params, weights, dim)
+    return chunk_demand(params, weights, dim) + judged
+
+
+def chunk_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
+    """Return the correlations that a chunk of `dim` coordinates needs, with its survey."""
+    surveyed = params.method.survey_demand(weights, dim, params.max_clients)
+    return surveyed + demand(params, weights, dim)

@@ -76,15 +76,26 @@ def cut(
     return _cut(params.dim, params.method.at_once(clients), protocol, shard)
 
 
+def cut_survey(
+    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
+) -> list[tuple[int, int]]:
+    """Return the chunks [begin, end) of the check of whole uploads, in turns as in `cut`.
+
+    There are none where the method has no such check.
+    """
+    # one comparison takes the memory of more than one value
+    return _cut(params.dim, clients, protocol, shard) if params.upload_check else []
+
+
 def cut_check(
     params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
 ) -> list[Piece]:
     """Return the pieces of a check of values, of a shard if there is one, in turns as in `cut`.
 
-    There are none where the method has nothing to check.
+    There are none where the method has nothing to check, or checks whole uploads.
     """
     per_value = params.method.comparisons_per_value(params.max_clients)
-    if not params.method.checks_values:
+    if not params.method.checks_values or params.upload_check:
         return []
     # as many as leave room for the smallest chunk
     together = min(clients, max(1, protocol.batch // (per_value * share.SLICE_ALIGN)))

@@ -19,7 +19,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout, Upload
 from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
-from securemedian.mpc.rounds.methods.base import Chunk, Method
+from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
@@ -92,6 +92,11 @@ class RoundParams:
         """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
         return self.method.dealing(self.dim, self.max_clients)
 
+    @cached_property
+    def upload_check(self) -> Survey | None:
+        """Return the check of whole uploads, if the method has one."""
+        return self.method.upload_check(self.dim, self.max_clients)
+
     @property
     def bytes_ahead(self) -> int:
         """Return the bytes that a client sends before it trains, to the server that gets more."""
@@ -160,10 +165,11 @@ class RoundParams:
         *,
         groups: Sequence[int] = (),
         coin: bytes = b"",
+        noise: bytes = b"",
     ) -> Chunk:
         """Return coordinates [begin, end) of a round; `groups` is given if they are visible."""
         sizes = self.layout, self.max_clients, self.min_clients
-        return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin)
+        return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin, noise=noise)
 
     def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
         """Return the groups, 0-based, with a result; `groups` are the clients', if visible."""

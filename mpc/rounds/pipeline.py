@@ -14,10 +14,10 @@ import numpy as np
 from securemedian.mpc.arrays import Result, RingShare, XorBits
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.protocols import dealing, share
-from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.chunks import (
@@ -28,10 +28,9 @@ from securemedian.mpc.rounds.chunks import (
     judge,
     round_demand,
     survey,
-    survey_demand,
 )
 from securemedian.mpc.rounds.cost import Cost, Meter, cost_since
-from securemedian.mpc.rounds.cutting import Shard, cut, cut_check
+from securemedian.mpc.rounds.cutting import Shard, cut, cut_check, cut_survey
 from securemedian.mpc.rounds.lanes import (
     Progress,
     Report,
@@ -40,8 +39,8 @@ from securemedian.mpc.rounds.lanes import (
     go_on,
     run_lanes,
 )
-from securemedian.mpc.rounds.methods.base import WARM_UP_CLIENTS, Chunk
-from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.base import Chunk, Survey
+from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -98,19 +97,47 @@ def check_values(
     uploads: Sequence[share.Upload],
     progress: Progress | None = None,
     shard: Shard | None = None,
+    entropy: Entropy = os_entropy,
 ) -> Checked:
-    """Return which clients' values are all in range, while the other party does the same.
+    """Return which clients' uploads are as a client encodes them; the other party does the same.
 
     The arguments are those of `run_round`, which follows for the clients that passed, with their
-    weights. With a `shard`, only its values are checked. Both parties learn the verdicts, and of a
-    client that failed which of its values are out of range. All pass where a method has nothing to
-    check. Raises InputError as `run_round` does, and PeerProtocolError if the two verdicts differ.
+    weights. Where whole uploads are checked, the two toss for it with the same `entropy` as for the
+    round, and both learn the verdicts alone. Where each value is, they also learn of a client that
+    failed which of its values are out of range; with a `shard`, only its values are checked. All
+    pass where a method has nothing to check. Raises InputError as `run_round` does, and
+    PeerProtocolError if the two verdicts differ.
     """
     _check_count(params, uploads)
     if not params.method.checks_values:
         return Checked([True] * len(uploads), Cost())
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
+    if params.upload_check:
+        coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
+        chunks = cut_survey(params, len(uploads), protocol)
+        pieces = _pieces(params, chunks, uploads, [1] * len(uploads), protocol, coin)
+        verdicts = _judged(parties, params.upload_check, pieces, progress)
+        passed = _passed(parties[0].channel, verdicts, len(uploads))
+    else:
+        passed = _passed_by_value(parties, params, protocol, uploads, progress, shard)
+    mine, theirs = exchange_verdicts(parties[0], passed)
+    if (mine != theirs).any():
+        raise PeerProtocolError(
+            "the two servers disagree on which clients' values are in range: no result was opened"
+        )
+    return Checked(passed, meter.read().as_checking())
+
+
+def _passed_by_value(
+    parties: Sequence[Party],
+    params: RoundParams,
+    protocol: ProtocolParams,
+    uploads: Sequence[share.Upload],
+    progress: Progress | None,
+    shard: Shard | None,
+) -> list[bool]:
+    """Return which clients have each of their values in range."""
     pieces = cut_check(params, len(uploads), protocol, shard)
     # one row per lane, because lanes run at once
     failed = np.zeros((len(parties), len(uploads)), np.bool_)
@@ -124,13 +151,7 @@ def check_values(
             report.add(piece.dim)
 
     run_lanes([party.channel for party in parties], lane)
-    passed = [not client.any() for client in failed.T]
-    mine, theirs = exchange_verdicts(parties[0], passed)
-    if (mine != theirs).any():
-        raise PeerProtocolError(
-            "the two servers disagree on which clients' values are in range: no result was opened"
-        )
-    return Checked(passed, meter.read().as_checking())
+    return [not client.any() for client in failed.T]
 
 
 def run_round(
@@ -143,6 +164,7 @@ def run_round(
     groups: Sequence[int] = (),
     entropy: Entropy = os_entropy,
     shard: Shard | None = None,
+    noise: bytes = b"",
 ) -> Outcome:
     """Compute the result of a round, or of a shard of it, while the other party does the same.
 
@@ -154,7 +176,10 @@ def run_round(
 
     `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
     off must be repeated with the same entropy, because results of the same uploads under two coins
-    reveal more than one result. With a `shard` nothing is tossed, surveyed or judged here: it has
+    reveal more than one result. `noise` is the seed of this party's noise, where the method adds
+    some; without one it is drawn. SECURITY: nobody else knows it, and a run that breaks off is
+    repeated with the same, because the mean of two results of the same uploads has less noise. With
+    a `shard` nothing is tossed, surveyed or judged here: it has
     the coin and the verdicts.
     """
     _check_count(params, uploads)
@@ -165,12 +190,11 @@ def run_round(
     if params.method.tosses and not shard:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), protocol, shard)
-    pieces = [
-        params.chunk(uploads, weights, *ends, protocol.batch, groups=groups, coin=coin)
-        for ends in chunks
-    ]
+    pieces = _pieces(params, chunks, uploads, weights, protocol, coin, groups)
+    noise = noise or os_entropy(SEED_BYTES)
+    pieces = [replace(piece, noise=noise) for piece in pieces]
     if params.method.surveys:
-        verdicts = shard.verdicts if shard else _judged(parties, params, pieces)
+        verdicts = shard.verdicts if shard else _judged(parties, params.method, pieces)
         pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
     results: dict[int, Result] = {}
     report = Report(sum(piece.dim for piece in pieces), progress)
@@ -186,22 +210,57 @@ def run_round(
     return Outcome(values, meter.read(), coin)
 
 
-def _judged(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> XorBits:
-    """Return shares of what the method's `judge` finds in the surveys of all chunks."""
-    return judge(parties[0], params, _surveyed(parties, params, pieces), pieces[0])
+def _pieces(
+    params: RoundParams,
+    chunks: Sequence[tuple[int, int]],
+    uploads: Sequence[share.Upload],
+    weights: Sequence[int],
+    protocol: ProtocolParams,
+    coin: bytes,
+    groups: Sequence[int] = (),
+) -> list[Chunk]:
+    return [
+        params.chunk(uploads, weights, *ends, protocol.batch, groups=groups, coin=coin)
+        for ends in chunks
+    ]
 
 
-def _surveyed(parties: Sequence[Party], params: RoundParams, pieces: Sequence[Chunk]) -> RingShare:
+def _judged(
+    parties: Sequence[Party],
+    surveyor: Survey,
+    pieces: Sequence[Chunk],
+    progress: Progress | None = None,
+) -> XorBits:
+    """Return shares of what `judge` finds in the surveys of all chunks."""
+    surveyed = _surveyed(parties, surveyor, pieces, progress)
+    return judge(parties[0], surveyor, surveyed, pieces[0])
+
+
+def _surveyed(
+    parties: Sequence[Party],
+    surveyor: Survey,
+    pieces: Sequence[Chunk],
+    progress: Progress | None = None,
+) -> RingShare:
     """Return the sum of the surveys of all chunks."""
     surveys: dict[int, RingShare] = {}
+    report = Report(sum(piece.dim for piece in pieces), progress)
 
     def lane(number: int) -> None:
         for piece in pieces[number :: len(parties)]:
-            surveys[piece.begin] = survey(parties[number], params, piece)
+            surveys[piece.begin] = survey(parties[number], surveyor, piece)
+            report.add(piece.dim)
 
     run_lanes([party.channel for party in parties], lane)
     total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
     return RingShare(total)
+
+
+def _surveyor(params: RoundParams, checking: bool) -> Survey:
+    """Return what is asked for surveys: the check of whole uploads, or the method."""
+    surveyor = params.upload_check if checking else params.method
+    assert surveyor is not None
+    return surveyor
 
 
 def survey_shard(
@@ -211,19 +270,19 @@ def survey_shard(
     uploads: Sequence[share.Upload],
     weights: Sequence[int],
     shard: Shard,
+    checking: bool = False,
 ) -> tuple[RingShare, Cost]:
     """Return the sum of the surveys of a shard's chunks, and what that cost.
 
-    The arguments are those of `run_round`. The sum of all shards' sums is for `judge_surveys`.
+    The arguments are those of `run_round`; `checking` says whether it is for the check of whole
+    uploads. The sum of all shards' sums is for `judge_surveys`.
     """
     _check_count(params, uploads)
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
-    pieces = [
-        params.chunk(uploads, weights, *ends, protocol.batch, coin=shard.coin)
-        for ends in cut(params, len(uploads), protocol, shard)
-    ]
-    return _surveyed(parties, params, pieces), meter.read()
+    chunks = (cut_survey if checking else cut)(params, len(uploads), protocol, shard)
+    pieces = _pieces(params, chunks, uploads, weights, protocol, shard.coin)
+    return _surveyed(parties, _surveyor(params, checking), pieces), meter.read()
 
 
 def judge_surveys(
@@ -232,11 +291,23 @@ def judge_surveys(
     surveyed: RingShare,
     weights: Sequence[int],
     shard: Shard,
+    checking: bool = False,
 ) -> tuple[XorBits, Cost]:
     """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost."""
     meter = Meter(parties)
     chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
-    return judge(parties[0], params, surveyed, chunk), meter.read()
+    return judge(parties[0], _surveyor(params, checking), surveyed, chunk), meter.read()
+
+
+def open_passed(channel: Channel, verdicts: XorBits, clients: int) -> tuple[list[bool], Cost]:
+    """Return who passed the check of whole uploads, from the shares of `judge_surveys`."""
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    return _passed(channel, verdicts, clients), cost_since(channel, start, before)
+
+
+def _passed(channel: Channel, verdicts: XorBits, clients: int) -> list[bool]:
+    return [bool(bit) for bit in open_verdicts(channel, verdicts, clients)]
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -268,10 +339,16 @@ def fill(
     sizes = [end - begin for begin, end in chunks]
     # in the order in which they are taken: number, coordinates and demand of each
     work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
+    leads = shard is None or shard.number == 0
+    if params.upload_check and leads:
+        # its surveys take nothing
+        work.append((0, 0, params.upload_check.judge_demand(weights, params.max_clients)))
     if params.method.surveys:
-        work += [(i, size, survey_demand(params, weights, size)) for i, size in enumerate(sizes)]
-        if shard is None or shard.number == 0:
-            work.append((0, 0, params.method.judge_demand(weights, params.max_clients)))
+        most = params.max_clients
+        surveys = [params.method.survey_demand(weights, size, most) for size in sizes]
+        work += [(i, size, surveys[i]) for i, size in enumerate(sizes)]
+        if leads:
+            work.append((0, 0, params.method.judge_demand(weights, most)))
     work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
     # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
     steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
@@ -284,6 +361,8 @@ def fill(
         steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
     report = Report(sum(coordinates for _, coordinates, _ in work), progress)
     kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
+    if params.upload_check:
+        kinds = kinds + params.upload_check.judge_demand(weights, params.max_clients)
 
     def lane(number: int) -> None:
         party = parties[number]
@@ -307,47 +386,3 @@ def fill(
         seconds=0.0,
         ahead_seconds=cost.seconds,
     )
-
-
-def warm_up(params: ProtocolParams | None = None) -> None:
-    """Compile every kernel that a round of any method uses, for every ring dtype.
-
-    Kernels that are in the cache on disk are loaded instead. Both parties run in this process, on
-    small inputs.
-    """
-    protocol = replace(params or ProtocolParams(), lanes=1)
-    channels = local_pair()
-    rounds = [
-        RoundParams(variant, dim=2, max_clients=WARM_UP_CLIENTS)
-        for method in METHODS.values()
-        for variant in method.warm_up()
-    ]
-
-    def run(party_id: int) -> None:
-        session = Session.establish(party_id, channels[party_id], bytes(16), protocol)
-        party = session.party(0, channels[party_id])
-        for each in rounds:
-            run_round([party], each, protocol, _warm_up_uploads(party, each, protocol))
-
-    run_lanes(channels, run)
-
-
-def _warm_up_uploads(
-    party: Party, params: RoundParams, protocol: ProtocolParams
-) -> list[share.Upload]:
-    """Return uploads of zeros, whose dealings, if any, are dealt and checked."""
-    layout, shape = params.layout, params.dealing
-    packed = np.zeros((layout.rows, layout.row_words), np.uint64)
-    words = share.WordsUpload(layout, packed)
-    if params.method.surveys:
-        # a seed expands to values that are refused
-        return [words] * WARM_UP_CLIENTS
-    if shape is None:
-        seed = share.SeedUpload(layout, bytes(SEED_BYTES), protocol.native_aes)
-        return [words, *[seed] * (WARM_UP_CLIENTS - 1)]
-    # both parties deal the same
-    dealt = dealing.deal(shape, bytes)
-    seeded = replace(dealt.seeded, native_aes=protocol.native_aes)
-    half = dealt.words if party.number == 0 else seeded
-    dealing.check(party.channel, party.number, shape, [half])
-    return [dealing.DealtUpload(shape, half, words)] * WARM_UP_CLIENTS

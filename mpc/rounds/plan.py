@@ -31,7 +31,9 @@ from securemedian.mpc.protocols.channel import Channel, Traffic, frame_size
 from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.dealing import Dealing, messages, toss_messages
 from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.ot.consistency import PROOF_WORDS
 from securemedian.mpc.protocols.ot.extension import (
+    ALIGN,
     BLOCK,
     RandomOtReceiver,
     RandomOtSender,
@@ -39,11 +41,11 @@ from securemedian.mpc.protocols.ot.extension import (
 )
 from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import Stream
-from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
+from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import demand
 from securemedian.mpc.rounds.cost import Cost
-from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, shards
+from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, cut_survey, shards
 from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.rehearsal import (
@@ -51,6 +53,7 @@ from securemedian.mpc.rounds.rehearsal import (
     rehearse_check,
     rehearse_judge,
     rehearse_survey,
+    rehearse_verdicts,
 )
 
 # The most OTs of a chunk that is rehearsed, which takes about as many bytes of memory.
@@ -100,7 +103,8 @@ def predict(
     its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
     too large for any machine.
     """
-    chunks = cut(params, len(weights), protocol, shard)
+    cuts, check = (params, len(weights), protocol, shard), params.upload_check
+    chunks = cut(*cuts)
     sizes = [end - begin for begin, end in chunks]
     ots = demand(params, weights, sizes[0]).ots
     if ots > MAX_CHUNK_OTS:
@@ -109,7 +113,7 @@ def predict(
             f"{sizes[0]} coordinates, more than can be rehearsed or computed in sensible time: "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
-    pieces = cut_check(params, len(weights), protocol, shard)
+    pieces = cut_check(*cuts)
     # the kernels are loaded first, because their memory is no chunk's
     loading = _Rehearsal(params, weights, protocol)
     loading.chunk(min(sizes[0], share.SLICE_ALIGN), loading.start)
@@ -125,11 +129,20 @@ def predict(
             lanes[at].add(part)
             states[at] = part.after
 
+    leads = shard is None or shard.number == 0
     checking = Cost(), Cost()
-    if pieces:
+    if pieces or check:
         lanes[0].add(rehearsal.opening(protocol))
+        if check and not shard:
+            lanes[0].add(rehearsal.toss())
+        spread([end - begin for begin, end in cut_survey(*cuts)], rehearsal.check_survey)
+        if check and leads:
+            spread([None], lambda _, state: rehearsal.check_judge(state))
         spread(pieces, rehearsal.piece)
-        lanes[0].add(rehearsal.verdicts(len(weights)))
+        if check and not shard:
+            lanes[0].add(rehearsal.opened(len(weights)))
+        if not (check and shard):
+            lanes[0].add(rehearsal.verdicts(len(weights)))
         checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
         lanes = [_Count(protocol, made=lane.made) for lane in lanes]
     if params.dealing is not None:
@@ -140,7 +153,7 @@ def predict(
         lanes[0].add(rehearsal.toss())
     if params.method.surveys:
         spread(sizes, rehearsal.survey)
-        if shard is None or shard.number == 0:
+        if leads:
             spread([None], lambda _, state: rehearsal.judge(state))
         if shard:
             # a step of its own, as the survey was
@@ -167,7 +180,8 @@ def predict_shards(
         dealing = params.dealing
         parts = [dealing.parts[number].kept for number in shard.parts(dealing)] if dealing else []
         # those that are alike in this cost the same
-        alike = shard.dim, params.method.surveys and shard.number == 0, *parts
+        leads = shard.number == 0 and (params.method.surveys or params.upload_check is not None)
+        alike = shard.dim, leads, *parts
         if alike not in known:
             known[alike] = predict(params, weights, protocol, shard)
         plans.append(known[alike])
@@ -228,31 +242,59 @@ class DryChannel(Channel):
 class _DrySender(RandomOtSender):
     """A sender's end that only notes what is asked of it."""
 
-    def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks = channel.events, silent
+    def __init__(self, channel: "DryChannel", protocol: ProtocolParams) -> None:
+        self._channel, self._protocol = channel, protocol
+        self.sender_speaks, self._unchecked = protocol.silent, False
 
     def prepare(self) -> None:
-        self._events.append(_Asked(True, 0))
+        self._channel.events.append(_Asked(True, 0))
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
-        self._events.append(_Asked(True, checked_block(count)))
+        self._channel.events.append(_Asked(True, checked_block(count)))
         self.index += count
+        self._unchecked = not self._protocol.silent
         return _KEYS[:count], _KEYS[:count]
+
+    def challenge(self) -> None:
+        if self._unchecked:
+            self._channel.events.append(_Asked(True, ALIGN))
+            self._channel.send("ot.challenge", np.zeros(SEED_BYTES, np.uint8))
+
+    def verify(self) -> None:
+        if self._unchecked:
+            self._channel.recv("ot.proof", np.uint64, (PROOF_WORDS,))
+        self._unchecked = False
 
 
 class _DryReceiver(RandomOtReceiver):
-    """A receiver's end that only notes what is asked of it."""
+    """A receiver's end that only notes what is asked of it.
 
-    def __init__(self, channel: "DryChannel", silent: bool) -> None:
-        self._events, self.sender_speaks = channel.events, silent
+    `most_unchecked` are the most OTs that it had to keep the rows of at one time.
+    """
+
+    def __init__(self, channel: "DryChannel", protocol: ProtocolParams) -> None:
+        self._channel, self._protocol = channel, protocol
+        self.sender_speaks, self._unchecked, self.most_unchecked = protocol.silent, 0, 0
 
     def prepare(self) -> None:
-        self._events.append(_Asked(False, 0))
+        self._channel.events.append(_Asked(False, 0))
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
-        self._events.append(_Asked(False, checked_block(count)))
+        self._channel.events.append(_Asked(False, checked_block(count)))
         self.index += count
+        self._unchecked += 0 if self._protocol.silent else count
+        self.most_unchecked = max(self.most_unchecked, self._unchecked)
         return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
+
+    def seal(self) -> None:
+        if self._unchecked:
+            self._channel.events.append(_Asked(False, ALIGN))
+
+    def prove(self) -> None:
+        if self._unchecked:
+            self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,))
+            self._channel.send("ot.proof", np.zeros(PROOF_WORDS, np.uint64))
+        self._unchecked = 0
 
 
 def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
@@ -361,15 +403,13 @@ class _Rehearsal:
         # by the sizes of the chunk, or of the piece of a check
         self._known: dict[tuple[tuple[int, ...], _State], _Part] = {}
         self.start = _state((self._party(0), self._party(1)))
-        # the most bytes that a chunk took
+        # the most bytes that a chunk took, rows of OTs included
         self.peak = 0
 
     def _party(self, party_id: int) -> Party:
         channel, stream = DryChannel(), _DryStream()
-        silent = self._protocol.silent
-        pool = Pool(
-            party_id, channel, _DrySender(channel, silent), _DryReceiver(channel, silent), stream
-        )
+        ends = _DrySender(channel, self._protocol), _DryReceiver(channel, self._protocol)
+        pool = Pool(party_id, channel, *ends, stream)
         return Party(party_id, channel, pool, stream)
 
     def opening(self, protocol: ProtocolParams) -> _Part:
@@ -413,6 +453,24 @@ class _Rehearsal:
         """Return what lane 0 does with the surveys from a state."""
         return self._rehearsed((), state, lambda party: rehearse_judge(party, *self._round))
 
+    def check_survey(self, size: int, state: _State) -> _Part:
+        """Return what a lane does for the check of whole uploads in `size` coordinates."""
+        check = self._round[0].upload_check
+        return self._rehearsed(
+            (size, 0, 1), state, lambda party: rehearse_survey(party, *self._round, size, check)
+        )
+
+    def check_judge(self, state: _State) -> _Part:
+        """Return what lane 0 does to find whose uploads pass that check."""
+        check = self._round[0].upload_check
+        return self._rehearsed(
+            (0, 0, 1), state, lambda party: rehearse_judge(party, *self._round, check)
+        )
+
+    def opened(self, clients: int) -> _Part:
+        """Return what lane 0 does to open who passes it."""
+        return self._aside(lambda party: rehearse_verdicts(party, clients))
+
     def piece(self, piece: Piece, state: _State) -> _Part:
         """Return what a piece of a check does from a state."""
         params, _, batch = self._round
@@ -430,7 +488,10 @@ class _Rehearsal:
             for party in parties:
                 with _Peak() as peak:
                     work(party)
-                self.peak = max(self.peak, peak.size)
+                receiver = party.pool.ends.receiver
+                assert isinstance(receiver, _DryReceiver)
+                rows = SECURITY_BITS // 8 * receiver.most_unchecked
+                self.peak = max(self.peak, peak.size + rows)
             self._known[key] = _part(parties, state.parties[0].pool.ots)
         return self._known[key]
 

@@ -6,6 +6,7 @@ peer, to time what one party computes.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import RingShare, Words, XorBits
+from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.boolean import words_of
 from securemedian.mpc.protocols.channel import Channel, Traffic
 from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.ot.extension import Direction
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender
 from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge, survey
 from securemedian.mpc.rounds.cutting import Piece
-from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.mpc.rounds.methods.base import Chunk, Survey
+from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -34,7 +39,19 @@ def lone_party(protocol: ProtocolParams) -> Party:
     # the missing leaf of each tree is the first
     delta = np.zeros(SECURITY_BITS, np.uint8)
     holes = [[b"", *tree[1:]] for tree in trees]
-    return Session(0, session, trees, delta, holes, os_entropy, protocol).party(0, channel)
+    party = Session(0, session, trees, delta, holes, os_entropy, protocol).party(0, channel)
+    if not protocol.silent:
+        sender = _LoneSender(Direction(channel, session, 0, 0, protocol.native_aes), delta, holes)
+        party.pool.ends = replace(party.pool.ends, sender=sender)
+    return party
+
+
+class _LoneSender(SoftSpokenSender):
+    """A sender without a peer, which computes what it checks and takes the zeros that come."""
+
+    def verify(self) -> None:
+        with suppress(PeerProtocolError):
+            super().verify()
 
 
 def rehearse(
@@ -55,18 +72,36 @@ def rehearse_round(
 
 
 def rehearse_survey(
-    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
+    party: Party,
+    params: RoundParams,
+    weights: Sequence[int],
+    batch: int,
+    size: int,
+    surveyor: Survey | None = None,
 ) -> None:
-    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros."""
-    survey(party, params, _rehearsed_chunk(params, weights, size, batch))
+    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros.
+
+    It is for the method, unless it is for another `surveyor`.
+    """
+    survey(party, surveyor or params.method, _rehearsed_chunk(params, weights, size, batch))
 
 
-def rehearse_judge(party: Party, params: RoundParams, weights: Sequence[int], batch: int) -> None:
+def rehearse_judge(
+    party: Party,
+    params: RoundParams,
+    weights: Sequence[int],
+    batch: int,
+    surveyor: Survey | None = None,
+) -> None:
     """Do what lane 0 does with the surveys of all chunks, which are zeros."""
-    chunk = _rehearsed_chunk(params, weights, 1, batch)
-    assert chunk.verdicts is not None
-    surveyed = np.zeros(params.method.surveyed(len(weights)), np.uint64)
-    judge(party, params, RingShare(surveyed), chunk)
+    surveyor = surveyor or params.method
+    surveyed = np.zeros(surveyor.surveyed(len(weights)), np.uint64)
+    judge(party, surveyor, RingShare(surveyed), _rehearsed_chunk(params, weights, 1, batch))
+
+
+def rehearse_verdicts(party: Party, clients: int) -> None:
+    """Do what lane 0 does to open the verdicts on whole uploads."""
+    open_verdicts(party.channel, XorBits(np.zeros(words_of(clients), np.uint64)), clients)
 
 
 def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
@@ -74,7 +109,7 @@ def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, bat
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
     groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
-    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin)
+    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin, noise=coin)
     verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
     return replace(chunk, verdicts=XorBits(verdicts))
 

@@ -6,10 +6,9 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from securemedian.clients.config import ClientConfig
-from securemedian.common.keys import load_keys
 from securemedian.flower import records
 from securemedian.mpc.errors import ConfigError, InputError
-from securemedian.plugins.rounds import same_form, submit
+from securemedian.plugins.rounds import check, same_form, submit
 
 # where a node says which client.toml is its own
 CONFIG_KEY = "securemedian-config"
@@ -23,7 +22,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     arrays, and says which client the node is. Replies to messages other than `train` must have no
     arrays.
 
-    Raises ConfigError for a wrong or missing client.toml or round before anything is trained;
+    Before anything is trained, raises ConfigError for a wrong or missing client.toml or round, and
+    PolicyRefused for a round that this client's own policy refuses;
     InputError for an update of another form, or NaN; and what `Client.submit` raises. Flower sends
     the text of an error to the SuperLink: names, shapes and counts, and no values.
     """
@@ -37,8 +37,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
         return reply
     # mistakes are found before hours of training
     config = ClientConfig.load(_config_file(context))
-    load_keys(config.key_file)
     message.content, sent, round_id = records.receive(message.content)
+    check(config, round_id)
     reply = call_next(message, context)
     if not reply.has_content():
         return reply

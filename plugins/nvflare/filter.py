@@ -15,10 +15,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.defs import FilterType
 
 from securemedian.clients.config import ClientConfig
-from securemedian.common.keys import load_keys
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.nvflare import tasks
-from securemedian.plugins.rounds import same_form, submit
+from securemedian.plugins.rounds import check, same_form, submit
 
 # a site's own client.toml, or a link to it, in the folder `local` of its workspace
 CONFIG_FILE = "securemedian.toml"
@@ -34,7 +33,8 @@ class SecureMedianFilter(DXOFilter):
     weights or weight differences, after filters such as those for differential privacy. Other
     results go through, and must have no arrays.
 
-    Raises ConfigError for a wrong or missing client.toml or round before anything is trained;
+    Before anything is trained, raises ConfigError for a wrong or missing client.toml or round, and
+    PolicyRefused for a round that this client's own policy refuses;
     InputError for an update of another form, or NaN; and what `Client.submit` raises. NVFlare
     writes the text to the site's log and sends the server a code.
     """
@@ -92,7 +92,7 @@ class SecureMedianFilter(DXOFilter):
         """Give the model of a task its usual form back, and note the round and the model."""
         if received := tasks.receive(task):
             # mistakes are found before hours of training
-            load_keys(self._client_config(fl_ctx).key_file)
+            check(self._client_config(fl_ctx), received[1])
             # which may change the model in place
             fl_ctx.set_prop(tasks.ROUND, copy.deepcopy(received), private=True, sticky=False)
             return

@@ -216,14 +216,22 @@ class Engine:
         self._check_job = _Job(self._opened(), check, None, self._wake)
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], examine: Examine = lambda: None
+        self,
+        params: RoundParams,
+        uploads: Sequence[Upload],
+        opening: bytes,
+        examine: Examine = lambda: None,
     ) -> None:
-        """Check with the other server that every value of the clients' uploads is in range."""
+        """Check with the other server that the clients' uploads are in range.
+
+        `opening` is that of the round's `RoundInput`.
+        """
 
         def check(session: _Session) -> Checked:
             examine()
             note = partial(self._note, session)
-            return session.checked(session.computation.check_values(params, uploads, note))
+            computation = session.computation
+            return session.checked(computation.check_values(params, uploads, opening, note))
 
         self._compute_now()
         self._begin("checking values", check)

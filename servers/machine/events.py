@@ -50,6 +50,13 @@ class Stored(LocalEvent):
 
 
 @dataclass(frozen=True)
+class Declined(LocalEvent):
+    """A client takes no part in the round, because its own policy refuses it."""
+
+    client: str
+
+
+@dataclass(frozen=True)
 class Turn(LocalEvent):
     """It is this round's turn to do what it waits for, and the other server is linked."""
 

@@ -9,6 +9,7 @@ from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import MAX_QUOTE, ClientsDiffer, ConfigError, cut
+from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import SHA256_BYTES, Open, group_of
 
@@ -47,6 +48,11 @@ class RoundFacts:
     # what this server opens, in hex digits, if it tosses for the round's result: the same in every
     # attempt at the number, once one has run
     toss_opening: str = ""
+    # where the round has noise, what this server makes its own from, in hex digits: the same in
+    # every attempt
+    noise_secret: str = ""
+    # what the cohort's earlier results may have cost each client, as far as either server knows
+    spent: float = 0.0
     state: State = State.NEW
     # when the present state reaches its time limit
     deadline: float = float("inf")
@@ -80,6 +86,8 @@ class RoundFacts:
     failed: set[str] = field(default_factory=set)
     # a disagreement of the two servers that honest servers cannot have
     discord: str = ""
+    # the clients whose own policies refuse the round, as they have told this server
+    declined: list[str] = field(default_factory=list)
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
@@ -115,7 +123,8 @@ class RoundFacts:
         most = self.params.max_clients
         if self.floor > most:
             raise ConfigError(
-                f"max_clients is {most}, and s{self.party} asks for at least {self.floor} clients"
+                f"max_clients is {most}, and s{self.party} asks for at least {self.floor} clients: "
+                "for fewer the files of both servers need min_clients"
             )
         if len(self.repeats) > most:
             raise ClientsDiffer(f"max_clients is {most}: {self.repeats_whom()}")
@@ -195,6 +204,17 @@ class RoundFacts:
         return digest(self.round_id, self.number, *agreed)
 
     @property
+    def noise(self) -> bytes:
+        """The seed of this server's noise; empty where there is none.
+
+        SECURITY: of the same clients it is the same, so that another attempt tells nothing more,
+        and of others it is another, because the difference of two sums with one noise has none.
+        """
+        if not self.noise_secret:
+            return b""
+        return digest(self.noise_secret, self.digest)[:SEED_BYTES]
+
+    @property
     def dealt(self) -> bool:
         """Whether clients deal one-hot vectors ahead of their uploads."""
         return self.params.dealing is not None
@@ -237,6 +257,11 @@ class RoundFacts:
         return [group_of(self.here[key]) for key in self.included]
 
     @property
+    def spent_after(self) -> float:
+        """What the cohort's results have cost each client with that of this round."""
+        return self.spent + self.params.method.zcdp_rho
+
+    @property
     def closed(self) -> bool:
         """Whether the round takes no more uploads, and has not failed."""
         return self.state not in (State.NEW, State.OPENING, State.OPEN, State.FAILED)
@@ -263,6 +288,7 @@ class RoundFacts:
         """
         kept = {name: getattr(self, name) for name in _SAVED}
         if not self.live:
+            kept["noise_secret"] = ""
             for name in _SAVED_AT_THE_END:
                 value = getattr(self, name)
                 kept[name] = (
@@ -287,6 +313,7 @@ class RoundFacts:
 _SAVED = (
     "state",
     "adrift",
+    "declined",
     "included",
     "left_out",
     "excluded",
@@ -296,6 +323,8 @@ _SAVED = (
     "setbacks",
     "computed_here",
     "toss_opening",
+    "noise_secret",
+    "spent",
     "signed",
     "begun",
     "ran",

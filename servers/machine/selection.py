@@ -1,9 +1,11 @@
 """Selection: what a round takes of clients and the coordinator, and on whom it computes."""
 
 from securemedian.common.states import State
+from securemedian.common.status import by_reason
 from securemedian.mpc.errors import (
     BadUpload,
     ClientsDiffer,
+    ConfigError,
     DuplicateUpload,
     NotAllowed,
     RoundClosed,
@@ -90,10 +92,28 @@ class RoundSelection(RoundFacts):
             raise NotAllowed(
                 f"round {self.round_id} takes no upload of yours: {self.repeats_whom()}"
             )
+        if client in self.declined:
+            raise NotAllowed(
+                f"your own policy has refused round {self.round_id}: wait for the next one"
+            )
         if client in self.failed:
             raise NotAllowed(
                 f"your dealing for round {self.round_id} failed the check: "
                 "you are left out of this round"
+            )
+
+    def check_decline(self, client: str) -> None:
+        """Check that this client may decline to take part now.
+
+        Raises NotAllowed if it is not one of the round's, and RoundClosed if its upload is stored
+        or the round takes none.
+        """
+        if client not in self.names:
+            raise NotAllowed(self.why_not_for_you)
+        if self.state is not State.OPEN or client in self.here:
+            raise RoundClosed(
+                f"round {self.round_id} is {self.state}, and it is too late to decline: "
+                f"your upload is {'stored' if client in self.here else 'not expected any more'}"
             )
 
     @property
@@ -133,12 +153,17 @@ class RoundSelection(RoundFacts):
             self.discord = "the two servers' checks have different verdicts"
             return
         self.failed |= set(self.failed_here)
-        self.passed |= set(self.under_check) - self.failed
+        self.passed = (self.passed | set(self.under_check)) - self.failed
         self.under_check, self.failed_here, self.failed_there = [], None, None
         if self.state is State.CHECKING:
             self.choose()
         else:
-            self.left_out = {self.names[key]: self._why_left_out(key) for key in self.failed}
+            self.leave_out_early()
+
+    def leave_out_early(self) -> None:
+        """Note who is left out of a round that is still open: who has failed, or declined."""
+        early = [*sorted(self.failed), *filter(self._has_declined, self.declined)]
+        self.left_out = {self.names[key]: self._why_left_out(key) for key in early}
 
     def complete_clients(self) -> set[str]:
         """Return the clients that both servers hold alike, and that have not failed a check."""
@@ -175,11 +200,9 @@ class RoundSelection(RoundFacts):
 
     def _why_left_out(self, key: str) -> str:
         if key in self.failed:
-            return (
-                "its dealing failed the check"
-                if self.dealt
-                else "a value of its update is out of range"
-            )
+            return "its dealing failed the check" if self.dealt else self.params.method.fault
+        if self._has_declined(key):
+            return "its own policy refuses the round"
         dealt = key in self.dealt_here, key in self.dealt_there
         if self.dealt and not all(dealt):
             return f"its dealing reached {self._whom(*dealt)}"
@@ -189,6 +212,13 @@ class RoundSelection(RoundFacts):
         if self.told(self.here[key]) != self.there[key]:
             return "it sent different uploads to the two servers"
         return f"its upload is complete, but max_clients is {self.params.max_clients}"
+
+    def _has_declined(self, key: str) -> bool:
+        """Return whether a client takes no part, as it has said, and no server has its upload.
+
+        Of clients with an upload both servers must give the same reason.
+        """
+        return key in self.declined and not (key in self.here or key in self.there)
 
     def _whom(self, here: bool, there: bool) -> str:
         if here or there:
@@ -208,13 +238,20 @@ class RoundSelection(RoundFacts):
             unchecked = sorted(whole - self.passed - self.failed)
         else:
             unchecked = [key for key in self.included if key not in self.passed]
+            if unchecked and self.params.method.compares_lengths:
+                unchecked = self.included
         return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
 
     def may_check(self, clients: list[str], coin: bytes) -> bool:
         """Return whether S1 can check these clients now, as S0 asks it to.
 
-        SECURITY: a dealing is checked again only under the coin of its first check.
+        SECURITY: a dealing is checked again only under the coin of its first check. Where lengths
+        are compared, all chosen clients are checked together, whoever has passed before, and no
+        part of them that S0 picks.
         """
+        if self.params.method.compares_lengths:
+            anew = not self.passed.issuperset(clients)
+            return not self.under_check and anew and clients == self.included
         if self.dealt:
             held = set(self.dealt_here)
         else:
@@ -231,7 +268,8 @@ class RoundSelection(RoundFacts):
         both = key in self.here and key in self.there
         differ = both and self.told(self.here[key]) != self.there[key]
         weights = self.params.weights
-        return differ or key in self.failed or (bool(weights) and key not in weights)
+        gone = key in self.failed or self._has_declined(key)
+        return differ or gone or (bool(weights) and key not in weights)
 
     def check_clients(self) -> None:
         """Check the chosen clients against this server's own rules.
@@ -241,17 +279,21 @@ class RoundSelection(RoundFacts):
         if self.repeats and set(self.included) != self.repeats:
             raise ClientsDiffer(f"{len(self.included)} complete uploads: {self.repeats_whom()}")
         if len(self.included) < self.needed:
+            count = len(self.included)
             raise TooFewClients(
-                f"{len(self.included)} complete uploads, "
+                f"{count} complete upload{'' if count == 1 else 's'}, "
                 f"and s{self.party} asks for at least {self.needed}. {self._reasons()}"
+            )
+        validator = getattr(self.params.method, "validator", "")
+        if validator and validator not in self.included:
+            raise ConfigError(
+                f"the validator {quoted(self.names[validator])} is left out "
+                f"({self._why_left_out(validator)}), and nobody can be judged without it: open a "
+                "round with another validator"
             )
         # the method's own rules, for so many clients with these weights
         self.params.check_included(self.included)
 
     def _reasons(self) -> str:
-        """Return who is left out and why, with the reasons of the fewest clients first."""
-        names: dict[str, list[str]] = {}
-        for name, why in self.left_out.items():
-            names.setdefault(why, []).append(name)
-        ordered = sorted(names.items(), key=lambda item: len(item[1]))
-        return cut("; ".join(f"{', '.join(who)}: {why}" for why, who in ordered))
+        """Return who is left out and why."""
+        return cut("; ".join(by_reason(self.left_out)))

@@ -176,7 +176,7 @@ class ServerRound(RoundSelection):
         if kind is control.Open:
             return replace(self.asked, session=self.session, new_session=self.new_session)
         if kind is control.Opened:
-            return control.Opened(self.round_id, self.session)
+            return control.Opened(self.round_id, self.session, self.spent)
         if kind is control.Resume:
             return control.Resume(
                 self.round_id,
@@ -232,6 +232,9 @@ class ServerRound(RoundSelection):
                 self.dealt_here[event.client] = event.digest
             case events.Stored():
                 self.here[event.client] = event.digest
+            case events.Declined():
+                self.declined = [*self.declined, event.client]
+                self.leave_out_early()
             # only of listed clients: the other server could invent any number of others
             case control.Dealt():
                 self.dealt_there |= {event.client} & self.names.keys()
@@ -242,6 +245,8 @@ class ServerRound(RoundSelection):
             case control.Close() | control.Held():
                 self._note_held(event.held)
                 self.choose()
+            case control.Opened():
+                self.spent = max(self.spent, event.spent)
             case control.Check() if self.may_check(event.clients, event.coin):
                 self.under_check = event.clients
                 self._keep_coin(event.coin)

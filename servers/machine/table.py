@@ -53,6 +53,7 @@ from securemedian.servers.machine.events import (
     CloseAsked,
     Computed,
     DealingStored,
+    Declined,
     Effect,
     Event,
     Failure,
@@ -197,6 +198,8 @@ _LEADER: Table = (
             Transition(State.OPEN, (Uploaded,)),
         ),
         (State.OPEN, Uploaded): (_FULL, Transition(State.OPEN)),
+        # nobody waits for a client that takes no part
+        (State.OPEN, Declined): (_FULL, Transition(State.OPEN)),
         **_alike(
             ((State.OPEN, CheckEnded), (State.OPEN, Verdicts)),
             _DISCORD_ASKED,
@@ -328,6 +331,7 @@ _FOLLOWER: Table = (
         (State.OPEN, Dealt): (Transition(State.OPEN),),
         (State.OPEN, Stored): (Transition(State.OPEN, (Uploaded,)),),
         (State.OPEN, Uploaded): (Transition(State.OPEN),),
+        (State.OPEN, Declined): (Transition(State.OPEN),),
         # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
         (State.OPEN, Close): (
             Transition(State.CHECKING, (Effect.LOG, Held), conditions.checked),

@@ -22,6 +22,8 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SHA256_BYTES = 32
+# of a piece with which the link is measured: many packets, and no wait for the hellos behind it
+LOAD_BYTES = 1 << 16
 
 
 def new_round_id(number: int) -> str:
@@ -67,6 +69,19 @@ class Bye:
 
 
 @dataclass(frozen=True)
+class Load:
+    """S0 measures the link with pieces of LOAD_BYTES, each of which S1 sends back as it is."""
+
+    # of the measurement
+    number: int
+    load: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.load) != LOAD_BYTES:
+            raise ConfigError(f"`load` has {len(self.load)} bytes, not {LOAD_BYTES}")
+
+
+@dataclass(frozen=True)
 class RoundMessage:
     """The base class of every message about a round."""
 
@@ -102,6 +117,8 @@ class Open(RoundMessage):
     participants: list[str] = field(default_factory=list)
     # whether the coordinator asks to lift these constraints in any case
     release: bool = False
+    # what the cohort's results have cost each client so far, as S0 knows it (`mpc.rounds.privacy`)
+    spent: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,6 +131,7 @@ class Open(RoundMessage):
         _check_keys("participants", self.participants)
         if self.participants != sorted(set(self.participants)):
             raise ConfigError("`participants` is not sorted, or names a client twice")
+        _check_spent(self.spent)
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,12 @@ class Opened(RoundMessage):
 
     # that of the `Open` which it answers
     session: bytes
+    # the larger of what S0 knows to be spent and what S1 does
+    spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_spent(self.spent)
 
 
 @dataclass(frozen=True)
@@ -257,6 +281,12 @@ def _check_coin(coin: object) -> None:
         raise ConfigError("there is something that is not a coin in place of one")
 
 
+def _check_spent(spent: float) -> None:
+    # neither negative nor NaN
+    if not spent >= 0:
+        raise ConfigError(f"`spent` is {spent}")
+
+
 def _check_session(session: bytes) -> None:
     if len(session) != SESSION_BYTES:
         raise ConfigError(f"`session` has {len(session)} bytes, not {SESSION_BYTES}")
@@ -326,13 +356,14 @@ class Failed(RoundMessage):
     reason: str
 
 
-Message = Hello | Bye | RoundMessage
+Message = Hello | Bye | Load | RoundMessage
 
 _KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         Hello,
         Bye,
+        Load,
         Open,
         Opened,
         Resume,

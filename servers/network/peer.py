@@ -9,6 +9,9 @@ from typing import Any
 from securemedian.mpc.errors import MAX_QUOTE, ParametersDiffer, PeerUnavailable, cut, quoted
 from securemedian.servers.network.control import Hello
 
+# the problem of a server whose kernels are not compiled yet
+COMPILING = "this server still compiles its kernels"
+
 
 class Change(StrEnum):
     """A change that a message or the passing of time has brought.
@@ -49,7 +52,7 @@ class PeerWatch:
         self.instance = ""
         self._received = 0
         self._until = float("inf")
-        self._lost_why = "this server still compiles its kernels"
+        self._lost_why = COMPILING
 
     def begin(self, now: float) -> None:
         """Begin to wait for the peer; before that this server ignores it."""
@@ -96,6 +99,11 @@ class PeerWatch:
             self._received += 1
             self._until = now + self._timeout_s
         return taken
+
+    def heard(self, now: float) -> None:
+        """Take a message that says nothing as a sign of life, while the servers are linked."""
+        if self.linked:
+            self._until = now + self._timeout_s
 
     def bye(self) -> Change | None:
         """Note that the peer stops, and return what that changes."""

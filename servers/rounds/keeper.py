@@ -1,6 +1,7 @@
 """The runs of S0's cohorts between rounds, and the receipts of both servers."""
 
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class RunKeeper:
             cohort=server_round.cohort,
             round=server_round.round_id,
             number=server_round.number,
-            params=server_round.params.digest,
+            params=server_round.params.to_dict(),
             included=server_round.included,
             groups=server_round.groups,
             left_out=server_round.excluded,
@@ -85,6 +86,7 @@ class RunKeeper:
             opened=opened,
             participants=server_round.asked.participants,
             released=server_round.asked.release,
+            zcdp_rho=server_round.spent_after if isfinite(server_round.spent_after) else None,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
 

@@ -11,6 +11,7 @@ from securemedian.mpc.errors import (
     NotStored,
     PeerProtocolError,
     PeerUnavailable,
+    RoundBusy,
     RoundFailed,
     SecureMedianError,
     UnknownCohort,
@@ -25,7 +26,16 @@ from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Failure, Unlinked
 from securemedian.servers.network import control
-from securemedian.servers.network.control import Bye, Hello, Message, Open, Resume, RoundMessage
+from securemedian.servers.network.control import (
+    Bye,
+    Hello,
+    Load,
+    Message,
+    Open,
+    Resume,
+    RoundMessage,
+)
+from securemedian.servers.network.link_probe import LinkProbe, Told
 from securemedian.servers.network.peer import Change, PeerWatch
 from securemedian.servers.rounds.register import Entry, Register
 from securemedian.servers.rounds.runner import RoundRunner
@@ -64,6 +74,7 @@ class PeerControl:
         self._instance, self._sent = _new_instance(), 0
         self._next_hello = clock()
         self._log = logs.BoundedLog(clock)
+        self._probe = LinkProbe(send, clock)
         self.watch = PeerWatch(
             f"s{1 - config.party}",
             agreement,
@@ -107,6 +118,18 @@ class PeerControl:
         if now >= self._next_hello:
             self._say_hello()
         self._changed(self.watch.tick(now))
+        self._probe.tick()
+
+    def measure(self, told: Told) -> None:
+        """Measure the link, at S0; `told` is called at the end.
+
+        Raises PeerUnavailable or ParametersDiffer if there is no link, and RoundBusy if it is in
+        use.
+        """
+        self.watch.require()
+        if self._register.live:
+            raise RoundBusy("a round is under way, and the link is measured between rounds alone")
+        self._probe.begin(told)
 
     def send(self, message: RoundMessage) -> None:
         """Send a message about a round. Without a link it is lost, and repeated on the next one."""
@@ -140,6 +163,12 @@ class PeerControl:
                 if change := self.watch.bye():
                     self._changed(change)
                     self._send(Bye())
+            case Load():
+                self.watch.heard(self._clock())
+                if self._config.party == 0:
+                    self._probe.take(message)
+                elif self.watch.linked:
+                    self._send(message)
             case RoundMessage() if not self.watch.received(message.sent, self._clock()):
                 # of an earlier link, or after a lost message
                 pass

@@ -6,19 +6,23 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf, isfinite
 
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
+    NotStored,
     RoundBusy,
     SecureMedianError,
     UnknownRound,
     quoted,
 )
+from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import OPENING_BYTES
 from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
@@ -27,7 +31,7 @@ from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import Open
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
-from securemedian.servers.storage.spool import DEALING, Spool
+from securemedian.servers.storage.spool import DEALING, Spool, storing
 from securemedian.servers.storage.store import Result, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
@@ -74,7 +78,7 @@ class Register:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Take up the rounds that the database has. Raises what `check` raises."""
+        """Take up the rounds that the database has. Raises NotStored, and what `check` raises."""
         self._store, self._clock, self._wall = store, clock, wall
         self.reload(config)
         self._entries: dict[str, Entry] = {}
@@ -156,6 +160,16 @@ class Register:
         """Return whether this server has a cohort of that name."""
         return cohort in self._config.members
 
+    def spent(self, cohort: str) -> float:
+        """Return what the results of a cohort have cost each client (`mpc.rounds.privacy`)."""
+        return self._store.database.spent(cohort)
+
+    @property
+    def epsilons(self) -> dict[str, float]:
+        """Return by cohort the epsilon of its results, where there are any and all have noise."""
+        spent = {cohort: self.spent(cohort) for cohort in self._config.members}
+        return {cohort: epsilon_of(rho) for cohort, rho in spent.items() if 0 < rho < inf}
+
     def requested(self, cohort: str, request: str) -> Entry | None:
         """Return the round that a coordinator has asked for under this id, if there is one."""
         rounds = self.rounds_of(cohort) if request else []
@@ -180,7 +194,9 @@ class Register:
         config = self._config
         if self._closed:
             raise RoundBusy(f"{config.name} is being stopped")
-        config.policy.check(params, self._rounds_of_the_hour(asked.cohort), config.name)
+        begun = self._rounds_of_the_hour(asked.cohort)
+        spent = max(self.spent(asked.cohort), asked.spent)
+        config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
@@ -205,10 +221,28 @@ class Register:
             signing_key=config.peer.signing_key,
             repeats=bound.clients,
             toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
+            noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.zcdp_rho) else "",
+            spent=spent,
         )
         params.method.check_members(server_round.names)
-        spool = self._store.spool(asked.round, params.layout, params.dealing)
+        spool = self._spool(asked.round, params)
+        try:
+            with storing("uploads"):
+                self._store.reserve.hold()
+        except NotStored:
+            spool.drop()
+            raise
         return Entry(server_round, spool, before, request)
+
+    def _spool(self, round_id: str, params: RoundParams, rows: Iterable[Row] = ()) -> Spool:
+        """Return the spool of a round, which leaves room for the round's result and run."""
+        method, dim = params.method, params.dim
+        values = method.opened_rows(params.max_total) * dim
+        leaves = 8 * ring.packed_words(values, params.opened_bits)
+        if self._config.party == 0:
+            # model, scale and up to two moments
+            leaves += 4 * 4 * dim * method.groups
+        return self._store.spool(round_id, params.layout, params.dealing, rows, leaves)
 
     def begin(self, cohort: str) -> None:
         """Count a round that both servers take part in, for the policy's rounds per hour."""
@@ -251,9 +285,24 @@ class Register:
 
         The transaction includes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of clients'
         shares. What the other server tells again on a new link needs no transaction of its own.
-        Returns whether the constraints of an earlier attempt were lifted. Raises NotStored; then
-        nothing has changed.
+        What is no new round and no share may take the reserve. Returns whether the constraints of
+        an earlier attempt were lifted. Raises NotStored; then nothing has changed.
         """
+        try:
+            return self._commit(entry, changed, actions, rows)
+        except NotStored:
+            uploads = rows or changed.round_id not in self._entries
+            if uploads or not self._store.reserve.give_up():
+                raise
+            return self._commit(entry, changed, actions, rows)
+
+    def _commit(
+        self,
+        entry: Entry,
+        changed: ServerRound,
+        actions: Iterable[Action],
+        rows: Sequence[Row],
+    ) -> bool:
         old, actions = entry.server_round, list(actions)
         verdicts = _changed_verdicts(old, changed)
         new = changed.round_id not in self._entries
@@ -316,6 +365,8 @@ class Register:
             database.bind(
                 cohort, Bound(changed.number, clients, changed.toss_opening, changed.asked.start)
             )
+            # what it may open from now on is spent, whatever becomes of it
+            database.spend(cohort, changed.spent_after)
         if Effect.PUBLISH in actions:
             database.bind(cohort, replace(database.bound(cohort), start=""))
         if Effect.PUBLISH in actions and "after" in files:
@@ -346,7 +397,13 @@ class Register:
             {one.server_round.round_id for one in entries if one.server_round.live},
             {name for one in entries for name in one.files.values()} | {*current},
         )
-        self._store.database.erase()
+        try:
+            self._store.database.erase()
+            with storing("uploads"):
+                self._store.reserve.hold()
+        except NotStored as error:
+            # later, when there is room
+            logs.event("not-stored", logging.ERROR, reason=str(error))
 
     def _times(self, changed: ServerRound) -> dict[str, float | None]:
         """Return the times of a round as seconds of the epoch, None for never."""
@@ -359,6 +416,9 @@ class Register:
         for made in self._store.database.rounds():
             try:
                 self._entries[made.round] = self._entry(made)
+            except NotStored:
+                # a full disk damages no round
+                raise
             except SecureMedianError as error:
                 # damaged, or of another release with parameters that this one does not know: what
                 # clients have sent must not stay for ever
@@ -402,7 +462,7 @@ class Register:
         }
         result = self._store.read_result(files["result"]) if "result" in files else None
         server_round.receipt = result.receipt if result else None
-        spool = self._store.spool(made.round, params.layout, params.dealing, rows)
+        spool = self._spool(made.round, params, rows)
         if not server_round.live:
             spool.drop()
         return Entry(

@@ -37,6 +37,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.privacy import told_epsilon
 from securemedian.servers import logs
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
@@ -345,6 +346,14 @@ class Desk:
         self._cohort(call)
         return Answer()
 
+    def _link(self, call: Call) -> None:
+        self._cohort(call)
+
+        def told(sent: int, back: int, seconds: float) -> None:
+            self._answer(call, Answer({"sent": sent, "back": back, "seconds": seconds}))
+
+        self._rounds.measure_link(told)
+
     def _status(self, call: Call) -> Answer:
         entry = self._find(call) if call.fields.round else self._latest(call)
         none = RoundStatus(cohort=call.fields.cohort)
@@ -372,13 +381,13 @@ class Desk:
             attempt=server_round.attempt,
             attempts_left=server_round.attempts_left,
             retry_in_s=self._rounds.retry_in_s(entry),
-            final=server_round.state is State.FAILED,
             phase=engine.phase if busy else "",
             progress=list(engine.progress) if busy else [0, 0],
             cost=dict(entry.result.cost) if entry.result else {},
             outermost=entry.result.outermost if entry.result else 0,
             unchanged_groups=list(entry.result.unchanged_groups) if entry.result else [],
             coin=entry.result.coin if entry.result else "",
+            epsilon=told_epsilon(server_round.spent_after),
             deadline_in_s=self._rounds.left_s(entry),
             stored_bytes=entry.spool.stored_bytes,
         )
@@ -441,6 +450,10 @@ class Desk:
                 self._refuse(call.address, call.key, call.number, call.op, error)
 
         return answered
+
+    def _decline(self, call: Call) -> Answer:
+        self._rounds.decline(self._find(call), call.key)
+        return Answer()
 
     def _tell(self, call: Call) -> Answer:
         entry = self._find(call)
@@ -588,11 +601,13 @@ class Op:
 OPS: dict[str, Op] = {
     "info": Op(Desk._info, OneCohort),
     "probe": Op(Desk._probe, OneCohort, arrays=frozenset({"load"})),
+    "link": Op(Desk._link, OneCohort, (COORDINATOR,), leader_only=True),
     "status": Op(Desk._status, AnyRound, logged=False),
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
+    "decline": Op(Desk._decline, OneRound, (CLIENT,)),
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Desk._metrics, OneRound, leader_only=True),
     "result": Op(Desk._result, ResultFields, logged=False),

@@ -41,6 +41,7 @@ from securemedian.servers.network.control import (
     new_round_id,
     upload_digest,
 )
+from securemedian.servers.network.link_probe import Told
 from securemedian.servers.network.peer import PeerWatch
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.peer_control import PeerControl
@@ -139,6 +140,10 @@ class Rounds:
         server_round = entry.server_round
         return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
 
+    def measure_link(self, told: Told) -> None:
+        """Measure the link to S1. Raises what `PeerControl.measure` raises."""
+        self._peer_control.measure(told)
+
     # Requests of the coordinator and of clients
 
     def open(
@@ -181,6 +186,7 @@ class Rounds:
             cohort=cohort,
             participants=sorted(set(opening.participants)),
             release=opening.release,
+            spent=self.register.spent(cohort),
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
@@ -239,6 +245,21 @@ class Rounds:
         entry.server_round.check_upload(client)
         row = entry.spool.put(client, form, share, digest)
         self._shares.append(_Share(entry, row, when_stored))
+
+    def decline(self, entry: Entry, client: str) -> None:
+        """Note that a client takes no part in a round, because its own policy refuses it.
+
+        Raises what `ServerRound.check_decline` raises.
+        """
+        self.flush()
+        server_round = entry.server_round
+        if client in server_round.declined:
+            return
+        server_round.check_decline(client)
+        self._runner.feed(entry, [events.Declined(client)])
+        name = server_round.names[client]
+        logs.event("client-declined", logging.WARNING, **server_round.about, client=name)
+        self._go_on()
 
     def flush(self) -> None:
         """Commit the shares that have come, those of a round in one transaction, and answer them.

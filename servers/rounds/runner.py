@@ -200,7 +200,8 @@ class RoundRunner:
             engine.check_dealings(shape, halves, server_round.coin, examine)
         else:
             uploads = [spool.get(key) for key in clients]
-            engine.check_values(server_round.params, uploads, spool.examination(clients))
+            opening = bytes.fromhex(server_round.toss_opening)
+            engine.check_values(server_round.params, uploads, opening, spool.examination(clients))
 
     def _start(self, entry: Entry) -> None:
         server_round, engine = entry.server_round, self._engine(entry)
@@ -214,6 +215,7 @@ class RoundRunner:
             server_round.params.weights_of(server_round.included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
+            server_round.noise,
         )
         engine.start(given, entry.spool.examination(server_round.included))
 

@@ -15,7 +15,7 @@ from typing import Any
 from securemedian.mpc.errors import ConfigError, NotStored
 
 # The schema of the database, and its number, which a file has as `PRAGMA user_version`.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
     CREATE TABLE cohorts (
         -- its name
@@ -28,7 +28,9 @@ SCHEMA = """
         -- what this server opened when it tossed for that number, in hex digits
         bound_opening TEXT NOT NULL DEFAULT '',
         -- the digest of what it started from, in hex digits; '' once a round of it was published
-        bound_start TEXT NOT NULL DEFAULT ''
+        bound_start TEXT NOT NULL DEFAULT '',
+        -- what the results that may have been opened have cost each client: the rho of zCDP
+        spent REAL NOT NULL DEFAULT 0
     ) STRICT;
     CREATE TABLE rounds (
         place INTEGER PRIMARY KEY,
@@ -201,15 +203,15 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise NotStored(f"this server cannot write to its database: {error}") from error
+                raise _not_stored(error) from error
             raise
 
     def erase(self) -> None:
-        """Empty the log of the database, if it can be done now; the disk may keep its bytes."""
+        """Empty the log of the database; the disk may keep its bytes. Raises NotStored."""
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error as error:
-            raise NotStored(f"this server cannot write to its database: {error}") from error
+            raise _not_stored(error) from error
 
     # Runs
 
@@ -233,6 +235,15 @@ class Database:
         self._set_cohort("bound_clients", json.dumps(sorted(bound.clients)), cohort)
         self._set_cohort("bound_opening", bound.opening, cohort)
         self._set_cohort("bound_start", bound.start, cohort)
+
+    def spent(self, cohort: str) -> float:
+        """Return what the results of a cohort have cost each client."""
+        row = self._cohort("spent", cohort)
+        return float(row[0]) if row else 0.0
+
+    def spend(self, cohort: str, spent: float) -> None:
+        """Let the results of a cohort have cost each client no less than this."""
+        self._set_cohort("spent", max(spent, self.spent(cohort)), cohort)
 
     def _cohort(self, columns: str, cohort: str) -> Any:
         return self._connection.execute(
@@ -331,6 +342,13 @@ class Database:
             f"{verb} INTO {table} ({', '.join(values)}) VALUES ({marks})",
             [json.dumps(one) if isinstance(one, dict | list) else one for one in values.values()],
         )
+
+
+def _not_stored(error: sqlite3.Error) -> NotStored:
+    return NotStored(
+        f"this server cannot write to its database: {error}. Its operator must see to the disk of "
+        "its state_dir; then send it again"
+    )
 
 
 def _columns(kind: type) -> str:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,66 @@ DEALING, UPLOAD = "dealing", "upload"
 Opening = Callable[[], AbstractContextManager[None]]
 
 
+# What the database may need while the disk is full: its log, which SQLite writes back into the
+# file from 4 MB on, and as much again in that file.
+DATABASE_BYTES = 8 << 20
+
+
+class Reserve:
+    """Room on the disk that uploads leave to the database, models and results.
+
+    It is a file of that size. A change of a round that finds no room cuts it off, and uploads are
+    refused until it is whole again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it, without any room: a start may need it."""
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        # by spool, the bytes of the files that its round leaves
+        self._bytes_of: dict[Path, int] = {}
+        self._held = 0
+        self.give_up()
+
+    def hold(self) -> None:
+        """Make the reserve whole. Raises OSError if the disk has no room for it."""
+        wanted = DATABASE_BYTES + sum(self._bytes_of.values())
+        if self._held < wanted:
+            _allocate(self._file, self._held, wanted - self._held)
+        self._cut(wanted)
+
+    def give_up(self) -> bool:
+        """Leave the room to whoever writes next, and return whether there was any."""
+        held = self._held
+        self._cut(0)
+        return held > 0
+
+    def add(self, spool: Path, size: int) -> None:
+        """Let `hold` include the files of so many bytes that a round leaves."""
+        self._bytes_of[spool] = size
+
+    def drop(self, spool: Path) -> None:
+        """Include the files of a round no longer."""
+        self._cut(max(0, self._held - self._bytes_of.pop(spool, 0)))
+
+    def _cut(self, size: int) -> None:
+        os.ftruncate(self._file.fileno(), size)
+        self._held = size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _allocate(file: IO[bytes], begin: int, size: int) -> None:
+    """Make room for so many bytes at a file's end. Raises OSError, with the file as it was."""
+    try:
+        os.posix_fallocate(file.fileno(), begin, size)
+    except OSError:
+        # part of it may be there
+        os.ftruncate(file.fileno(), begin)
+        raise
+
+
 class WordsFile:
     """One file of packed words, which many uploads share.
 
@@ -55,8 +115,10 @@ class WordsFile:
     """
 
     def __init__(self, path: Path, end: int = 0) -> None:
-        """Open a file, or make it; what lies from byte `end` on is overwritten."""
+        """Open a file, or make it; what lies from byte `end` on is cut off."""
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        if os.fstat(self._file.fileno()).st_size > end:
+            os.ftruncate(self._file.fileno(), end)
         # where the next words begin
         self.end = end
         # the bytes that are written and not being synchronised
@@ -66,16 +128,20 @@ class WordsFile:
     def append(self, words: Words) -> int:
         """Write words at the end and return where they begin, in bytes.
 
-        Raises OSError if they cannot all be written; what was written is overwritten by the next.
+        Raises OSError if they cannot all be written; nothing of them stays then.
         """
-        begin = self.end
-        self.write(begin, words)
-        self.end += 8 * words.size
+        begin = self.reserve(words.size)
+        try:
+            self.write(begin, words)
+        except OSError:
+            self.give_back(begin, words.nbytes)
+            raise
         return begin
 
     def give_back(self, begin: int, size: int) -> None:
-        """Let the next words overwrite what was appended last, if it is this."""
+        """Cut off what was appended last, if it is this."""
         if begin + size == self.end:
+            os.ftruncate(self._file.fileno(), begin)
             self.end = begin
 
     def sync(self) -> None:
@@ -101,7 +167,7 @@ class WordsFile:
         Raises OSError if the disk has no room for them.
         """
         begin = self.end
-        os.posix_fallocate(self._file.fileno(), begin, 8 * count)
+        _allocate(self._file, begin, 8 * count)
         self.end += 8 * count
         return begin
 
@@ -191,6 +257,7 @@ class Spool:
     def __init__(
         self,
         folder: Path,
+        reserve: Reserve,
         layout: Layout,
         shape: Dealing | None = None,
         opening: Opening = nullcontext,
@@ -198,6 +265,7 @@ class Spool:
         native_aes: bool = False,
     ) -> None:
         self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
+        self._reserve = reserve
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
@@ -223,6 +291,8 @@ class Spool:
         )
         _check_share("an upload", form, share, shapes)
         known = digest or sha256(share)
+        with storing("the upload"):
+            self._reserve.hold()
         if form == "seed":
             return _seed_row(client, UPLOAD, share, known)
         packed = np.ascontiguousarray(share).reshape(-1)
@@ -238,6 +308,8 @@ class Spool:
         another form, and NotStored if it cannot be written; then it is still due.
         """
         words = self._check_piece(piece)
+        with storing("the dealing"):
+            self._reserve.hold()
         if piece.form == "seed":
             self._partial.pop(client, None)
             return _seed_row(client, DEALING, piece.share, sha256(piece.share))
@@ -391,6 +463,7 @@ class Spool:
         self._rows.clear()
         self._partial.clear()
         self._words_file = None
+        self._reserve.drop(self._folder)
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -410,7 +483,10 @@ def storing(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NotStored(f"this server cannot store {what}: {error.strerror}") from error
+        raise NotStored(
+            f"this server cannot store {what}: {error.strerror}. Its operator must see to the disk "
+            "of its state_dir; then send it again"
+        ) from error
 
 
 def _check_share(

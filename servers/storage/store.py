@@ -30,7 +30,7 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.storage.database import Database, Row
-from securemedian.servers.storage.spool import Opening, Spool, storing
+from securemedian.servers.storage.spool import Opening, Reserve, Spool, storing
 
 # the file of the database
 DATABASE = "state.db"
@@ -75,6 +75,7 @@ class Store:
                 inner.mkdir(mode=0o700, exist_ok=True)
             # SQLite gives the files beside the database its mode
             os.close(os.open(folder / DATABASE, os.O_RDWR | os.O_CREAT, 0o600))
+            self.reserve = Reserve(folder / "reserve")
             sync_folder(folder)
         except OSError as error:
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
@@ -83,6 +84,7 @@ class Store:
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
         self.database.close()
+        self.reserve.close()
         self._lock.close()
 
     def spool(
@@ -91,12 +93,19 @@ class Store:
         layout: Layout,
         shape: Dealing | None = None,
         rows: Iterable[Row] = (),
+        leaves: int = 0,
     ) -> Spool:
-        """Return the spool of a round, in a folder that is named after it; `rows` are in it."""
+        """Return the spool of a round, in a folder that is named after it; `rows` are in it.
+
+        Until it is dropped, uploads leave room for the files of so many bytes that the round
+        `leaves`.
+        """
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
         spool = self._spools / round_id
-        return Spool(spool, layout, shape, self._opening, rows, self._native_aes)
+        made = Spool(spool, self.reserve, layout, shape, self._opening, rows, self._native_aes)
+        self.reserve.add(spool, leaves)
+        return made
 
     def tidy(self, live: Container[str], kept: Container[str]) -> None:
         """Delete the spools of rounds that are not `live`, and files that are not `kept`."""

@@ -36,15 +36,14 @@ class Kind(ABC, Generic[HandedOut]):
     both parties for the same blocks of the same kinds in the same order:
 
     - `send` makes the sender's half of a block, `receive` the receiver's. Each calls `extend` of
-      its end once, with the same count at both parties. `send` may send a correction for the block
-      after that; it receives nothing of its own.
-    - `finish`, where the kind is `corrected`, turns what `receive` made into the receiver's half,
-      once the peer has called `send` for the block. The correction is received here. It sends
-      nothing.
+      its end once, with the same count at both parties, and moves no other messages.
+    - `correct`, where the kind is `corrected`, turns what `send` made into the sender's half, and
+      sends a correction. `finish` receives it, and turns what `receive` made into the receiver's.
+      Both follow the check of the OTs, for a correction is made of their keys.
     - `hand_out` turns halves from the stock into what a protocol takes. It moves no messages.
     """
 
-    # whether `send` sends a correction, which `finish` takes
+    # whether `correct` sends a correction, which `finish` takes
     corrected: ClassVar[bool] = False
 
     @property
@@ -59,11 +58,15 @@ class Kind(ABC, Generic[HandedOut]):
 
     @abstractmethod
     def send(self, ends: Ends, items: int) -> Half:
-        """Make the sender's half of a block of `items`."""
+        """Make the sender's half of a block of `items`, without its correction."""
 
     @abstractmethod
     def receive(self, ends: Ends, items: int) -> Half:
         """Make the receiver's half of a block of `items`, without its correction."""
+
+    def correct(self, ends: Ends, half: Half) -> Half:
+        """Return the complete half of the sender: `half` itself, for kinds without correction."""
+        return half
 
     def finish(self, ends: Ends, half: Half) -> Half:
         """Return the complete half of the receiver: `half` itself, for kinds without correction."""

@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from securemedian.mpc.arrays import RingShare, UnpackedXorBits, Words, XorBits
+from securemedian.mpc.arrays import Bits, Blocks, RingShare, UnpackedXorBits, Words, XorBits
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Ends, Half, Kind, PackedKind
@@ -159,6 +159,39 @@ class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
 
 
 @dataclass(frozen=True)
+class Seeds(Kind[tuple[Blocks, Blocks, Bits, Blocks]]):
+    """Two random seeds of 128 bits at the sender, and a random one of them at the receiver.
+
+    It hands out both seeds (items, 2) to send with, and the choices (items,) and chosen seeds
+    (items, 2) to receive with.
+    """
+
+    ots = 1
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        return 32, 17
+
+    def send(self, ends: Ends, items: int) -> Half:
+        keys0, keys1 = ends.sender.extend(items)
+        # the last axis counts the items
+        return keys0.T.copy(), keys1.T.copy()
+
+    def receive(self, ends: Ends, items: int) -> Half:
+        choices, keys = ends.receiver.extend(items)
+        unpacked = np.empty(items, np.uint8)
+        packing.unpack_bits(choices, unpacked)
+        return unpacked, keys.T.copy()
+
+    def hand_out(
+        self, party_id: int, sent: Half, received: Half
+    ) -> tuple[Blocks, Blocks, Bits, Blocks]:
+        keys0, keys1 = (np.ascontiguousarray(keys.T) for keys in sent)
+        choices, keys = received
+        return keys0, keys1, choices, np.ascontiguousarray(keys.T)
+
+
+@dataclass(frozen=True)
 class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
     """A random bit as XOR shares and as additive shares over Z_2^bits.
 
@@ -177,9 +210,12 @@ class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
         return size, size
 
     def send(self, ends: Ends, items: int) -> Half:
-        keys0, keys1 = one_of_two.sender_keys(ends.sender, self.bits, items)
-        chosen = np.empty(items, np.uint8)
-        packing.unpack_bits(ends.randomness.words(items // 64), chosen)
+        return one_of_two.sender_keys(ends.sender, self.bits, items)
+
+    def correct(self, ends: Ends, half: Half) -> Half:
+        keys0, keys1 = half
+        chosen = np.empty(keys0.size, np.uint8)
+        packing.unpack_bits(ends.randomness.words(keys0.size // 64), chosen)
         correction = ring.reduce(keys0 - keys1 + chosen, self.bits)
         ends.channel.send("dabits", ring.pack(correction, self.bits))
         # b - 2 (-r_0)

@@ -3,16 +3,22 @@
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand, Ends, Half, HandedOut, Kind, Stock
-from securemedian.mpc.protocols.ot.extension import RandomOtReceiver, RandomOtSender
+from securemedian.mpc.protocols.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.protocols.prg import Stream
+
+# The OTs of one direction that are checked at once: so many that waiting for the peer costs little.
+# A receiver keeps 16 bytes of each until then, which is 33 MB.
+CHECKED = 16 * BLOCK
 
 # Kinds in the order in which both parties make them, each with how many items.
 Orders = list[tuple[Kind[Any], int]]
@@ -100,7 +106,8 @@ class Pool:
     def reserve(self, demand: Demand) -> None:
         """Make what the stock lacks of `demand`, and count what that takes.
 
-        It takes two rounds at most, however much is made.
+        It takes four rounds at most, however much is made. Nothing is in stock before the OTs that
+        it is made of are checked. Raises PeerProtocolError if the peer's are wrong.
         """
         start, traffic = time.perf_counter(), self.ends.channel.traffic
         before = replace(traffic)
@@ -130,71 +137,73 @@ class Pool:
 
     # The order of messages. Each party begins with the half of the work in which its own end of the
     # extension speaks, because its messages wait for nothing: they are on their way while it works,
-    # and the peer's are there when it comes to the other half. A sender's correction of a block (of
-    # DaBits) follows that block's messages of the extension, if any, on the same channel.
+    # and the peer's are there when it comes to the other half. Senders' corrections (of DaBits) are
+    # made of keys, and so they come after the check of all OTs.
 
     def _make_where_receivers_speak(self, to_send: Orders, to_receive: Orders) -> None:
-        """Receive everything, send everything, finish everything.
-
-        The extension's messages go from receiver to sender. So on the way to this party come first
-        all the messages that its sender waits for, and then all the corrections.
-        """
-        begun: list[tuple[Kind[Any], int, list[Half]]] = []
-        for kind, blocks in _blocks(to_receive):
-            halves = (kind.receive(self.ends, items) for items in blocks)
-            if kind.corrected:
-                begun.append((kind, sum(blocks), list(halves)))
-            else:
-                self._received[kind].put(_joined(halves, sum(blocks)))
-        self._send_all(to_send)
-        for kind, count, first in begun:
-            finished = (kind.finish(self.ends, half) for half in first)
-            self._received[kind].put(_joined(finished, count))
+        """Receive a portion, send one, check both, and so on; then finish everything."""
+        sender, receiver = self.ends.sender, self.ends.receiver
+        sent: Begun = []
+        received: Begun = []
+        nothing: Orders = []
+        portions = _portions(to_send), _portions(to_receive)
+        for giving, taking in zip_longest(*portions, fillvalue=nothing):
+            received += [(kind, kind.receive(self.ends, items)) for kind, items in taking]
+            receiver.seal()
+            sent += [(kind, kind.send(self.ends, items)) for kind, items in giving]
+            sender.challenge()
+            receiver.prove()
+            sender.verify()
+        self._correct_all(sent)
+        self._finish_all(received)
 
     def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
-        """Prepare, send everything, then receive and finish block by block.
+        """Prepare, send everything, then receive and finish everything.
 
-        The extension's messages go from sender to receiver. So on the way to this party come each
-        block's messages and then its correction, before those of the next block. Before all of them
-        the peer's sender waits for what this party's receiver says in `prepare`.
+        Before all messages the peer's sender waits for what this party's receiver says in
+        `prepare`.
         """
         if any(missing > 0 for _, missing in to_receive):
             self.ends.receiver.prepare()
-        self._send_all(to_send)
-        for kind, blocks in _blocks(to_receive):
-            halves = (kind.finish(self.ends, kind.receive(self.ends, items)) for items in blocks)
-            self._received[kind].put(_joined(halves, sum(blocks)))
+        giving, taking = (chain(*_portions(orders)) for orders in (to_send, to_receive))
+        self._correct_all([(kind, kind.send(self.ends, items)) for kind, items in giving])
+        self._finish_all([(kind, kind.receive(self.ends, items)) for kind, items in taking])
 
-    def _send_all(self, to_send: Orders) -> None:
-        for kind, blocks in _blocks(to_send):
-            halves = (kind.send(self.ends, items) for items in blocks)
-            self._sent[kind].put(_joined(halves, sum(blocks)))
+    def _correct_all(self, begun: "Begun") -> None:
+        for kind, halves in _by_kind(begun):
+            self._sent[kind].put(_joined([kind.correct(self.ends, half) for half in halves]))
+
+    def _finish_all(self, begun: "Begun") -> None:
+        for kind, halves in _by_kind(begun):
+            self._received[kind].put(_joined([kind.finish(self.ends, half) for half in halves]))
 
 
-def _blocks(orders: Orders) -> Iterator[tuple[Kind[Any], list[int]]]:
-    """Yield the kinds of which some are missing, and the items of each block of them."""
+# Halves of blocks, kind after kind, without corrections.
+Begun = list[tuple[Kind[Any], Half]]
+
+
+def _by_kind(begun: Begun) -> Iterator[tuple[Kind[Any], list[Half]]]:
+    for kind, some in groupby(begun, key=itemgetter(0)):
+        yield kind, [half for _, half in some]
+
+
+def _portions(orders: Orders) -> list[Orders]:
+    """Return the blocks of items to be made, in portions of about CHECKED OTs."""
+    portions: list[Orders] = []
+    room = 0
     for kind, missing in orders:
-        blocks = []
         while missing > 0:
-            blocks.append(kind.block(missing))
-            missing -= blocks[-1]
-        if blocks:
-            yield kind, blocks
+            if room <= 0:
+                portions.append([])
+                room = CHECKED
+            items = kind.block(min(missing, -(-room // kind.ots)))
+            portions[-1].append((kind, items))
+            missing, room = missing - items, room - items * kind.ots
+    return portions
 
 
-def _joined(halves: Iterable[Half], count: int) -> Half:
-    """Return the `count` items of blocks in one piece, of which protocols take parts as views.
-
-    Each block is copied while it is in the cache.
-    """
-    whole: Half = ()
-    at = 0
-    for half in halves:
-        size = half[0].shape[-1]
-        if size == count:
-            return half
-        whole = whole or tuple(np.empty((*part.shape[:-1], count), part.dtype) for part in half)
-        for array, part in zip(whole, half, strict=True):
-            array[..., at : at + size] = part
-        at += size
-    return whole
+def _joined(halves: list[Half]) -> Half:
+    """Return the items of blocks in one piece, of which protocols take parts as views."""
+    if len(halves) == 1:
+        return halves[0]
+    return tuple(np.concatenate(parts, axis=-1) for parts in zip(*halves, strict=True))

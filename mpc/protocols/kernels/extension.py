@@ -10,7 +10,7 @@ Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows. 
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 
 # Words of a row that are folded at once: all leaves of a tree stay in the first-level cache.
 _TILE = 256
@@ -19,7 +19,7 @@ _TILE = 256
 _COLUMNS = 32
 
 
-@kernel
+@kernel("u8[2]! u8[2]!")
 def fold(leaves: Words, rows: Words) -> None:
     """Fold the leaves of one tree into one row per index bit, and into their sum.
 
@@ -54,7 +54,7 @@ def fold(leaves: Words, rows: Words) -> None:
             j += 1
 
 
-@kernel
+@kernel("u8[2]! u8[1] u8[1]")
 def correct(rows: Words, correction: Words, masks: Words) -> None:
     """Add the correction to the rows whose mask is set: rows[j] ^= masks[j] & correction.
 
@@ -67,7 +67,7 @@ def correct(rows: Words, correction: Words, masks: Words) -> None:
             row[i] ^= correction[i] & m
 
 
-@kernel
+@callee
 def _two_levels(
     source: Words,
     first: int,
@@ -112,7 +112,7 @@ def _two_levels(
                 out3[c] = z
 
 
-@kernel
+@callee
 def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words) -> None:
     """Transpose `width` 64x64 matrices from row `first`, column `start` of `rows` into `tile`."""
     _two_levels(
@@ -133,7 +133,7 @@ def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words
     )
 
 
-@kernel
+@kernel("u8[2] u8 u8 u8[2]!")
 def transpose_and_tweak(rows: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.
 
@@ -156,7 +156,7 @@ def transpose_and_tweak(rows: Words, index: np.uint64, stream: np.uint64, out: W
                 out[at + r, 1] = left ^ stream
 
 
-@kernel
+@kernel("u8[2] u8 u8 u8[2]!")
 def sigma_and_tweak(keys: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Do as `transpose_and_tweak` does on keys (n, 2) that are columns already; out (n, 2)."""
     for i in range(keys.shape[0]):
@@ -164,7 +164,7 @@ def sigma_and_tweak(keys: Words, index: np.uint64, stream: np.uint64, out: Words
         out[i, 1] = keys[i, 0] ^ stream
 
 
-@kernel
+@kernel("u8[2] u8[1] u8[2]!")
 def xor_constant(values: Words, constant: Words, out: Words) -> None:
     """Set out[i] = values[i] ^ constant, for values and out (n, 2)."""
     low, high = constant[0], constant[1]
@@ -173,9 +173,41 @@ def xor_constant(values: Words, constant: Words, out: Words) -> None:
         out[i, 1] = values[i, 1] ^ high
 
 
-@kernel
+@kernel("u8[2]! u8[2]")
 def xor_into(out: Words, values: Words) -> None:
     """Set out ^= values, both (n, 2)."""
     for i in range(out.shape[0]):
         out[i, 0] ^= values[i, 0]
         out[i, 1] ^= values[i, 1]
+
+
+@kernel("u8[3] u8[1] u8[2]!")
+def weigh(rows: Words, weights: Words, sums: Words) -> None:
+    """Add to each row's sum the carry-less products of its words and their weights.
+
+    rows (s, r, w) are r rows that are cut into s strips of w words, of which the last is used as
+    far as there are `weights`. sums (r, 2) have the low word first. Memory is addressed by the
+    weights, which are public.
+    """
+    width, size = rows.shape[2], weights.size
+    # the sums of the words whose weights have one value at one byte
+    sorted_ = np.empty((8, 256), np.uint64)
+    for r in range(rows.shape[1]):
+        sorted_[:] = 0
+        for first in range(0, size, width):
+            row = rows[first // width, r]
+            for i in range(min(width, size - first)):
+                word, weight = row[i], weights[first + i]
+                for byte in range(8):
+                    sorted_[byte, weight >> np.uint64(8 * byte) & np.uint64(255)] ^= word
+        for byte in range(8):
+            values = sorted_[byte]
+            for bit in range(7, -1, -1):
+                half, part = 1 << bit, np.uint64(0)
+                for i in range(half):
+                    part ^= values[half + i]
+                    values[i] ^= values[half + i]
+                place = np.uint64(8 * byte + bit)
+                sums[r, 0] ^= part << place
+                if place > 0:
+                    sums[r, 1] ^= part >> (np.uint64(64) - place)

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 
 # SECURITY: the number of secrets that each output of the code adds up, d of a d-local linear code.
 LOCALITY = 10
 
 
-@kernel
+@kernel("u8[3] u8[3] u8[3]! i8 u8[3]!")
 def grow(parents: Words, lefts: Words, children: Words, level: int, sums: Words) -> None:
     """Write the children of one level's nodes, and the XOR of the left ones per tree.
 
@@ -37,7 +37,7 @@ def grow(parents: Words, lefts: Words, children: Words, level: int, sums: Words)
         sums[tree, level, 1] = sum1
 
 
-@kernel
+@callee
 def mend_tree(children: Words, half: int, given: Words, found: Words, path: int) -> None:
     """Replace the two children of one tree's node on the path, which are wrong.
 
@@ -53,7 +53,7 @@ def mend_tree(children: Words, half: int, given: Words, found: Words, path: int)
         children[place + half, word] ^= wrong
 
 
-@kernel
+@kernel("u8[3]! i8 u8[3] u8[3] i8[1]")
 def mend(children: Words, level: int, sums: Words, given: Words, paths: NDArray[np.int64]) -> None:
     """Mend one level of each tree, as `mend_tree` does.
 
@@ -64,7 +64,7 @@ def mend(children: Words, level: int, sums: Words, given: Words, paths: NDArray[
         mend_tree(children[tree], half, given[tree, level], sums[tree, level], paths[tree])
 
 
-@kernel
+@kernel("u8[2] u8[2] u4[2] u8[2]!")
 def encode(leaves: Words, secrets: Words, draws: NDArray[np.uint32], out: Words) -> None:
     """Add LOCALITY blocks of the secret to each leaf, at indices that `draws` chooses.
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 
 
-@kernel
+@kernel(*(f"{ring}[1] i8 u8[1]!" for ring in RINGS))
 def pack_values(values: NDArray[Any], bits: int, words: Words) -> None:
     """Write the low `bits` bits (1..64) of each value into `words`, which must be zero before."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
@@ -27,7 +27,7 @@ def pack_values(values: NDArray[Any], bits: int, words: Words) -> None:
         position += bits
 
 
-@kernel
+@kernel(*(f"u8[1] i8 {ring}[1]!" for ring in RINGS))
 def unpack_values(words: Words, bits: int, values: NDArray[Any]) -> None:
     """Undo `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
@@ -47,7 +47,7 @@ _BYTES, _PAIRS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 _FOURS, _LOWEST = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0101010101010101)
 
 
-@kernel
+@kernel("u1[1] i8 u8[1]!")
 def pack_bytes(values: NDArray[np.uint8], bits: int, words: Words) -> None:
     """Do as `pack_values` does on bytes, a multiple of 8 of them, of which fewer than 8 bits count.
 
@@ -70,7 +70,7 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: Words) -> None:
             words[word + 1] |= x >> np.uint64(64 - offset)
 
 
-@kernel
+@kernel("u8[1] i8 u8[1]!")
 def unpack_bytes(words: Words, bits: int, eights: Words) -> None:
     """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
     one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
@@ -88,7 +88,7 @@ def unpack_bytes(words: Words, bits: int, eights: Words) -> None:
         eights[i] = (x & singles) | (((x >> one) & singles) << np.uint64(8))
 
 
-@kernel
+@kernel("u8[1] u8[1] u8[1]!")
 def add_packed(words: Words, tops: Words, total: Words) -> None:
     """Add packed values to packed totals modulo 2^l, without unpacking them.
 
@@ -107,7 +107,7 @@ def add_packed(words: Words, tops: Words, total: Words) -> None:
         total[i] = result ^ ((one ^ other) & top)
 
 
-@kernel
+@kernel("u8[1] u8[1] u8[1]!")
 def subtract_packed(words: Words, tops: Words, total: Words) -> None:
     """Subtract packed values from packed totals modulo 2^l, without unpacking them.
 
@@ -125,7 +125,7 @@ def subtract_packed(words: Words, tops: Words, total: Words) -> None:
         total[i] = result ^ ((one ^ ~other) & top)
 
 
-@kernel
+@kernel("u1[1] u8[1]!")
 def pack_bits(bits: NDArray[np.uint8], words: Words) -> None:
     """Set bit j of words[i] to bits[64 i + j]; missing bits are 0."""
     count = bits.shape[0]
@@ -136,7 +136,7 @@ def pack_bits(bits: NDArray[np.uint8], words: Words) -> None:
         words[i] = word
 
 
-@kernel
+@kernel("u8[1] u1[1]!")
 def unpack_bits(words: Words, bits: NDArray[np.uint8]) -> None:
     """Set bits[64 i + j] to bit j of words[i]."""
     for i in range(words.shape[0]):
@@ -145,7 +145,7 @@ def unpack_bits(words: Words, bits: NDArray[np.uint8]) -> None:
             bits[64 * i + j] = (word >> np.uint64(j)) & np.uint64(1)
 
 
-@kernel
+@callee
 def gather(values: Words, bit: int) -> np.uint64:
     """Return bit `bit` of each of 64 values, as one word.
 
@@ -157,7 +157,7 @@ def gather(values: Words, bit: int) -> np.uint64:
     return word
 
 
-@kernel
+@kernel("u8[2] u8[2]!")
 def bit_planes(keys: Words, planes: Words) -> None:
     """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
     near = np.empty(64, np.uint64)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 from securemedian.mpc.protocols.kernels.native.processor import SLICES
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_planes
 from securemedian.mpc.protocols.kernels.packing import gather
@@ -22,7 +22,7 @@ FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _TILE = 64
 
 
-@kernel
+@kernel(*(f"{ring}[1] u8[2]!" for ring in RINGS))
 def split(values: NDArray[Any], planes: Words) -> None:
     """Set bit j of planes[k, i] to bit k of values[64 i + j]; missing bits are 0."""
     flat, words, count = planes.reshape(-1), planes.shape[1], planes.shape[0]
@@ -39,7 +39,7 @@ def split(values: NDArray[Any], planes: Words) -> None:
                 planes[k, i] = gather(some, k)
 
 
-@kernel
+@kernel(*(f"u8[2] {ring}[1]!" for ring in RINGS))
 def join(planes: Words, values: NDArray[Any]) -> None:
     """Undo `split`."""
     near = np.empty(64, np.uint64)
@@ -53,19 +53,19 @@ def join(planes: Words, values: NDArray[Any]) -> None:
             values[64 * i + j] = near[j]
 
 
-@kernel
+@callee
 def _sum(one: np.uint64, other: np.uint64, carry: np.uint64) -> np.uint64:
     """Return one plane of a sum."""
     return one ^ other ^ carry
 
 
-@kernel
+@callee
 def _carry(one: np.uint64, other: np.uint64, carry: np.uint64) -> np.uint64:
     """Return what the plane carries to the next."""
     return (one & other) | (carry & (one ^ other))
 
 
-@kernel
+@kernel("u8[2]! u8[2] u8[2] u8[1] u8[1] u8[2] u8[2] i8 i8 u8[2]!")
 def reply(
     flags: Words,
     products: Words,
@@ -125,7 +125,7 @@ def reply(
                         second[i] = _carry(masked, ~pad1, second[i])
 
 
-@kernel
+@kernel("u8[2] u8[2] u8[1] u8[1] u8[2] u8[2] u8[2] i8 u8[2] u8[1] i8 u8[2]! u8[2]! u8[2]!")
 def finish(
     flags: Words,
     opened: Words,

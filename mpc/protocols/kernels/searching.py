@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 
 # Coordinates that a loop works on while they are in the cache.
 BLOCK = 1 << 12
 
 
-@kernel
+@kernel(*(f"{ring}[2] u2[1] i8 {ring} {ring} {ring}[1]!" for ring in RINGS))
 def pick(
     counts: NDArray[Any],
     found: NDArray[np.uint16],
@@ -44,7 +44,7 @@ def pick(
         _centre(chosen, rank, mask)
 
 
-@kernel
+@callee
 def _choose(
     found: NDArray[np.uint16], base: np.uint16, row: NDArray[Any], out: NDArray[Any]
 ) -> None:
@@ -53,13 +53,13 @@ def _choose(
             out[i] = row[i]
 
 
-@kernel
+@callee
 def _centre(counts: NDArray[Any], rank: Any, mask: Any) -> None:
     for i in range(counts.size):
         counts[i] = (counts[i] - rank) & mask
 
 
-@kernel
+@kernel("u1[1] i8 i8 u2[1]!")
 def go_up(reached: Bits, half: int, thresholds: int, found: NDArray[np.uint16]) -> None:
     """Add h to `found` where the threshold that was asked for was not reached, and there is one."""
     for i in range(found.size):
@@ -68,7 +68,7 @@ def go_up(reached: Bits, half: int, thresholds: int, found: NDArray[np.uint16]) 
             found[i] = above
 
 
-@kernel
+@kernel("u1[2] u2[1]!")
 def count_missed(reached: Bits, found: NDArray[np.uint16]) -> None:
     """Set `found` to how many thresholds of each coordinate are not reached, of all that there are.
 

@@ -8,13 +8,13 @@ their OTs 1, and so on. Tables of a tile of items are worked on in the first-lev
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 
 # Words of a plane that are worked on at once.
 _TILE = 64
 
 
-@kernel
+@kernel("u8[2] u8[2] i8 u8[2]!")
 def combine_keys(keys0: Words, keys1: Words, width: int, tables: Words) -> None:
     """Combine the sender's keys into one table per item.
 
@@ -32,7 +32,7 @@ def combine_keys(keys0: Words, keys1: Words, width: int, tables: Words) -> None:
                 out[i] ^= key[i]
 
 
-@kernel
+@callee
 def _pick(near: Words, positions: Words, start: int, words: int, width: int) -> None:
     """Move the chunk at each position to the front of the tables in `near` (2^m width, ..).
 
@@ -49,7 +49,7 @@ def _pick(near: Words, positions: Words, start: int, words: int, width: int) -> 
                 out[i] = even[i] ^ ((even[i] ^ odd[i]) & chosen[i])
 
 
-@kernel
+@kernel("u8[2] u8[2] u8[2]!")
 def choose_chunks(keys: Words, choices: Words, pads: Words) -> None:
     """Write the pad of each table that the receiver knows: the chunk at its choices.
 
@@ -71,7 +71,7 @@ def choose_chunks(keys: Words, choices: Words, pads: Words) -> None:
             pads[k, start : start + count] = near[k, :count]
 
 
-@kernel
+@kernel("u8[2] u8[2] u8[2] u8[2] b1 b1 u8[2]!")
 def reply_leaves(
     leaves: Words,
     requests: Words,
@@ -131,7 +131,7 @@ def reply_leaves(
                     masked[i] = its[i] ^ share[i] ^ pad[i]
 
 
-@kernel
+@kernel("u8[2] u8[2] u8[2] u8[2]!")
 def finish_leaves(leaves: Words, replies: Words, pads: Words, out: Words) -> None:
     """Write the receiver's shares: the message at its leaf, without the pad.
 

@@ -16,19 +16,21 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels import packing
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 from securemedian.mpc.protocols.kernels.native.dealt import unpack_vectors
 from securemedian.mpc.protocols.kernels.native.fetching import fetch, fetch_to_write
 from securemedian.mpc.protocols.kernels.native.processor import FETCHES, LINE
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+# Machine words of vectors.
+WORDS = ("u4", "u8")
 # Vectors that a loop works on while they are in the cache.
 BLOCK = 1 << 10
 # How many vectors ahead `gather` fetches: more than it jumps among at a time.
 AHEAD = 1 << 14
 
 
-@kernel
+@callee
 def _ones(bits: int, per_word: int, step: int) -> np.uint64:
     """Return a word with 1 in each entry whose number is a multiple of `step`."""
     word = np.uint64(0)
@@ -37,7 +39,7 @@ def _ones(bits: int, per_word: int, step: int) -> np.uint64:
     return word
 
 
-@kernel
+@callee
 def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Return what turns a word into p/2 pairs of entries, 2l bits each.
 
@@ -50,7 +52,7 @@ def _pairs(bits: int, per_word: int) -> tuple[np.uint64, np.uint64, np.uint64, n
     return even, even, np.uint64(bits), np.uint64((per_word - 2) * bits)
 
 
-@kernel
+@callee
 def weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Return what pairs of entries are multiplied with and masked by: ones, numbers, halves.
 
@@ -65,7 +67,7 @@ def weights(bits: int, per_word: int, words: int) -> tuple[np.uint64, np.uint64,
     return ones, numbers, ones * half
 
 
-@kernel
+@callee
 def _unpack(
     words: Words,
     start: int,
@@ -116,7 +118,7 @@ def _unpack(
         row[i] = value | ((left & entry) << top)
 
 
-@kernel
+@callee
 def _positions(
     vectors: NDArray[Any], first: int, bits: int, per_word: int, out: NDArray[np.uint8]
 ) -> None:
@@ -141,7 +143,7 @@ def _positions(
             out[i] += np.uint8(position & np.uint64(slots - 1))
 
 
-@kernel
+@callee
 def _read(
     words: Words,
     at: int,
@@ -166,7 +168,7 @@ def _read(
         _positions(vectors, first + done, bits, per_word, positions[done : last - first])
 
 
-@kernel
+@kernel(*(f"u8[1] i8 i8 i8 {word}[2]! i8 i8 u1[1]!" for word in WORDS))
 def unpack(
     words: Words,
     bits: int,
@@ -188,7 +190,7 @@ def unpack(
         _read(words, at, bits, per_word, one, rest, vectors, start, stop, positions[at:])
 
 
-@kernel
+@kernel("u1[1] u4[1]! u4[1]!")
 def places(labels: NDArray[np.uint8], borders: NDArray[np.uint32], out: NDArray[np.uint32]) -> None:
     """Set out[i] to where item i goes, if items are put in the order of their labels.
 
@@ -206,7 +208,7 @@ def places(labels: NDArray[np.uint8], borders: NDArray[np.uint32], out: NDArray[
         nexts[label] += np.uint32(1)
 
 
-@kernel
+@kernel(*(f"u8[1] i8 i8 i8 u4[1] {word}[2]! u1[1]!" for word in WORDS))
 def scatter(
     words: Words,
     bits: int,
@@ -228,7 +230,7 @@ def scatter(
         _put(own, to, positions)
 
 
-@kernel
+@callee
 def _put(values: NDArray[Any], places: NDArray[np.uint32], out: NDArray[Any]) -> None:
     """Set out[places[i]] to values[i].
 
@@ -241,7 +243,7 @@ def _put(values: NDArray[Any], places: NDArray[np.uint32], out: NDArray[Any]) ->
             fetch_to_write(out, places[i] + line)
 
 
-@kernel
+@kernel(*(f"{each}[2] u4[1] i8 {each}[2]!" for each in ("u1", *WORDS)))
 def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: NDArray[Any]) -> None:
     """Set vector i of `out` to vector order[i].
 
@@ -257,7 +259,7 @@ def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: ND
             chosen[i] = row[order[i]]
 
 
-@kernel
+@callee
 def _rotate(value: np.uint64, up: np.uint64, width: np.uint64) -> np.uint64:
     """Return a word of `width` bits, rotated up by fewer."""
     unit, mask = np.uint64(1), FULL >> (np.uint64(64) - width)
@@ -265,7 +267,7 @@ def _rotate(value: np.uint64, up: np.uint64, width: np.uint64) -> np.uint64:
     return ((value << up) | ((value >> (width - unit - up)) >> unit)) & mask
 
 
-@kernel
+@callee
 def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
     """Return a word's entries minus another's.
 
@@ -274,7 +276,7 @@ def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
     return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
 
 
-@kernel
+@callee
 def turn(
     vectors: NDArray[Any], turns: NDArray[np.uint8], bits: int, per_word: int, out: NDArray[Any]
 ) -> None:
@@ -320,7 +322,7 @@ def turn(
             row[i] = ((np.uint64(row[i]) << up) | low) & mask
 
 
-@kernel
+@kernel(*(f"{word}[2] u4[1] i8 u1[1] {word}[2] i8 i8 i8 b1 {word}[2]!" for word in WORDS))
 def differences(
     vectors: NDArray[Any],
     order: NDArray[np.uint32],
@@ -354,7 +356,7 @@ def differences(
                 _turn_and_subtract(near[0], by, subtracted, bits, per_word, tops, negated, row)
 
 
-@kernel
+@callee
 def _subtract(
     ones: NDArray[Any], others: NDArray[Any], tops: np.uint64, negated: bool, out: NDArray[Any]
 ) -> None:
@@ -369,7 +371,7 @@ def _subtract(
         out[i] = _minus(one, other, tops)
 
 
-@kernel
+@callee
 def _turn_and_subtract(
     words: NDArray[Any],
     turns: NDArray[np.uint8],
@@ -390,7 +392,7 @@ def _turn_and_subtract(
         out[i] = _minus(one, other, tops)
 
 
-@kernel
+@kernel(*(f"u8[1] u8[1] i8 i8 i8 {word}[2]!" for word in WORDS))
 def add_turned(
     words: Words, turns: Words, bits: int, per_word: int, one: int, totals: NDArray[Any]
 ) -> None:
@@ -420,7 +422,11 @@ def add_turned(
                 row[i] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
 
 
-@kernel
+# four entries or more fill 32 bits only if they have 8 bits at most
+@kernel(
+    "u4[2] i8 i8 u1 u1 i8 u1[2]!",
+    *(f"u8[2] i8 i8 {ring} {ring} i8 {ring}[2]!" for ring in RINGS),
+)
 def add_cumulative(
     vectors: NDArray[Any],
     bits: int,
@@ -448,13 +454,13 @@ def add_cumulative(
             _add_times(sums[:count], weight, mask, out[j, start + first : start + first + count])
 
 
-@kernel
+@callee
 def _add_times(values: NDArray[Any], weight: Any, mask: Any, out: NDArray[Any]) -> None:
     for i in range(out.size):
         out[i] = (out[i] + values[i] * weight) & mask
 
 
-@kernel
+@kernel("u4[1]! i8 i8 u4[1]")
 def shuffle(order: NDArray[np.uint32], first: int, last: int, draws: NDArray[np.uint32]) -> int:
     """Go on with a Fisher-Yates shuffle of order[first..last], and return where the draws ended.
 
@@ -475,7 +481,7 @@ def shuffle(order: NDArray[np.uint32], first: int, last: int, draws: NDArray[np.
     return last
 
 
-@kernel
+@kernel("u1[1] i8 i8 u8[1]!")
 def set_ones(slots: NDArray[np.uint8], bits: int, entries: int, words: Words) -> None:
     """Set entry slots[i] of packed vector i to 1, unless it is the last, which is left out."""
     for i in range(slots.shape[0]):

@@ -1,16 +1,22 @@
 """Base OT: random 1-of-2 OTs from public-key cryptography over ed25519.
 
-Chou and Orlandi, LATINCRYPT 2015; semi-honest. The sender publishes A = aG; for choice c the
-receiver sends B = bG + cA. The sender's keys are H(aB) and H(a(B - A)), the receiver's is
-H(bA) = H(a(B - cA)): the one of its choice. The points that the two keys hash differ by a^2 G, the
-Diffie-Hellman value of A with itself, so it cannot compute the other. H is SHA-256 over the session
-id, the index and the whole transcript (A, B), so keys of different sessions, directions and
-positions never agree.
+Masny and Rindal, CCS 2019 (endemic OT): secure if either party deviates, with computational
+Diffie-Hellman in the prime-order group and a hash to it as a random oracle. The sender publishes
+A = aG. For choice c the receiver draws B_(1-c) from the group, and sends it with
 
-B is uniform in the group whatever c is, so the sender learns nothing; messages have constant size.
-The sender computes a(B - A) as aB - aA, for which aA serves all OTs. Group arithmetic is
-libsodium's. What is received must be a canonical encoding of a point of the prime-order group, and
-not its neutral element, and B must not be A: libsodium multiplies no other point.
+    B_c = bG - T_c(B_(1-c)),    T_j a hash to the group.
+
+The sender's keys are H(a P_j) with P_j = B_j + T_j(B_(1-j)), the receiver's is H(bA): P_c = bG. The
+receiver fixes one of both points by the other, whose hash it cannot choose, so it knows no b of
+the other P. Both points are uniform whatever c is, so the sender learns nothing.
+
+H is SHA-256, and T_j is SHA-512 and twice Elligator's map, over the session id, the index and
+what was sent, so that keys of different sessions, directions and positions never agree. Whoever
+deviates may choose keys of its own: nothing that stays secret from it is made of them alone.
+
+Messages have constant size. Group arithmetic is libsodium's. What is received must be a canonical
+encoding of a point of the prime-order group, and not its neutral element, as must P_j be:
+libsodium multiplies no other point.
 """
 
 import hashlib
@@ -34,22 +40,35 @@ def _scalar(entropy: Entropy) -> bytes:
 
 
 def _times(scalar: bytes, point: bytes, what: str) -> bytes:
-    """Return a multiple of a received point.
+    """Return a multiple of a point that the peer has a part in.
 
     Raises PeerProtocolError unless the point is one that may be sent, which libsodium checks.
     """
     try:
         return sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
     except CryptoError:
-        raise PeerProtocolError(
-            f"base OT: {what} is not a point of the prime-order group"
-        ) from None
+        raise _refused(what) from None
 
 
-def _key(session: bytes, index: int, a_point: bytes, b_point: bytes, shared: bytes) -> bytes:
-    return hashlib.sha256(
-        b"securemedian base OT" + session + index.to_bytes(4, "little") + a_point + b_point + shared
-    ).digest()[:SEED_BYTES]
+def _refused(what: str) -> PeerProtocolError:
+    return PeerProtocolError(f"base OT: {what} is not a point of the prime-order group")
+
+
+def _to_group(session: bytes, index: int, side: int, point: bytes) -> bytes:
+    """Return T_side of a point, which is as good as a random point of the group."""
+    name = session + index.to_bytes(4, "little") + bytes([side])
+    wide = hashlib.sha512(b"securemedian base OT point" + name + point).digest()
+    return sodium.crypto_core_ed25519_add(
+        sodium.crypto_core_ed25519_from_uniform(wide[:POINT_BYTES]),
+        sodium.crypto_core_ed25519_from_uniform(wide[POINT_BYTES:]),
+    )
+
+
+def _key(session: bytes, index: int, side: int, transcript: bytes, shared: bytes) -> bytes:
+    name = session + index.to_bytes(4, "little") + bytes([side])
+    return hashlib.sha256(b"securemedian base OT" + name + transcript + shared).digest()[
+        :SEED_BYTES
+    ]
 
 
 class BaseOtSender:
@@ -66,20 +85,22 @@ class BaseOtSender:
 
     def keys(self, count: int) -> list[tuple[bytes, bytes]]:
         """Receive all B and return the pairs of keys."""
-        points: NDArray[np.uint8] = self._channel.recv("base.B", np.uint8, (count, POINT_BYTES))
-        difference = _times(self._a, self._point, "A")
+        points: NDArray[np.uint8] = self._channel.recv("base.B", np.uint8, (count, 2, POINT_BYTES))
         pairs = []
         for i in range(count):
-            b_point = points[i].tobytes()
-            if b_point == self._point:
-                raise PeerProtocolError(f"base OT: B[{i}] is A: everybody knows one of its keys")
-            shared = _times(self._a, b_point, f"B[{i}]")
-            other = sodium.crypto_core_ed25519_sub(shared, difference)
-            key0, key1 = (
-                _key(self._session, i, self._point, b_point, secret) for secret in (shared, other)
-            )
+            sent = points[i, 0].tobytes(), points[i, 1].tobytes()
+            for side in (0, 1):
+                if not sodium.crypto_core_ed25519_is_valid_point(sent[side]):
+                    raise _refused(f"B[{i}, {side}]")
+            key0, key1 = (self._key(i, side, sent) for side in (0, 1))
             pairs.append((key0, key1))
         return pairs
+
+    def _key(self, i: int, side: int, sent: tuple[bytes, bytes]) -> bytes:
+        hashed = _to_group(self._session, i, side, sent[1 - side])
+        point = sodium.crypto_core_ed25519_add(sent[side], hashed)
+        shared = _times(self._a, point, f"B[{i}, {side}] with the hash of the other")
+        return _key(self._session, i, side, self._point + sent[0] + sent[1], shared)
 
 
 class BaseOtReceiver:
@@ -92,18 +113,23 @@ class BaseOtReceiver:
         """Receive A, send all B and return the chosen keys."""
         a_point = self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes()
         secrets = [_scalar(self._entropy) for _ in choices]
-        # before anything is added to A
+        # before anything is sent
         shared = [_times(secret, a_point, "A") for secret in secrets]
-        points = []
-        for choice, secret in zip(choices, secrets, strict=True):
+        pairs = []
+        for i, (choice, secret) in enumerate(zip(choices.tolist(), secrets, strict=True)):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
-            # both are made and one is taken, so that either choice is the same work
-            candidates = own, sodium.crypto_core_ed25519_add(own, a_point)
-            points.append(candidates[int(choice)])
+            other = sodium.crypto_scalarmult_ed25519_base_noclamp(_scalar(self._entropy))
+            hashed = _to_group(self._session, i, choice, other)
+            chosen = sodium.crypto_core_ed25519_sub(own, hashed)
+            # either order is the same work
+            pairs.append(((chosen, other), (other, chosen))[choice])
+        sent = b"".join(first + second for first, second in pairs)
         self._channel.send(
-            "base.B", np.frombuffer(b"".join(points), np.uint8).reshape(len(points), POINT_BYTES)
+            "base.B", np.frombuffer(sent, np.uint8).reshape(len(pairs), 2, POINT_BYTES)
         )
         return [
-            _key(self._session, i, a_point, point, secret)
-            for i, (point, secret) in enumerate(zip(points, shared, strict=True))
+            _key(self._session, i, choice, a_point + first + second, secret)
+            for i, (choice, (first, second), secret) in enumerate(
+                zip(choices.tolist(), pairs, shared, strict=True)
+            )
         ]

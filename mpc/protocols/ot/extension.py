@@ -4,6 +4,10 @@ Per OT, the sender learns two random keys of 128 bits, the receiver learns a ran
 the key of that choice, and neither learns more. Both ends must be asked for the same counts in the
 same order: the messages carry no counts, and an end waits for exactly those that its peer sends for
 the same call.
+
+Where OTs are to be checked before their keys are used, the ends call in this order: the receiver
+`seal`, the sender `challenge`, the receiver `prove`, the sender `verify`. An extension that checks
+nothing moves no messages there, and neither does one that made no OTs since the last check.
 """
 
 from abc import ABC, abstractmethod
@@ -17,6 +21,7 @@ from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import processor, slicing
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
 ALIGN = 128
@@ -36,6 +41,7 @@ class Direction:
     # the party that sends
     sender: int
     native_aes: bool = True
+    entropy: Entropy = os_entropy
 
     @property
     def tweaks(self) -> np.uint64:
@@ -91,6 +97,14 @@ class RandomOtSender(RandomOtEnd):
             planes1[:, words] = bit_planes(keys1, width)
         return planes0, planes1
 
+    def challenge(self) -> None:
+        """Challenge the receiver, once all messages of `extend` and `seal` are in."""
+        return
+
+    def verify(self) -> None:
+        """Wait for the receiver's answer. Raises PeerProtocolError if it deviated."""
+        return
+
 
 class RandomOtReceiver(RandomOtEnd):
     """The end that makes a random choice bit per OT, and the key of that choice."""
@@ -110,6 +124,14 @@ class RandomOtReceiver(RandomOtEnd):
             choices[words], keys = self.extend(64 * (words.stop - words.start))
             planes[:, words] = bit_planes(keys, width)
         return choices, planes
+
+    def seal(self) -> None:
+        """End the OTs that are to be checked, with some that are for this alone."""
+        return
+
+    def prove(self) -> None:
+        """Wait for the sender's challenge, and answer it."""
+        return
 
 
 def blocks_of(count: int) -> Iterator[slice]:

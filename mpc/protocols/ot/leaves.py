@@ -13,6 +13,7 @@ import numpy as np
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels.native import leaves as native
+from securemedian.mpc.protocols.kernels.native import weighing
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
 from securemedian.mpc.protocols.kernels.native.processor import taken
@@ -21,6 +22,20 @@ from securemedian.mpc.protocols.ot.hash import Hash, as_bytes
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a call go, and what they are added to.
+
+    strips (s, 128, width) as `Leaves.strips` tells: a receiver's stay there, and a sender may have
+    one strip for all of them. A sender has weights (w,) and sums (128, 2) for its rows
+    (`ot.consistency`).
+    """
+
+    strips: Words
+    weights: Words | None = None
+    sums: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -50,20 +65,31 @@ class Leaves(ABC):
     ) -> None:
         """Write the receiver's V, u and c, or the sender's W: rows (128, w)."""
 
+    @abstractmethod
+    def strips(self, words: int) -> tuple[int, int, int]:
+        """Return the shape of the strips into which `keys` cuts 128 rows of so many words."""
+
+    @abstractmethod
+    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
+        """Add rows in strips, times weights, to their sums, as `extension.weigh` does."""
+
     def keys(
         self,
         tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
+        rows: Rows,
         keys0: Blocks,
         difference: Words | None = None,
         keys1: Blocks | None = None,
     ) -> None:
-        """Hash the columns of what `rows` writes: keys (64 w, 2)."""
-        rows = self._scratch.array("rows", SECURITY_BITS, corrections.shape[1])
-        self.rows(choices, masks, corrections, rows)
-        tweaked.hash.columns(rows, tweaked.index, tweaked.stream, keys0, difference, keys1)
+        """Write rows, and hash their columns: keys (64 w, 2)."""
+        here = rows.strips[0]
+        self.rows(choices, masks, corrections, here)
+        if rows.weights is not None and rows.sums is not None:
+            self.weigh(rows.strips, rows.weights, rows.sums)
+        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
     def planes(
         self,
@@ -71,6 +97,7 @@ class Leaves(ABC):
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
+        rows: Rows,
         at: int,
         planes0: Words,
         difference: Words | None = None,
@@ -80,7 +107,7 @@ class Leaves(ABC):
         words = corrections.shape[1]
         keys0 = self._scratch.array("keys0", 64 * words, 2)
         keys1 = None if planes1 is None else self._scratch.array("keys1", 64 * words, 2)
-        self.keys(tweaked, choices, masks, corrections, keys0, difference, keys1)
+        self.keys(tweaked, choices, masks, corrections, rows, keys0, difference, keys1)
         for keys, planes in ((keys0, planes0), (keys1, planes1)):
             if keys is not None and planes is not None:
                 planes[:, at : at + words] = bit_planes(keys, len(planes))
@@ -116,6 +143,12 @@ class PortableLeaves(Leaves):
             elif choices is not None:
                 np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
 
+    def strips(self, words: int) -> tuple[int, int, int]:
+        return 1, SECURITY_BITS, words
+
+    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
+        kernels.weigh(strips, weights, sums)
+
 
 class NativeLeaves(Leaves):
     """Leaves that the processor's AES instructions expand."""
@@ -134,18 +167,26 @@ class NativeLeaves(Leaves):
     ) -> None:
         native.expand(*self._next(rows.shape[1]), choices, masks, corrections, rows)
 
+    def strips(self, words: int) -> tuple[int, int, int]:
+        return -(-words // native.STRIP), SECURITY_BITS, native.STRIP
+
+    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
+        weighing.weigh(strips, weights, sums)
+
     def keys(
         self,
         tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
+        rows: Rows,
         keys0: Blocks,
         difference: Words | None = None,
         keys1: Blocks | None = None,
     ) -> None:
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        native.expand_to_keys(*given, *self._hashing(tweaked), difference, keys0, keys1)
+        kept = rows.strips, rows.weights, rows.sums
+        native.expand_to_keys(*given, *kept, *self._hashing(tweaked), difference, keys0, keys1)
 
     def planes(
         self,
@@ -153,13 +194,16 @@ class NativeLeaves(Leaves):
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
+        rows: Rows,
         at: int,
         planes0: Words,
         difference: Words | None = None,
         planes1: Words | None = None,
     ) -> None:
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        native.expand_to_planes(*given, *self._hashing(tweaked), at, difference, planes0, planes1)
+        kept = rows.strips, rows.weights, rows.sums
+        hashing = self._hashing(tweaked)
+        native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
         """Return the round keys, the nonce and the first block of the next `words` words."""
@@ -167,12 +211,11 @@ class NativeLeaves(Leaves):
         self._used += words // BLOCK_WORDS
         return self._round_keys, self._nonce, first
 
-    def _hashing(self, tweaked: Tweaked) -> tuple[np.uint64, np.uint64, Words, Words]:
-        """Return a tweak, the hash's round keys and memory for a strip of rows."""
+    def _hashing(self, tweaked: Tweaked) -> tuple[np.uint64, np.uint64, Words]:
+        """Return a tweak and the hash's round keys."""
         keys = tweaked.hash.round_keys
         assert keys is not None, "both take the processor's own AES, or neither"
-        rows = self._scratch.array("strip", SECURITY_BITS, native.STRIP)
-        return np.uint64(tweaked.index), tweaked.stream, keys, rows
+        return np.uint64(tweaked.index), tweaked.stream, keys
 
 
 def expander(trees: list[list[bytes]], nonce: int, native_aes: bool) -> Leaves:

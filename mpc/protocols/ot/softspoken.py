@@ -1,6 +1,7 @@
 """SoftSpokenOT: millions of random 1-of-2 OTs from 128 base OTs.
 
-Roy, CRYPTO 2022, Sections 3 and 4; semi-honest, with the repetition code.
+Roy, CRYPTO 2022, with the repetition code; secure if either party deviates, by the checks of
+`ot.ggm` (Section 5) and of `ot.consistency`.
 
 With k = `ot_field_bits` there are 128/k blocks and q = 2^k. In block i the extension *receiver*
 knows q leaves r_x of a GGM tree, the *sender* all but the one at its secret Delta_i. With every
@@ -17,8 +18,8 @@ Column by column that is W = V ^ u Delta over 128 bits, and
     the receiver's is H(t, V), the key of choice u,
 
 with the hash H of `ot.hash` under a key of the session. The tweak t is unique in a session:
-`index` only grows, and a lane's streams are expanded once, in order. Between semi-honest parties
-the columns are pseudorandom, and nobody chooses x against t.
+`index` only grows, and a lane's streams are expanded once, in order. The columns are pseudorandom,
+and nobody chooses x against t: the sender's coin in `ot.ggm` sees to that.
 
 The receiver sends 128/k - 1 uniform bits per OT: one message per `extend`, and these messages do
 not wait for each other.
@@ -28,9 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
-from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
+from securemedian.mpc.errors import PeerProtocolError
+from securemedian.mpc.protocols.ot.consistency import (
+    PROOF_WORDS,
+    Weighing,
+    digest,
+    reduced,
+    seed_of,
+)
 from securemedian.mpc.protocols.ot.extension import (
+    ALIGN,
     Direction,
     RandomOtEnd,
     RandomOtReceiver,
@@ -39,94 +47,15 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.leaves import Tweaked, expander
+from securemedian.mpc.protocols.ot.leaves import Rows, Tweaked, expander
 from securemedian.mpc.protocols.ot.scratch import Scratch
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, expand, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 
 def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
     """Return the shape in words of the one message of `extend`: one row per block but the first."""
     return SECURITY_BITS // field_bits - 1, count // 64
-
-
-def _double(node: bytes, native_aes: bool) -> tuple[bytes, bytes]:
-    children = expand(node, 0, 4, native_aes).tobytes()
-    return children[:SEED_BYTES], children[SEED_BYTES:]
-
-
-def _xor(values: list[bytes]) -> bytes:
-    return np.bitwise_xor.reduce(
-        np.frombuffer(b"".join(values), np.uint64).reshape(len(values), -1), axis=0
-    ).tobytes()
-
-
-def receiver_setup(
-    channel: Channel,
-    session: bytes,
-    field_bits: int,
-    entropy: Entropy = os_entropy,
-    native_aes: bool = True,
-) -> list[list[bytes]]:
-    """Return the extension receiver's GGM leaves, blocks x q.
-
-    It is the *sender* of the base OTs: per level of a tree it offers the XOR of all left nodes and
-    the XOR of all right ones.
-    """
-    base = BaseOtSender(channel, session, entropy)
-    base.announce()
-    keys = base.keys(SECURITY_BITS)
-    leaves, masked = [], []
-    for block in range(SECURITY_BITS // field_bits):
-        nodes = [entropy(SEED_BYTES)]
-        for level in range(field_bits):
-            nodes = [child for node in nodes for child in _double(node, native_aes)]
-            for side, key in enumerate(keys[block * field_bits + level]):
-                masked.append(_xor([*nodes[side::2], key]))
-        leaves.append(nodes)
-    channel.send("ggm.sums", np.frombuffer(b"".join(masked), np.uint8))
-    return leaves
-
-
-def sender_setup(
-    channel: Channel,
-    session: bytes,
-    field_bits: int,
-    entropy: Entropy = os_entropy,
-    native_aes: bool = True,
-) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
-    """Return the extension sender's Delta and GGM leaves.
-
-    Delta has 128 bits, with bit j of block i at i k + j. The leaf at Delta_i of each block i is
-    empty. The extension sender is the *receiver* of the base OTs.
-    """
-    delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
-    # the root's bit is the top bit of the index
-    paths = delta.reshape(-1, field_bits)[:, ::-1]
-    keys = BaseOtReceiver(channel, session, entropy).keys(1 - paths.reshape(-1))
-    sums = channel.recv("ggm.sums", np.uint8, (SECURITY_BITS * 2 * SEED_BYTES,)).reshape(
-        -1, 2, SEED_BYTES
-    )
-    leaves = []
-    for block, path in enumerate(paths):
-        # by index at this level, all nodes but the one on the path
-        known: dict[int, bytes] = {}
-        missing = 0
-        for level, bit in enumerate(path):
-            known = {
-                2 * x + side: child
-                for x, node in known.items()
-                for side, child in enumerate(_double(node, native_aes))
-            }
-            side = 1 - int(bit)
-            position = block * field_bits + level
-            same_side = [node for x, node in known.items() if x & 1 == side]
-            known[2 * missing + side] = _xor(
-                [*same_side, sums[position, side].tobytes(), keys[position]]
-            )
-            missing = 2 * missing + int(bit)
-        leaves.append([known.get(x, b"") for x in range(1 << field_bits)])
-    return delta, leaves
 
 
 class _SoftSpoken(RandomOtEnd):
@@ -153,11 +82,17 @@ class _SoftSpoken(RandomOtEnd):
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
 
+    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
+        super().__init__(direction, leaves)
+        # u and the strips of V of each call since the last check
+        self._unchecked: list[tuple[Words, Words]] = []
+
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
         keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
-        self._leaves.keys(self._tweaked(), choices, None, corrections, keys)
-        self._sent(corrections, count)
+        rows = self._rows(count)
+        self._leaves.keys(self._tweaked(), choices, None, corrections, rows, keys)
+        self._sent(choices, rows, corrections)
         return choices, keys
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
@@ -165,28 +100,57 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         planes = np.empty((width, choices.size), np.uint64)
         for words in blocks_of(count):
             mine = choices[words]
-            corrections = self._corrections(64 * mine.size)
-            self._leaves.planes(self._tweaked(), mine, None, corrections, words.start, planes)
-            self._sent(corrections, 64 * mine.size)
+            corrections, rows = self._corrections(64 * mine.size), self._rows(64 * mine.size)
+            self._leaves.planes(self._tweaked(), mine, None, corrections, rows, words.start, planes)
+            self._sent(mine, rows, corrections)
         return choices, planes
 
     def _corrections(self, count: int) -> Words:
         # new each time, because the channel may still be sending the last ones
         return np.empty(corrections_shape(self._field_bits, count), np.uint64)
 
-    def _sent(self, corrections: Words, count: int) -> None:
-        """Send the corrections of `count` OTs that were made, and count these."""
+    def _rows(self, count: int) -> Rows:
+        """Return memory for the rows of a call, which are kept until they are checked."""
+        name = f"rows {len(self._unchecked)}"
+        return Rows(self._scratch.array(name, *self._leaves.strips(count // 64)))
+
+    def _sent(self, choices: Words, rows: Rows, corrections: Words) -> None:
+        """Send the corrections of OTs that were made, count these, and keep what is checked."""
         self._channel.send("ot.corrections", corrections)
-        self.index += count
+        self._unchecked.append((choices.copy(), rows.strips))
+        self.index += 64 * choices.size
+
+    def seal(self) -> None:
+        if self._unchecked:
+            choices, rows = self.correlate(ALIGN)
+            self._unchecked.append((choices, rows[None]))
+
+    def prove(self) -> None:
+        if not self._unchecked:
+            return
+        seed = self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,)).tobytes()
+        weighing, own = Weighing(seed), np.zeros((1, 2), np.uint64)
+        *used, (mask, mask_rows) = self._unchecked
+        for choices, strips in used:
+            self._weigh(weighing, weighing.coefficients(choices.size), choices, strips, own)
+        self._weigh(weighing, weighing.coefficients(mask.size, True), mask, mask_rows, own)
+        self._unchecked.clear()
+        proof = np.concatenate((reduced(own), digest(reduced(weighing.sums))))
+        self._channel.send("ot.proof", proof)
+
+    def _weigh(
+        self, weighing: Weighing, weights: Words, choices: Words, strips: Words, own: Words
+    ) -> None:
+        self._leaves.weigh(strips, weights, weighing.sums)
+        self._leaves.weigh(choices.reshape(1, 1, -1), weights, own)
 
     def correlate(self, count: int) -> tuple[Words, Words]:
         """Return the correlated OTs that `extend` would hash: u (count/64,) and V (128, count/64).
 
-        Sends the corrections. The next call overwrites what this one returned.
+        Sends the corrections. Nothing checks them but for those of `seal`.
         """
         words = checked_block(count) // 64
-        rows = self._scratch.array("rows", SECURITY_BITS, words)
-        choices = self._scratch.array("choices", words)
+        rows, choices = np.empty((SECURITY_BITS, words), np.uint64), np.empty(words, np.uint64)
         corrections = self._corrections(count)
         self._leaves.rows(choices, None, corrections, rows)
         self._channel.send("ot.corrections", corrections)
@@ -216,11 +180,14 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         low, high = np.packbits(delta, bitorder="little").view(np.uint64)
         self.sigma_delta: Words = np.array([low ^ high, low])
+        self._randomness = Stream(direction.entropy(SEED_BYTES))
+        # of the check that is under way
+        self._weighing: Weighing | None = None
 
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
         corrections = self._corrections(count)
         keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
-        given = self._tweaked(), None, self._masks, corrections
+        given = self._tweaked(), None, self._masks, corrections, self._rows(count)
         self._leaves.keys(*given, keys0, self.sigma_delta, keys1)
         self.index += count
         return keys0, keys1
@@ -229,18 +196,44 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         planes0, planes1 = (np.empty((width, count // 64), np.uint64) for _ in range(2))
         for words in blocks_of(count):
             ots = 64 * (words.stop - words.start)
-            given = self._tweaked(), None, self._masks, self._corrections(ots)
+            given = self._tweaked(), None, self._masks, self._corrections(ots), self._rows(ots)
             self._leaves.planes(*given, words.start, planes0, self.sigma_delta, planes1)
             self.index += ots
         return planes0, planes1
 
+    def _rows(self, count: int) -> Rows:
+        """Return memory for a strip of rows, the weights of the call's rows, and their sums."""
+        self._weighing = self._weighing or Weighing(seed_of(self._randomness))
+        _, *strip = self._leaves.strips(count // 64)
+        memory = self._scratch.array("rows", 1, *strip)
+        return Rows(memory, self._weighing.coefficients(count // 64), self._weighing.sums)
+
+    def challenge(self) -> None:
+        if self._weighing is not None:
+            rows, weights = self.correlate(ALIGN), self._weighing.coefficients(ALIGN // 64, True)
+            self._leaves.weigh(rows[None], weights, self._weighing.sums)
+            seed = np.frombuffer(self._weighing.seed, np.uint8)
+            self._channel.send("ot.challenge", seed)
+
+    def verify(self) -> None:
+        if self._weighing is None:
+            return
+        proof = self._channel.recv("ot.proof", np.uint64, (PROOF_WORDS,))
+        wanted = digest(reduced(self._weighing.sums) ^ self._masks & proof[0])
+        self._weighing = None
+        if (proof[1:] != wanted).any():
+            raise PeerProtocolError(
+                "the peer's corrections of OTs are not those of one vector of choices: it did not "
+                "follow the protocol, and none of these OTs is used"
+            )
+
     def correlate(self, count: int) -> Words:
         """Return the correlated OTs that `extend` would hash: W (128, count/64).
 
-        Waits for the receiver's corrections. The next call overwrites what this one returned.
+        Waits for the receiver's corrections. Nothing checks them but for those of `challenge`.
         """
         corrections = self._corrections(count)
-        rows = self._scratch.array("rows", SECURITY_BITS, count // 64)
+        rows = np.empty((SECURITY_BITS, count // 64), np.uint64)
         self._leaves.rows(None, self._masks, corrections, rows)
         return rows
 

@@ -7,10 +7,11 @@ is a module next to this one and a line in `registry`; docs/extending.md shows h
 `Weighted`, `Counting`, `FixedPoint` and `SizedFixedPoint` hold what several methods have in common.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,11 +27,8 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import Buckets
-from securemedian.mpc.rounds.methods import bounds
+from securemedian.mpc.rounds.methods import bounds, norms
 from securemedian.mpc.rounds.ranges.base import RangePolicy
-
-# Clients of each round that `warm_up` runs.
-WARM_UP_CLIENTS = 3
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,8 @@ class Chunk:
     coin: bytes = b""
     # shares of what `judge` found, packed, for methods that survey
     verdicts: XorBits | None = None
+    # the seed of this party's noise, for methods that add some
+    noise: bytes = field(default=b"", repr=False)
 
     @property
     def dim(self) -> int:
@@ -148,6 +148,28 @@ class Chunk:
             )
 
 
+class Survey(Protocol):
+    """What sums over all coordinates tell: of a method, or of the check before it.
+
+    Both parties do the same at the same time. `surveyed` says how many sums `survey` returns.
+    """
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what a chunk adds to the sums, in Z_2^64, shape (k,)."""
+
+    def surveyed(self, clients: int) -> int:
+        """Return k, of so many clients."""
+
+    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        """Return the correlations that `survey` takes."""
+
+    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
+        """Return shared verdicts on the sums of all chunks, of which `chunk` is one."""
+
+    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
+        """Return the correlations that `judge` takes at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """A kind of result, with its options as fields.
@@ -158,18 +180,10 @@ class Method(ABC):
     name: ClassVar[str]
     # for --help, where the name stands before it
     summary: ClassVar[str]
-    # whether uploads are XOR shares of words; additive shares otherwise
-    xor_shared: ClassVar[bool] = False
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
-    # whether a share can hold a value that no client encodes, and that `out_of_range` looks for
-    checks_values: ClassVar[bool] = False
-    # whether clients share differences to the global model
-    shares_differences: ClassVar[bool] = False
-    # whether the servers toss a coin for each round once it is closed, which `compute` is given
-    tosses: ClassVar[bool] = False
-    # whether `compute` needs something of all coordinates first, which `survey` and `judge` find
-    surveys: ClassVar[bool] = False
+    # why a client whose upload fails the check is left out
+    fault: ClassVar[str] = "a value of its update is out of range"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
@@ -201,6 +215,16 @@ class Method(ABC):
     def rows(self) -> int:
         """Return the shared values per coordinate."""
         return 1
+
+    @property
+    def xor_shared(self) -> bool:
+        """Return whether uploads are XOR shares of words; additive shares otherwise."""
+        return False
+
+    @property
+    def shares_differences(self) -> bool:
+        """Return whether clients share differences to the global model."""
+        return False
 
     def layout(self, dim: int, max_clients: int) -> Layout:
         """Return the shape of one client's upload."""
@@ -247,6 +271,10 @@ class Method(ABC):
         Raises InputError for NaN.
         """
 
+    def shortened(self, vector: NDArray[Any], published: Published) -> str:
+        """Say how `encode` shortens a vector (d,) as a whole; "" where it does not."""
+        return ""
+
     def in_group(self, encoded: Ring, group: int) -> Ring:
         """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
         return encoded
@@ -273,11 +301,33 @@ class Method(ABC):
 
     # The protocol
 
+    @property
+    def tosses(self) -> bool:
+        """Return whether the servers toss a coin for a closed round, which `compute` is given."""
+        return False
+
+    @property
+    def checks_values(self) -> bool:
+        """Return whether a share can hold what no client encodes, so that uploads are checked."""
+        return False
+
+    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+        """Return the check of whole uploads of `dim` values, whose verdicts are a bit per client.
+
+        It is None where each value is checked (`out_of_range`), or nothing is.
+        """
+        return None
+
+    @property
+    def compares_lengths(self) -> bool:
+        """Return whether the verdict on one upload depends on who else is checked."""
+        return False
+
     def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
         """Return whose values in a chunk no client would have encoded, shape (n,), opened.
 
         The other party does the same at the same time. It is asked only of methods with
-        `checks_values`, before `compute`.
+        `checks_values` and no `upload_check`, before `compute`.
         """
         raise LocalProtocolError(f"{self.name} has no values to check")
 
@@ -288,6 +338,11 @@ class Method(ABC):
     def check_demand(self, count: int, max_clients: int) -> Demand:
         """Return the correlations that `out_of_range` takes for `count` values of all clients."""
         return Demand()
+
+    @property
+    def surveys(self) -> bool:
+        """Return whether `compute` needs what `survey` and `judge` find of all coordinates."""
+        return False
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of what a chunk adds to sums over all coordinates, in Z_2^64, shape (k,).
@@ -344,6 +399,15 @@ class Method(ABC):
         return None
 
     # The result
+
+    @property
+    def zcdp_rho(self) -> float:
+        """Return what a result costs each client (`privacy`); infinite where it has no noise."""
+        return math.inf
+
+    def noise_of(self, clients: int) -> float:
+        """Return the standard deviation of the noise in each number of a result."""
+        return 0.0
 
     @property
     def result_to(self) -> str:
@@ -405,11 +469,6 @@ class Method(ABC):
         """
 
     # What others ask
-
-    @classmethod
-    @abstractmethod
-    def warm_up(cls) -> Sequence[Self]:
-        """Return variants that use every kernel with every dtype, for WARM_UP_CLIENTS clients."""
 
     @property
     def detail(self) -> str:
@@ -534,8 +593,22 @@ class FixedPoint(Method):
         """Return the bits that a result needs beyond those of one value, for sums."""
         return 0
 
+    def range_bits(self, dim: int, max_clients: int) -> int:
+        """Return t: a client shares values in [-2^t, 2^t), if its update has `dim`."""
+        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
+        return most - norms.spare_bits(dim) if self.upload_check(dim, max_clients) else most
+
+    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+        """Return the check of all values at once, where the ring has bits to spare for it."""
+        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
+        whole = most - norms.spare_bits(dim) - self.fraction_bits
+        if not self.checks_values or self.value_bits < 64 or whole < norms.WHOLE_BITS:
+            return None
+        return norms.RangeCheck(self.value_bits, norms.RANGE_ROWS, 1 << most - 1)
+
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        bits, headroom = self.bits_for(max_clients), self.headroom(max_clients)
+        bits = self.bits_for(max_clients)
+        headroom = bits - 2 - self.range_bits(len(vector), max_clients)
         return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
 
     def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
@@ -554,7 +627,7 @@ class FixedPoint(Method):
 
     def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
         """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
-        top = 2.0 ** (self.bits_for(max_clients) - 2 - self.headroom(max_clients))
+        top = 2.0 ** self.range_bits(updates.shape[-1], max_clients)
         # what overflows float64 becomes inf, and saturates
         with np.errstate(over="ignore"):
             scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
@@ -571,7 +644,3 @@ class SizedFixedPoint(FixedPoint):
     @property
     def value_bits(self) -> int:
         return self.ring_bits or super().value_bits
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [cls(ring_bits=bits, fraction_bits=0) for bits in (8, 16, 32, 64)]

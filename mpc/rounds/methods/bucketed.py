@@ -29,7 +29,7 @@ group in the first coordinate alone gains nothing over votes for its extreme buc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,8 +162,8 @@ class Bucketed(Grouped, Counting):
         doubled = 2 * counts - (starts + stops)[:, None]
         doubled = ring.reduce(doubled, bits)
         doubled[~enough] = 0
-        # the groups side by side, as so many more coordinates
-        side_by_side = doubled.swapaxes(0, 1).reshape(self.buckets - 1, -1)
+        # the groups side by side, as so many more coordinates, in C order
+        side_by_side = np.ascontiguousarray(doubled.swapaxes(0, 1)).reshape(self.buckets - 1, -1)
         found = median(party, RingShare(side_by_side), chunk.total, bits, self.schedule, rank=0)
         results = found.reshape(self.groups, chunk.dim)
         results[~enough] = self.buckets
@@ -211,11 +211,6 @@ class Bucketed(Grouped, Counting):
         ranked = np.sort(np.repeat(index, clear.weights, axis=0), axis=0)
         middle = ranked[(len(ranked) - 1) // 2][None]
         return clear.published.quantize(middle, self.buckets)
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        # words of 32 and of 64 bits, and each dtype of the counts
-        return [cls(ring_bits=bits, buckets=8, uploads="dealt") for bits in (4, 5, 16, 32, 64)]
 
     @property
     def detail(self) -> str:

@@ -25,7 +25,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.clusters import Members, draw, sums_over
-from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, Weighted
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Weighted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,6 @@ class Clustered(Weighted, FixedPoint):
     """A method on the sums of the updates of random clusters, in several reclusterings."""
 
     kind = "mean"
-    checks_values = True
-    tosses = True
-    shares_differences = True
 
     clusters: int = option(
         2,
@@ -88,6 +85,18 @@ class Clustered(Weighted, FixedPoint):
         most = self.max_total(max_clients) * self.clusters_among(max_clients) * self.reclusterings
         return (most - 1).bit_length()
 
+    @property
+    def checks_values(self) -> bool:
+        return True
+
+    @property
+    def tosses(self) -> bool:
+        return True
+
+    @property
+    def shares_differences(self) -> bool:
+        return True
+
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         return super().encode(self.difference(vector, published), max_clients, published)
 
@@ -108,14 +117,14 @@ class Clustered(Weighted, FixedPoint):
             weighted = rows * np.array(weights, np.uint64).astype(rows.dtype)[:, None]
             return RingShare(sums_over(weighted, self.members(coin, len(rows))))
 
-    def sums_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
-        """Return the clusters' sums (c, R, d) of updates (n, d), for `in_the_clear`."""
-        moved = self.difference(clear.updates, clear.published)
-        whole = self.whole_numbers(moved, clear.max_clients)
-        weighted = whole * np.array(clear.weights, np.int64)[:, None]
-        return sums_over(weighted, self.members(clear.published.coin, len(clear.updates)))
+    def sums_in_the_clear(
+        self, whole: NDArray[np.int64], weights: Sequence[int], coin: bytes
+    ) -> NDArray[np.int64]:
+        """Return the clusters' sums (c, R, d) of whole numbers (n, d), for `in_the_clear`."""
+        weighted = whole * np.array(weights, np.int64)[:, None]
+        return sums_over(weighted, self.members(coin, len(whole)))
 
-    def moved(
+    def model_after(
         self, movement: NDArray[np.float64], total: int, published: Published
     ) -> NDArray[np.float64]:
         """Return the model after a movement that is given as R W times its mean."""
@@ -123,7 +132,7 @@ class Clustered(Weighted, FixedPoint):
         return before + self.eta * (movement / (self.reclusterings * total))
 
 
-def summed(found: RingShare, reclusterings: int) -> RingShare:
-    """Return shares of the sum over r of aggregates (R d,), shape (1, d)."""
-    by_reclustering = found.reshape(reclusterings, -1)
-    return RingShare(by_reclustering.sum(axis=0, dtype=found.dtype)[None])
+def summed(found: RingShare, rows: int) -> RingShare:
+    """Return shares of the sum of so many rows, taken from any shape, shape (1, d)."""
+    by_row = found.reshape(rows, -1)
+    return RingShare(by_row.sum(axis=0, dtype=found.dtype)[None])

@@ -1,5 +1,7 @@
 """The element of a rank bit by bit, with nothing opened, at a cost linear in the values.
 
+`smallest` finds which values are at most it.
+
 It is `radix` on additive shares, for a result that stays shared. The values become XOR-shared words
 (`convert`). From the top bit down the parties keep two XOR-shared flags per value: c_i, "agrees
 with the result's prefix", and s_i, "is smaller than it". With zero_i = c_i & ~x_i[bit],
@@ -18,13 +20,14 @@ from math import ceil
 
 import numpy as np
 
-from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.arrays import RingShare, UnpackedXorBits, XorBits
 from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.boolean import (
     conjunctions,
     invert,
     to_ring,
     to_ring_demand,
+    unpack_bits,
     words_of,
 )
 from securemedian.mpc.protocols.convert import from_bits, from_bits_demand, to_bits, to_bits_demand
@@ -43,6 +46,43 @@ def element(party: Party, values: RingShare, width: int, bits: int, rank: int) -
 
     `values` are shares of signed numbers of `width` bits, 1 <= `width` <= `bits`, shape (n, d).
     """
+    found, _, _ = _descended(party, values, width, rank, flags=False)
+    unsigned = from_bits(party, found, values.shape[1], bits)
+    offset = unsigned.dtype.type(1 << (width - 1) if party.number == 0 else 0)
+    return RingShare(ring.reduce(unsigned - offset, bits))
+
+
+def smallest(party: Party, values: RingShare, width: int, count: int) -> UnpackedXorBits:
+    """Return shares of whether each value is one of the `count` smallest of its coordinate, (n, d).
+
+    Of equal values those of lower index are smaller. `values` are as in `element`. With t the
+    element of rank `count`, they are the values below t, and as many of those at t, the first, as
+    are missing.
+    """
+    n, dim = values.shape
+    _, agrees, smaller = _descended(party, values, width, count, flags=True)
+    small, size = ring.signed_bits(n), agrees.size
+    both = to_ring(party, XorBits(np.concatenate([agrees, smaller])), 128 * size, small)
+    at_it, below = both.reshape(2, n, -1)
+    # how many are below t, or at it and before this one
+    before = below.sum(axis=0, dtype=below.dtype) + np.cumsum(at_it, axis=0, dtype=at_it.dtype)
+    before -= at_it
+    if party.number == 0:
+        before -= before.dtype.type(count)
+    missing = compare.msb(party, RingShare(ring.reduce(before.reshape(-1), small)), small)
+    ((first,),) = conjunctions(party, [(agrees, [missing])])
+    chosen = unpack_bits(smaller ^ first, 64 * size).reshape(n, -1)[:, :dim]
+    return UnpackedXorBits(chosen)
+
+
+def _descended(
+    party: Party, values: RingShare, width: int, rank: int, flags: bool
+) -> tuple[XorBits, XorBits, XorBits]:
+    """Return shares of the element's bits (width, words), in offset binary, and of all flags.
+
+    The flags, of being equal to the element and of being smaller, are a row of words per value, and
+    as they were before the last bit unless `flags` is set.
+    """
     count, dim = values.shape
     words, small = words_of(dim), ring.signed_bits(count)
     # whole words of bits per value; the columns beyond `dim` are nobody's and never opened
@@ -55,19 +95,17 @@ def element(party: Party, values: RingShare, width: int, bits: int, rank: int) -
     found = np.empty((width, words), np.uint64)
     for bit in reversed(range(width)):
         ((zero,),) = conjunctions(party, [(agrees, [XorBits(zeros[bit])])])
-        flags = to_ring(party, XorBits(smaller ^ zero), 64 * zero.size, small)
-        reached = flags.reshape(count, -1).sum(axis=0, dtype=flags.dtype)
+        below = to_ring(party, XorBits(smaller ^ zero), 64 * zero.size, small)
+        reached = below.reshape(count, -1).sum(axis=0, dtype=below.dtype)
         if party.number == 0:
             reached -= reached.dtype.type(rank)
         one = compare.msb(party, RingShare(ring.reduce(reached, small)), small)
         found[bit] = one
-        if bit > 0:
+        if bit > 0 or flags:
             moved = _moved(party, one, XorBits(np.concatenate([agrees, zero])))
             agrees = XorBits(zero ^ moved[: zero.size])
             smaller = XorBits(smaller ^ moved[zero.size :])
-    unsigned = from_bits(party, XorBits(found), dim, bits)
-    offset = unsigned.dtype.type(1 << (width - 1) if party.number == 0 else 0)
-    return RingShare(ring.reduce(unsigned - offset, bits))
+    return XorBits(found), agrees, smaller
 
 
 def _moved(party: Party, one: XorBits, flags: XorBits) -> XorBits:
@@ -80,6 +118,18 @@ def _moved(party: Party, one: XorBits, flags: XorBits) -> XorBits:
 
 def demand(dim: int, count: int, width: int, bits: int) -> Demand:
     """Return the correlations of `element` of `count` values of `width` bits per coordinate."""
+    return _descended_demand(dim, count, width, width - 1) + from_bits_demand(dim, width, bits)
+
+
+def smallest_demand(dim: int, count: int, width: int) -> Demand:
+    """Return the correlations of `smallest` among `count` values of `width` bits per coordinate."""
+    flags, small = count * words_of(dim), ring.signed_bits(count)
+    missing = to_ring_demand(128 * flags, small) + compare.msb_demand(64 * flags, small)
+    found = _descended_demand(dim, count, width, width)
+    return found + missing + Demand({Triples(1): (flags, flags)})
+
+
+def _descended_demand(dim: int, count: int, width: int, moves: int) -> Demand:
     words, small = words_of(dim), ring.signed_bits(count)
     flags = count * words
     step = (
@@ -91,8 +141,7 @@ def demand(dim: int, count: int, width: int, bits: int) -> Demand:
     for first in range(0, 2 * count, MOST_MOVED):
         together = min(MOST_MOVED, 2 * count - first)
         moving = moving + Demand({Triples(together): (words, words)})
-    total = step * width + moving * (width - 1)
-    return total + to_bits_demand(64 * flags, width) + from_bits_demand(dim, width, bits)
+    return step * width + moving * moves + to_bits_demand(64 * flags, width)
 
 
 def at_once(count: int, width: int) -> int:

@@ -1,13 +1,9 @@
 """The exact median by all pairwise comparisons, at a cost quadratic in the clients.
 
-This is the paper's Algorithm 2, the baseline (protocols.md 6, 7.2, 7.3). The number of clients
-before client i, pos_i (`order`), is a permutation of 0..n-1, so exactly one client has
-pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the weight before
-client i, and the client with pos_i < k <= pos_i + W_i is chosen.
-
-`oblivious` selection computes sum_i 1{i is chosen} w_i on shares and opens nothing. `opened` opens
-the n bits 1{i is chosen} of every coordinate, as the paper does: both servers learn *which client*
-holds the median of each. It is kept only to compare costs.
+This is the paper's Algorithm 2, the baseline (protocols.md 6, 7.2, 7.3). `order` finds who holds
+the element of a rank. Selection `hidden` computes sum_i 1{i holds it} w_i on shares and opens
+nothing. `opened` opens the n bits 1{i holds it} of every coordinate, as the paper does: both
+servers learn *which client* holds the median of each. It is kept only to compare costs.
 
 Inputs must lie in [-2^(l-2), 2^(l-2)), or there is no order, and the sum of several values may be
 chosen. The encoding saturates, and `bounds` finds clients that shared anything else.
@@ -22,17 +18,16 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicBits, PublicValues, Result, RingShare
 from securemedian.mpc.options import option
-from securemedian.mpc.protocols import compare, ring
-from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
+from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Weighted
+from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairwise(Weighted, SizedFixedPoint):
+class Pairwise(Weighted, Mixing):
     """The exact median of fixed-point values, from all pairwise comparisons."""
 
     name = "pairwise"
@@ -42,9 +37,10 @@ class Pairwise(Weighted, SizedFixedPoint):
     checks_values = True
 
     selection: str = option(
-        "oblivious",
-        choices=("oblivious", "opened"),
-        text="opened tells the servers whose each median is (default: oblivious)",
+        "hidden",
+        choices=("hidden", "opened"),
+        text="opened tells the servers whose each median is, and with neighbours who is near to "
+        "whom (default: hidden)",
     )
     result_to: str = option(
         "servers",
@@ -54,7 +50,7 @@ class Pairwise(Weighted, SizedFixedPoint):
 
     def compute(self, party: Party, chunk: Chunk) -> Result:
         bits = self.bits_for(chunk.max_clients)
-        values, weights = chunk.rows(party), chunk.weights
+        values, weights = self.inputs(party, chunk), chunk.weights
         element = median(
             party, values, bits, self.selection, weights=weights, batch=self.batch_limit(chunk)
         )
@@ -66,10 +62,11 @@ class Pairwise(Weighted, SizedFixedPoint):
         return opened
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        return demand(dim, self.bits_for(max_clients), self.selection, weights)
+        choosing = demand(dim, self.bits_for(max_clients), self.selection, weights)
+        return choosing + self.mixing_demand(len(weights))
 
     def at_once(self, clients: int) -> int:
-        return order.pairs(clients)
+        return order.pairs(clients) + self.rows_at_once(clients)
 
     @property
     def opened(self) -> str:
@@ -81,12 +78,13 @@ class Pairwise(Weighted, SizedFixedPoint):
         return value + (", and whose each is" if self.selection == "opened" else "")
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        return self.numbers(values)
+        return self.unmixed(self.numbers(values), total, published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
-        whole = self.whole_numbers(clear.updates, clear.max_clients)
+        whole = self.inputs_in_the_clear(clear)
         ranked = np.sort(np.repeat(whole, clear.weights, axis=0), axis=0)
-        return ranked[(len(ranked) - 1) // 2][None] / 2.0**self.fraction_bits
+        median = ranked[(len(ranked) - 1) // 2][None] / 2.0**self.fraction_bits
+        return self.unmixed(median, len(whole), clear.published)
 
 
 def median(
@@ -101,28 +99,17 @@ def median(
     """Return shares of the element of rank k in each coordinate.
 
     `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. `selection` is
-    "oblivious" or "opened". `rank` is 1..total weight, by default ceil(total / 2). `weights` are
+    "hidden" or "opened". `rank` is 1..total weight, by default ceil(total / 2). `weights` are
     whole numbers >= 1, one per client, by default 1. `batch` is as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
     rank = ring.median_rank(sum(chosen_weights)) if rank is None else rank
-    if clients == 1:
-        return RingShare(values[0])
-    small = _position_bits(chosen_weights)
-    positions = order.positions(party, values, bits, chosen_weights, small, batch)
-    if _equal_weights(chosen_weights):
-        if party.number == 0:
-            positions = RingShare(ring.reduce(positions - positions.dtype.type(rank - 1), small))
-        selected = compare.is_zero(party, RingShare(positions.reshape(-1)), small)
-    else:
-        low = np.array([rank - weight for weight in chosen_weights], np.int64)[:, None]
-        selected = order.within(party, positions, low, np.full_like(low, rank), small)
-    if selection == "opened":
-        holder = _holders(open_bits(party, selected, clients * dim), clients)
-        return RingShare(values[holder, np.arange(dim)])
-    terms = multiplex(party, selected, RingShare(values.reshape(-1)), bits).reshape(clients, dim)
-    return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
+    if selection != "opened" or clients == 1:
+        return order.element(party, values, bits, rank, chosen_weights, batch)
+    selected = order.holders(party, values, bits, rank, chosen_weights, batch)
+    holder = _holders(open_bits(party, selected, clients * dim), clients)
+    return RingShare(values[holder, np.arange(dim)])
 
 
 def _holders(chosen: PublicBits, clients: int) -> NDArray[np.intp]:
@@ -132,26 +119,6 @@ def _holders(chosen: PublicBits, clients: int) -> NDArray[np.intp]:
 
 def demand(dim: int, bits: int, selection: str, weights: Sequence[int]) -> Demand:
     """Return the correlations of `median`."""
-    clients = len(weights)
-    if clients == 1:
-        return Demand()
-    small, count = _position_bits(weights), clients * dim
-    choice = (
-        compare.is_zero_demand(count, small)
-        if _equal_weights(weights)
-        else order.within_demand(count, small)
-    )
-    total = order.positions_demand(dim, clients, bits, small) + choice
-    return total if selection == "opened" else total + multiplex_demand(count, bits)
-
-
-def _equal_weights(weights: Sequence[int]) -> bool:
-    """Return whether all weigh 1. Then one test for equality does, instead of two comparisons."""
-    return max(weights) == 1
-
-
-def _position_bits(weights: Sequence[int]) -> int:
-    """Return the bits of the ring of positions or, with weights, of their signed differences."""
-    return (
-        ring.index_bits(len(weights)) if _equal_weights(weights) else ring.signed_bits(sum(weights))
-    )
+    if selection != "opened" or len(weights) == 1:
+        return order.element_demand(dim, bits, weights)
+    return order.holders_demand(dim, bits, weights)

@@ -27,7 +27,7 @@ of one comparison, and 1 to open; 2 OTs per client, and one comparison per rank.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,6 +37,7 @@ from securemedian.mpc.arrays import (
     PublicWords,
     Ring,
     RingPlanes,
+    RingShare,
     XorBits,
     XorWords,
 )
@@ -44,6 +45,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import as_written, check_number, check_whole, option
 from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.boolean import invert, words_of
+from securemedian.mpc.protocols.convert import to_bits, to_bits_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import PlaneOts
 from securemedian.mpc.protocols.kernels import planes as kernels
@@ -51,19 +53,21 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published
 from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.mixing import FRACTION, MIXED_FRACTION, Neighbours
 from securemedian.mpc.rounds.methods.reveal import open_rows, stacked
 
+# With neighbours: a sum of those of MOST_CLIENTS is below 2^30.
+MIXED_WORD_BITS = 32
 # Bits of uploads whose correlations take as much memory as one comparison: theirs are small.
 BITS_PER_COMPARISON = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radix(Grouped, Counting):
+class Radix(Neighbours, Grouped, Counting):
     """The exact median, and elements of other ranks, of XOR-shared words."""
 
     name = "radix"
     summary = "exact, linear in the clients"
-    xor_shared = True
 
     encoding: str = option(
         "float32",
@@ -75,7 +79,10 @@ class Radix(Grouped, Counting):
         32, text="with encoding fixed or unit: bits of a word (default: 32)", metavar="W"
     )
     fraction_bits: int = option(
-        24, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S"
+        -1,
+        text=f"with encoding fixed or neighbours: s of the fixed point (default: {FRACTION}, with "
+        f"neighbours {MIXED_FRACTION})",
+        metavar="S",
     )
     buckets: int = option(
         16, text="with encoding buckets: buckets per coordinate (default: 16)", metavar="B"
@@ -94,6 +101,11 @@ class Radix(Grouped, Counting):
         super().__post_init__()
         check_whole("buckets", self.buckets, 3, 1 << 16)
         check_whole("word_bits", self.word_bits, 2, 64)
+        if self.neighbours and (self.encoding != "float32" or self.midpoint):
+            raise ConfigError(
+                "neighbours has words of its own, of sums in fixed point: leave encoding and "
+                "midpoint out"
+            )
         if self.encoding == "fixed":
             check_whole("fraction_bits", self.fraction_bits, 0, self.word_bits - 2)
         if self.encoding == "unit":
@@ -108,6 +120,10 @@ class Radix(Grouped, Counting):
             raise ConfigError(
                 "midpoint is for the unweighted median: leave out ranks, quantiles and weights"
             )
+
+    @property
+    def xor_shared(self) -> bool:
+        return not self.neighbours
 
     def check_round(self, max_clients: int) -> None:
         for rank in self.ranks:
@@ -141,16 +157,18 @@ class Radix(Grouped, Counting):
             "unit": self.word_bits,
             "buckets": (self.buckets - 1).bit_length(),
         }
-        return widths[self.encoding]
+        return MIXED_WORD_BITS if self.neighbours else widths[self.encoding]
 
     def share_bits_for(self, max_clients: int) -> int:
-        return self.word_width
+        return super().share_bits_for(max_clients) if self.neighbours else self.word_width
 
     @property
     def range_buckets(self) -> int:
         return self.buckets if self.encoding == "buckets" else 0
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        if self.neighbours:
+            return self.encode_difference(vector, published)
         return self.words(vector, published)[None]
 
     def words(self, values: ArrayLike, published: Published | None = None) -> Ring:
@@ -212,16 +230,30 @@ class Radix(Grouped, Counting):
         return (1 << self.word_bits) - 1
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        words, bits = chunk.xor_rows(party), self.bits_for(chunk.max_clients)
-        ranks = self.ranks_of(chunk.total)
+        bits, ranks = self.bits_for(chunk.max_clients), self.ranks_of(chunk.total)
+        words = self._mixed(party, chunk) if self.neighbours else chunk.xor_rows(party)
         return select(party, words, self.word_width, bits, ranks, chunk.weights)
+
+    def _mixed(self, party: Party, chunk: Chunk) -> XorWords:
+        """Return shares of sums of neighbours as words in offset binary, (n, dim)."""
+        sums = self.inputs(party, chunk)
+        planes = to_bits(party, RingShare(sums.reshape(-1)), MIXED_WORD_BITS)
+        planes[-1] = invert(party, XorBits(planes[-1]))
+        words = np.empty(sums.size, ring.dtype(MIXED_WORD_BITS))
+        kernels.join(planes, words)
+        return XorWords(words.reshape(sums.shape))
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         ranks = len(self.ranks_of(sum(weights)))
-        return demand(dim, len(weights), self.word_width, self.bits_for(max_clients), ranks)
+        bits, clients = self.bits_for(max_clients), len(weights)
+        selecting = demand(dim, clients, self.word_width, bits, ranks)
+        if self.neighbours:
+            selecting = selecting + to_bits_demand(clients * dim, MIXED_WORD_BITS)
+        return selecting + self.mixing_demand(clients)
 
     def at_once(self, clients: int) -> int:
-        return self.word_width * clients * self._most_ranks // BITS_PER_COMPARISON
+        words = self.word_width * clients * self._most_ranks // BITS_PER_COMPARISON
+        return words + self.rows_at_once(clients)
 
     def opened_bits_for(self, max_clients: int) -> int:
         return self.word_width
@@ -250,13 +282,23 @@ class Radix(Grouped, Counting):
         return "approximate" if self.encoding in ("bfloat16", "unit", "buckets") else "exact"
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        numbers = self.values(values, published)
+        if self.neighbours:
+            whole = values.astype(np.int64) - (1 << (MIXED_WORD_BITS - 1))
+            numbers = self.unmixed(whole / 2.0**self.fraction_bits, total, published)
+        else:
+            numbers = self.values(values, published)
         return numbers.mean(axis=0, keepdims=True) if self.midpoint else numbers
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
-        rounded = self._rounded(clear.updates, clear.published)
+        if self.neighbours:
+            rounded = self.mixed_in_the_clear(clear)
+        else:
+            rounded = self._rounded(clear.updates, clear.published)
         ranked = np.sort(np.repeat(rounded, clear.weights, axis=0), axis=0)
-        results = ranked[[rank - 1 for rank in self.ranks_of(len(ranked))]]
+        results: NDArray[Any] = ranked[[rank - 1 for rank in self.ranks_of(len(ranked))]]
+        if self.neighbours:
+            exact = results / 2.0**self.fraction_bits
+            results = self.unmixed(exact, len(clear.updates), clear.published)
         if self.uses_range:
             results = clear.published.quantize(results, self.buckets)
         if self.midpoint:
@@ -285,17 +327,12 @@ class Radix(Grouped, Counting):
             scaled = np.ldexp(single.astype(np.float64), 8 - exponent)
             return np.ldexp(np.rint(scaled), exponent - 8).astype(np.float32)
 
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        fixed = [cls(encoding="fixed", word_bits=bits, fraction_bits=0) for bits in (2, 16, 64)]
-        return [*(cls(ring_bits=bits) for bits in (4, 16, 32, 64)), *fixed]
-
     @property
     def detail(self) -> str:
         if self.encoding == "unit":
             return f"unit {self.word_bits} bits{self.grouping}"
         buckets = f" b={self.buckets}" if self.uses_range else ""
-        return f"{self.encoding}{buckets}{self.grouping}"
+        return f"{self.encoding}{buckets}{self.grouping}{self.mixture}"
 
 
 def select(
@@ -422,7 +459,7 @@ class Selection:
             *(self._products, self._below, self._reached),
         )
         by_rank = self._reached.reshape(len(opened), self._bits, -1)
-        return RingPlanes(by_rank.swapaxes(0, 1).reshape(self._bits, -1))
+        return RingPlanes(np.ascontiguousarray(by_rank.swapaxes(0, 1)).reshape(self._bits, -1))
 
 
 def demand(dim: int, clients: int, width: int, bits: int, ranks: int = 1) -> Demand:

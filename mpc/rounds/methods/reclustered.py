@@ -12,7 +12,7 @@ and M = 3, every client's update follows from the sums by linear equations. Wher
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.options import check_whole, option
-from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import exposed
-from securemedian.mpc.rounds.methods import descent, order, pairwise, trimmed_mean
+from securemedian.mpc.rounds.methods import descent, pairwise, trimmed_mean
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.reveal import open_ring
@@ -45,7 +45,7 @@ class Reclustered(Clustered, SizedFixedPoint):
     """A robust aggregate of sums over random clusters, averaged over several reclusterings."""
 
     name = "reclustered"
-    summary = "a robust aggregate of sums over random clusters (SHARE), its median linear in them"
+    summary = "a robust aggregate of sums over clusters (SHARE)"
     splits = True
 
     clustering: str = option(
@@ -161,7 +161,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             width = self._sum_bits(chunk.weights, chunk.max_clients)
             found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
         elif self.aggregator == MEDIAN:
-            found = pairwise.median(party, flat, bits, "oblivious", batch=self.batch_limit(chunk))
+            found = pairwise.median(party, flat, bits, "hidden", batch=self.batch_limit(chunk))
         else:
             found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
@@ -189,7 +189,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             width = self._sum_bits(weights, max_clients)
             return descent.demand(coordinates, count, width, bits)
         if self.aggregator == MEDIAN:
-            return pairwise.demand(coordinates, bits, "oblivious", [1] * count)
+            return pairwise.demand(coordinates, bits, "hidden", [1] * count)
         return trimmed_mean.demand(coordinates, count, bits, self._trim)
 
     def at_once(self, clients: int) -> int:
@@ -207,7 +207,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         if self.median_by != FEWEST:
             return self.median_by == RADIX
         count, bits = self.clusters_among(clients), self.bits_for(clients)
-        by_pairs = pairwise.demand(SLICE_ALIGN, bits, "oblivious", [1] * count)
+        by_pairs = pairwise.demand(SLICE_ALIGN, bits, "hidden", [1] * count)
         return descent.demand(SLICE_ALIGN, count, bits, bits).ots < by_pairs.ots
 
     def _sum_bits(self, weights: Sequence[int], max_clients: int) -> int:
@@ -235,10 +235,12 @@ class Reclustered(Clustered, SizedFixedPoint):
         numbers = self.numbers(values)
         if self._opens:
             return self._combined(numbers, total, published)
-        return self.moved(numbers, total, published)
+        return self.model_after(numbers, total, published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
-        sums = self.sums_in_the_clear(clear)
+        moved = self.difference(clear.updates, clear.published)
+        whole = self.whole_numbers(moved, clear.max_clients)
+        sums = self.sums_in_the_clear(whole, clear.weights, clear.published.coin)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
             return self._combined(in_order, len(clear.updates), clear.published)
@@ -250,7 +252,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             aggregates = ranked[dropped : count - dropped].sum(axis=0)
         scaled = self._scaled(aggregates.sum(axis=0), len(clear.updates))
         movement = scaled[None] / 2.0**self.fraction_bits
-        return self.moved(movement, sum(clear.weights), clear.published)
+        return self.model_after(movement, sum(clear.weights), clear.published)
 
     def _combined(
         self, sums: NDArray[np.float64], clients: int, published: Published
@@ -261,32 +263,13 @@ class Reclustered(Clustered, SizedFixedPoint):
         scale = self.clusters_among(clients) / clients
         aggregates = [self._in_the_clear(each * scale) for each in by_reclustering]
         total = np.stack(aggregates).sum(axis=0, dtype=np.float64)
-        return self.moved(total[None] * clients, clients, published)
+        return self.model_after(total[None] * clients, clients, published)
 
     def _in_the_clear(self, vectors: NDArray[np.float64]) -> NDArray[np.float32]:
         """Return the aggregate of the clusters' vectors (c, d). Raises InputError for too few."""
         trimmed = self.aggregator == TRIMMED_MEAN
         faulty = self._dropped(len(vectors)) if trimmed else self.faulty_clusters
         return AGGREGATORS[self.aggregator](vectors, faulty)
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [
-            cls(
-                ring_bits=bits,
-                fraction_bits=0,
-                clusters=1,
-                aggregator=aggregator,
-                median_by=median_by,
-                trim=0.4,
-            )
-            for bits in (8, 16, 32, 64)
-            for aggregator, median_by in (
-                (MEDIAN, PAIRWISE),
-                (MEDIAN, RADIX),
-                (TRIMMED_MEAN, FEWEST),
-            )
-        ]
 
     @property
     def detail(self) -> str:

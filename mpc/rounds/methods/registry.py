@@ -2,6 +2,7 @@
 
 from securemedian.mpc.rounds.methods import (
     bucketed,
+    krum,
     mean,
     pairwise,
     radix,
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Method]] = {
         mean.Mean,
         reclustered.Reclustered,
         zeno.Zeno,
+        krum.Krum,
     )
 }
 DEFAULT_METHOD = next(iter(METHODS))

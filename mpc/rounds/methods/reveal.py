@@ -10,24 +10,30 @@ import numpy as np
 from securemedian.mpc.arrays import PublicBits, PublicValues, PublicWords, RingShare, Words, XorBits
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.boolean import unpack_bits, words_of
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
     """Open the first `count` bits. Those beyond are blanked before anything is sent."""
-    return PublicBits(unpack_bits(_opened(party, shares[None], count)[0], count))
+    return open_verdicts(party.channel, shares, count)
+
+
+def open_verdicts(channel: Channel, shares: XorBits, count: int) -> PublicBits:
+    """Open bits as `open_bits` does, on a channel that is no lane's."""
+    return PublicBits(unpack_bits(_opened(channel, shares[None], count)[0], count))
 
 
 def open_rows(party: Party, shares: XorBits, count: int) -> PublicWords:
     """Open the first `count` bits of each row, and return them packed, too."""
-    return PublicWords(_opened(party, shares, count))
+    return PublicWords(_opened(party.channel, shares, count))
 
 
-def _opened(party: Party, shares: Words, count: int) -> Words:
+def _opened(channel: Channel, shares: Words, count: int) -> Words:
     mine = shares[:, : words_of(count)].copy()
     if count % 64:
         mine[:, -1] &= np.uint64((1 << count % 64) - 1)
-    theirs = party.channel.exchange("open.bits", mine.reshape(-1))
+    theirs = channel.exchange("open.bits", mine.reshape(-1))
     return mine ^ theirs.reshape(mine.shape)
 
 

@@ -13,7 +13,7 @@ Values must leave headroom for the sum: clients with one that does not are left 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +21,22 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import as_written, option
-from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods import order
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
 from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Grouped, SizedFixedPoint):
+class TrimmedMean(Grouped, Mixing):
     """The mean of fixed-point values without the smallest and the largest."""
 
     name = "trimmed-mean"
-    summary = "the mean without the extremes, quadratic in the clients"
+    summary = "the mean without extremes, quadratic in the clients"
     kind = "mean"
     opened = "the value of each trimmed mean"
     splits = True
@@ -58,32 +58,31 @@ class TrimmedMean(Grouped, SizedFixedPoint):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
-        total = kept_sum(party, chunk.rows(party), bits, self.trim, self.batch_limit(chunk))
+        total = kept_sum(party, self.inputs(party, chunk), bits, self.trim, self.batch_limit(chunk))
         return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        return demand(dim, len(weights), self.bits_for(max_clients), self.trim)
+        trimming = demand(dim, len(weights), self.bits_for(max_clients), self.trim)
+        return trimming + self.mixing_demand(len(weights))
 
     def at_once(self, clients: int) -> int:
-        return order.pairs(clients)
+        return order.pairs(clients) + self.rows_at_once(clients)
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        return self.numbers(values) / (total - 2 * dropped(total, self.trim))
+        means = self.numbers(values) / (total - 2 * dropped(total, self.trim))
+        return self.unmixed(means, total, published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         ends = int(as_written(self.trim) * len(clear.updates))
-        whole = np.sort(self.whole_numbers(clear.updates, clear.max_clients), axis=0)
+        whole = np.sort(self.inputs_in_the_clear(clear), axis=0)
         kept = whole[ends : len(clear.updates) - ends]
         # summed as whole numbers, so that nothing is rounded before the division
-        return kept.sum(axis=0)[None] / 2.0**self.fraction_bits / len(kept)
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [cls(ring_bits=bits, fraction_bits=0, trim=0.4) for bits in (8, 16, 32, 64)]
+        means = kept.sum(axis=0)[None] / 2.0**self.fraction_bits / len(kept)
+        return self.unmixed(means, len(whole), clear.published)
 
     @property
     def detail(self) -> str:
-        return f"{self.trim:g}{self.grouping}"
+        return f"{self.trim:g}{self.grouping}{self.mixture}"
 
 
 def check_trim(trim: object) -> None:

@@ -1,62 +1,65 @@
-"""The sum of the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters.
+"""The sum of the clusters that agree with a validator (SHARE with Zeno++), at the cost of `krum`.
 
 See `clustered`, the paper's Algorithm 2, and protocols.md section 6. One client, the *validator*,
 is in no cluster. Its update D is a step of gradient descent on validation data. A cluster whose
 mean is g_j = c / W S_j passes if eta <D, g_j> - rho |g_j|^2 >= -eta epsilon, and A_r is the sum of
-the sums of the clusters that pass. In whole numbers, of fixed point, that is
+the sums of the clusters that pass. Products and lengths are those of sketches of k rows, y = R D
+and y_j = R S_j, where E <y, y_j> = k/2 <D, S_j>. In whole numbers, of fixed point, that is
 
-    T_j = a <D, S_j> - |S_j|^2 + e >= 0,
+    T_j = 2 a <y, y_j> - 2 |y_j|^2 + k e >= 0,    2 <y, y_j> = |y + y_j|^2 - |y|^2 - |y_j|^2,
     a = round(eta W / (rho c)),    e = floor(eta epsilon / rho (2^s W / c)^2).
 
-The servers open D between them, so that <D, S_j> is linear. |S_j|^2 takes one secret square per
-coordinate, cluster and reclustering (`square`). `survey` adds up what each chunk contributes to the
-T_j, `judge` compares the sums with 0, and `compute` selects with the verdicts, which stay shared.
-D and sum_r A_r alone are opened.
+`survey` sketches the uploads, `judge` compares the T_j with 0, and `compute` selects whole sums
+with the verdicts, which stay shared. sum_r A_r alone is opened, and nothing of D.
 
-Differences have `whole_bits` bits before the point, so that all T_j fit into 64 bits: clients with
-a larger value are left out beforehand (`bounds`), and D is checked once it is opened.
+Clients whose rows are not in [-T, T) are left out beforehand (`bounded`), under the same coin, and
+T is so small that the squares of the rows of y + y_j fit into 63 bits. The T_j have 128.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import PublicValues, RingShare, XorBits
+from securemedian.mpc.arrays import PublicValues, RingShare, UnpackedXorBits, XorBits
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import as_written, check_number, check_whole, option
-from securemedian.mpc.protocols import compare, ring
+from securemedian.mpc.options import as_written, check_number, option
 from securemedian.mpc.protocols.boolean import (
     invert,
-    multiplex,
-    multiplex_demand,
-    pack_bits,
+    multiplex_rows,
+    multiplex_rows_demand,
     unpack_bits,
 )
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.square import square, square_demand
+from securemedian.mpc.protocols.wide import WIDE_BITS, negative, negative_demand
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
+from securemedian.mpc.rounds.methods.bounded import BITS, AlwaysBounded
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
+from securemedian.mpc.rounds.methods.norms import (
+    LONGEST,
+    SOUNDNESS,
+    squared_lengths,
+    squared_lengths_demand,
+)
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
-# of the ring: squares fit into no fewer
-BITS = 64
-# as many comparisons take the memory of one square, whose l - 1 OTs are of whole ring elements
-COMPARISONS_PER_SQUARE = 16
+# of a sketch, as of the check of uploads
+ROWS = SOUNDNESS.rows
+# so many times heavier than one client a cluster may be: lengths then have 15 bits
+HEAVIEST = 511
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zeno(Clustered):
+class Zeno(AlwaysBounded, Clustered):
     """The sum of the clusters that agree with a validator's update, over several reclusterings."""
 
     name = "zeno"
-    summary = "the clusters that agree with a validator (SHARE with Zeno++), linear in the clusters"
-    opened = "the validator's update, and the sum of the clusters that pass in all reclusterings"
-    surveys = True
+    summary = "the clusters that agree with a validator (Zeno++)"
+    opened = "the sum of the clusters that pass in all reclusterings"
 
     validator: str = option(
         "",
@@ -72,35 +75,26 @@ class Zeno(Clustered):
     epsilon: float = option(
         0.2, metavar="EPS", text="what is forgiven a cluster, times ETA (default: 0.2)"
     )
-    fraction_bits: int = option(14, text="s of the fixed point (default: 14)", metavar="S")
-    whole_bits: int = option(
-        4,
-        metavar="B",
-        text="differences to the global model are cut to below 2^B (default: 4)",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("rho", self.rho, 0, 1e6, "above 0 and at most 1e6")
         check_number("epsilon", self.epsilon, 0, 1e6, "above 0 and at most 1e6")
-        check_whole("whole_bits", self.whole_bits, 1, 32)
 
     def check_round(self, max_clients: int) -> None:
-        check_whole("fraction_bits", self.fraction_bits, 1, 24)
-        super().check_round(max_clients)
-        needed = super().headroom(max_clients)
-        if needed > self.headroom(max_clients):
+        if self._heaviest > HEAVIEST:
             raise ConfigError(
-                f"sums of {max_clients} clients need {needed} bits beyond fraction_bits and "
-                f"whole_bits, and {self.headroom(max_clients)} are left: lower one of them"
+                f"a cluster may weigh {self._heaviest:,}, and lengths have room for {HEAVIEST}: "
+                "divide the weights, or ask for smaller clusters"
             )
+        super().check_round(max_clients)
         self.check_filled(max_clients - 1, "those besides the validator are at most")
-
-    def check_dim(self, dim: int, max_clients: int) -> None:
-        if self._most_squares(dim, max_clients) >= 1 << (BITS - 2):
+        # the clusters' mean weight is no more than what the heaviest one weighs
+        slope, start = self._line(Fraction(self._heaviest))
+        if max(slope << BITS, ROWS * start) >= 1 << (WIDE_BITS - 3):
             raise ConfigError(
-                f"the squares of {dim:,} coordinates of {self.fraction_bits} + {self.whole_bits} "
-                "bits do not fit into 64 bits: lower fraction_bits or whole_bits"
+                f"eta / rho is {self.eta / self.rho:,.3g} and epsilon {self.epsilon:g}, too much "
+                f"for scores of {WIDE_BITS} bits: raise rho, or lower epsilon or fraction_bits"
             )
 
     def check_members(self, clients: Collection[str]) -> None:
@@ -110,17 +104,25 @@ class Zeno(Clustered):
                 "validator"
             )
 
-    def _most_squares(self, dim: int, max_clients: int) -> int:
-        return dim * self._most_sum(max_clients) ** 2
+    # How long updates may be
 
-    def _most_sum(self, max_clients: int) -> int:
-        """Return what no sum of a cluster exceeds, in whole numbers of fixed point."""
-        heaviest = sorted(self.weights.values() or [1] * max_clients, reverse=True)
+    @property
+    def most_length(self) -> int:
+        return max(1, LONGEST >> self._narrower)
+
+    @property
+    def _narrower(self) -> int:
+        """Return by how many bits rows are shorter than those of one client may be.
+
+        The rows of a cluster's sum and of the validator's update together are then in range.
+        """
+        return self._heaviest.bit_length()
+
+    @property
+    def _heaviest(self) -> int:
+        """Return the most that a cluster weighs."""
         largest = 2 * self.clusters - 1
-        return sum(heaviest[:largest]) << (self.fraction_bits + self.whole_bits)
-
-    def headroom(self, max_clients: int) -> int:
-        return BITS - 2 - self.fraction_bits - self.whole_bits
+        return sum(sorted(self.weights.values(), reverse=True)[:largest]) or largest
 
     # Who is the validator
 
@@ -143,79 +145,60 @@ class Zeno(Clustered):
     # The protocol
 
     def _sums(self, party: Party, chunk: Chunk, rows: RingShare) -> RingShare:
-        """Return shares of the clusters' sums, shape (c, R, dim)."""
+        """Return shares of the clusters' sums of rows (n, d), shape (c R, d)."""
         _, others = self._parted(chunk.weights)
         weights = [chunk.weights[place] for place in others]
-        return self.cluster_sums(party, RingShare(rows[others]), weights, chunk.coin)
+        sums = self.cluster_sums(party, RingShare(rows[others]), weights, chunk.coin)
+        return RingShare(sums.reshape(-1, rows.shape[1]))
+
+    @property
+    def surveys(self) -> bool:
+        return True
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of what the chunk adds to T_rj, shape (c R,), and of |D|_1 behind them."""
-        rows = chunk.rows(party)
-        place, others = self._parted(chunk.weights)
-        step: PublicValues = open_ring(party, RingShare(rows[place]), BITS)
-        sums = self._sums(party, chunk, rows)
-        squares = square(party, RingShare(sums.reshape(-1)), BITS).reshape(sums.shape)
-        slope, _ = self._line(sum(chunk.weights), len(others))
-        products = sums * (step * step.dtype.type(slope % (1 << BITS)))
-        terms = (products - squares).sum(axis=2, dtype=sums.dtype).reshape(-1)
-        length = np.abs(ring.signed(step, BITS)).sum()
-        known = length if party.number == 0 else 0
-        return RingShare(np.append(terms, np.array([known], terms.dtype)))
+        """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
+        return self.norm_check.survey(party, chunk)
 
     def surveyed(self, clients: int) -> int:
-        return self._sums_among(clients) + 1
+        return clients * ROWS
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shares of whether each cluster passes, c R bits, packed."""
-        length: PublicValues = open_ring(party, RingShare(surveyed[-1:]), BITS)
-        self._check_length(int(length[0]), chunk)
-        clusters = len(surveyed) - 1
-        _, others = self._parted(chunk.weights)
-        _, start = self._line(sum(chunk.weights), len(others))
-        terms = surveyed[:-1] + surveyed.dtype.type(start if party.number == 0 else 0)
-        assert clusters == self.clusters_among(len(others)) * self.reclusterings
-        return invert(party, compare.msb(party, RingShare(terms), BITS))
+        sketches = RingShare(surveyed.reshape(-1, ROWS))
+        place, others = self._parted(chunk.weights)
+        step, sums = sketches[place : place + 1], self._sums(party, chunk, sketches)
+        vectors = RingShare(np.concatenate([sums + step, sums, step]))
+        squared = squared_lengths(party, vectors)
+        both, own = squared[:-1].reshape(2, -1)
+        products = both - own - squared[-1]
+        slope, start = self._line(Fraction(sum(chunk.weights), self.clusters_among(len(others))))
+        terms = RingShare(np.stack([products, own]))
+        party.pool.reserve(negative_demand(*terms.shape))
+        return invert(party, negative(party, terms, [slope, -2], ROWS * start))
 
-    def _check_length(self, length: int, chunk: Chunk) -> None:
-        """Raise ConfigError if a T_rj might not fit, for the validator's |D|_1."""
-        _, others = self._parted(chunk.weights)
-        slope, start = self._line(sum(chunk.weights), len(others))
-        columns, most = chunk.layout.columns, self._most_sum(chunk.max_clients)
-        whole = slope * length * most + self._most_squares(columns, chunk.max_clients) + start
-        if whole >= 1 << (BITS - 1):
-            raise ConfigError(
-                "the validator's update is too long for scores of 64 bits: lower fraction_bits or "
-                "whole_bits, or raise rho"
-            )
-
-    def _line(self, total: int, clients: int) -> tuple[int, int]:
-        """Return a and e of the score, for clients that weigh `total`."""
-        mean = Fraction(total, self.clusters_among(clients))
-        ratio = as_written(self.eta) / as_written(self.rho)
-        start = ratio * as_written(self.epsilon) * (mean * (1 << self.fraction_bits)) ** 2
-        return max(1, round(ratio * mean)), int(start)
+    def _line(self, mean: Fraction) -> tuple[int, int]:
+        """Return a and e of the score, for clusters of this mean weight."""
+        eta, rho = as_written(self.eta), as_written(self.rho)
+        start = eta * as_written(self.epsilon) / rho * (mean * (1 << self.fraction_bits)) ** 2
+        return max(1, round(eta / rho * mean)), int(start)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         sums = self._sums(party, chunk, chunk.rows(party))
         assert chunk.verdicts is not None
-        verdicts = unpack_bits(chunk.verdicts, sums.shape[0] * sums.shape[1])
-        each = XorBits(pack_bits(np.repeat(verdicts, chunk.dim)))
-        kept = multiplex(party, each, RingShare(sums.reshape(-1)), BITS).reshape(sums.shape)
-        aggregates = RingShare(kept.sum(axis=0, dtype=kept.dtype).reshape(-1))
-        opened: PublicValues = open_ring(party, summed(aggregates, self.reclusterings), BITS)
+        verdicts = UnpackedXorBits(unpack_bits(chunk.verdicts, len(sums)))
+        kept = multiplex_rows(party, verdicts, sums, BITS)
+        opened: PublicValues = open_ring(party, summed(kept, len(kept)), BITS)
         return opened
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        return multiplex_demand(self._sums_among(len(weights)) * dim, BITS)
-
-    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        return square_demand(self._sums_among(len(weights)) * dim, BITS)
+        return multiplex_rows_demand(self._sums_among(len(weights)))
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
-        return compare.msb_demand(self._sums_among(len(weights)), BITS)
+        count = self._sums_among(len(weights))
+        return squared_lengths_demand(2 * count + 1, ROWS) + negative_demand(2, count)
 
     def at_once(self, clients: int) -> int:
-        return COMPARISONS_PER_SQUARE * self._sums_among(clients)
+        return clients + self._sums_among(clients)
 
     def _sums_among(self, clients: int) -> int:
         """Return c R of so many clients, of whom one is the validator."""
@@ -224,24 +207,21 @@ class Zeno(Clustered):
     # The result
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        return self.moved(self.numbers(values), total, published)
+        return self.model_after(self.numbers(values), total, published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         place, others = self._parted(clear.weights)
-        total, own = sum(clear.weights), [clear.weights[other] for other in others]
-        sums = self.sums_in_the_clear(replace(clear, updates=clear.updates[others], weights=own))
-        moved = self.difference(clear.updates[place], clear.published)
-        step = self.whole_numbers(moved, clear.max_clients)
-        slope, start = self._line(total, len(others))
-        exact = sums.astype(object)
-        scores = slope * (exact * step.astype(object)).sum(axis=2) - (exact**2).sum(axis=2) + start
-        passed = (scores >= 0).astype(np.int64)
-        movement = (sums * passed[:, :, None]).sum(axis=(0, 1))
-        return self.moved(movement[None] / 2.0**self.fraction_bits, total, clear.published)
-
-    @classmethod
-    def warm_up(cls) -> Sequence[Self]:
-        return [cls(clusters=1)]
+        updates, coin = np.asarray(clear.updates, np.float64), clear.published.coin
+        whole = np.stack([self.whole_difference(row, clear.published) for row in updates])
+        own = [clear.weights[other] for other in others]
+        sums = self.sums_in_the_clear(whole[others], own, coin)
+        sums = sums.reshape(-1, whole.shape[1])
+        (step,) = self.norm_check.sketches(whole[place : place + 1], coin).astype(object)
+        rows = self.norm_check.sketches(sums, coin).astype(object)
+        slope, start = self._line(Fraction(sum(own), self.clusters_among(len(others))))
+        scores = 2 * slope * rows.dot(step) - 2 * (rows * rows).sum(axis=1) + ROWS * start
+        movement = sums[scores >= 0].sum(axis=0)[None] / 2.0**self.fraction_bits
+        return self.model_after(movement, sum(own), clear.published)
 
     @property
     def detail(self) -> str:

@@ -27,6 +27,8 @@ class RoundInput:
     groups: Sequence[int] = ()
     # what this server opens when it tosses, the same in every attempt at a round
     opening: bytes = field(default=b"", repr=False)
+    # the seed of this server's noise, the same likewise; empty where the method adds none
+    noise: bytes = field(default=b"", repr=False)
 
 
 class Computation(Protocol):
@@ -59,9 +61,12 @@ class Computation(Protocol):
         """Check clients' dealings under a coin (`pipeline.check_dealings`)."""
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], progress: Progress
+        self, params: RoundParams, uploads: Sequence[Upload], opening: bytes, progress: Progress
     ) -> Checked:
-        """Check that every value of clients' uploads is in range (`pipeline.check_values`)."""
+        """Check that clients' uploads are in range (`pipeline.check_values`).
+
+        `opening` is that of the round's `RoundInput`.
+        """
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
         """Compute the round (`pipeline.run_round`)."""

@@ -602,18 +602,39 @@ class ShardedComputation:
         )
 
     def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], progress: Progress
+        self, params: RoundParams, uploads: Sequence[Upload], opening: bytes, progress: Progress
     ) -> Checked:
         if not params.method.checks_values:
             return Checked([True] * len(uploads), Cost())
-        slices = self._slices(params, uploads)
+        shards, slices = self._cut(params.dim), self._slices(params, uploads)
+        if params.upload_check:
+            return self._checked_whole(params, shards, slices, len(uploads), opening, progress)
         return self._checked(
             self._rounds,
             "check_values",
-            self._cut(params.dim),
+            shards,
             lambda shard: (params, slices.of(shard), shard),
             progress,
         )
+
+    def _checked_whole(
+        self,
+        params: RoundParams,
+        shards: Sequence[Shard],
+        slices: _Slices,
+        clients: int,
+        opening: bytes,
+        progress: Progress,
+    ) -> Checked:
+        """Return whose whole uploads pass, which the two daemons open."""
+        start, channel = time.perf_counter(), self._rounds.channel
+        coin, tossed = pipeline.toss(channel, self._party, lambda _: opening)
+        verdicts, judged = self._judged(
+            params, shards, slices, [1] * clients, coin, progress, checking=True
+        )
+        passed, opened = pipeline.open_passed(channel, verdicts, clients)
+        cost = _together(tossed, judged, opened).as_checking()
+        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
         start, crew, params = time.perf_counter(), self._rounds, given.params
@@ -687,20 +708,22 @@ class ShardedComputation:
         slices: _Slices,
         weights: Sequence[int],
         coin: bytes,
+        progress: Progress | None = None,
+        checking: bool = False,
     ) -> tuple[XorBits, Cost]:
         """Survey all shards, and let the first of them judge the sum."""
         crew = self._rounds
-        surveys: list[tuple[RingShare, Cost]] = crew.run(
-            "survey",
-            shards,
-            lambda shard: (params, slices.of(shard), weights, replace(shard, coin=coin)),
-        )
+
+        def arguments(shard: Shard) -> Sequence[Any]:
+            return params, slices.of(shard), weights, replace(shard, coin=coin), checking
+
+        surveys: list[tuple[RingShare, Cost]] = crew.run("survey", shards, arguments, progress)
         cost = _together(joined([each for _, each in surveys]), crew.own_cost)
         total = RingShare(np.stack([one for one, _ in surveys]).sum(axis=0, dtype=np.uint64))
         ((verdicts, judged),) = crew.run(
             "judge",
             shards[:1],
-            lambda first: (params, total, weights, replace(first, coin=coin)),
+            lambda first: (params, total, weights, replace(first, coin=coin), checking),
         )
         return verdicts, _together(cost, judged, crew.own_cost)
 

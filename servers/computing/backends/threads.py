@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.party import Party, Session
@@ -33,7 +34,7 @@ class ThreadBackend:
 
     def start(self) -> None:
         """Compile the kernels, or load them from the cache on disk."""
-        pipeline.warm_up(self._protocol)
+        compiling.compile_kernels(self._protocol)
 
     def open(self, session_id: bytes) -> "ThreadComputation":
         *links, checking = [
@@ -124,12 +125,13 @@ class ThreadComputation:
         self,
         params: RoundParams,
         uploads: Sequence[Upload],
+        opening: bytes,
         progress: Progress,
         shard: Shard | None = None,
     ) -> Checked:
         self.establish()
         return pipeline.check_values(
-            self._parties, params, self._protocol, uploads, progress, shard
+            self._parties, params, self._protocol, uploads, progress, shard, lambda _: opening
         )
 
     def survey(
@@ -138,17 +140,25 @@ class ThreadComputation:
         uploads: Sequence[Upload],
         weights: Sequence[int],
         shard: Shard,
+        checking: bool,
     ) -> tuple[RingShare, Cost]:
         """Return the sum of the surveys of a shard (`pipeline.survey_shard`), and the cost."""
         self.establish()
-        return pipeline.survey_shard(self._parties, params, self._protocol, uploads, weights, shard)
+        return pipeline.survey_shard(
+            self._parties, params, self._protocol, uploads, weights, shard, checking
+        )
 
     def judge(
-        self, params: RoundParams, surveyed: RingShare, weights: Sequence[int], shard: Shard
+        self,
+        params: RoundParams,
+        surveyed: RingShare,
+        weights: Sequence[int],
+        shard: Shard,
+        checking: bool,
     ) -> tuple[XorBits, Cost]:
         """Return shares of the verdicts (`pipeline.judge_surveys`), and the cost."""
         self.establish()
-        return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard)
+        return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard, checking)
 
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
@@ -164,6 +174,7 @@ class ThreadComputation:
             given.groups,
             lambda _: given.opening,
             shard,
+            given.noise,
         )
 
     def close(self) -> None:

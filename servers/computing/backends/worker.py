@@ -16,8 +16,8 @@ import zmq
 import securemedian
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
+from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import pipeline
 from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.network.transport import (
     PEER_DOMAIN,
@@ -145,7 +145,7 @@ class ShardWorker:
         self._party, self._protocol = party, protocol
         self._endpoint = f"tcp://{host}:{ports or '*'}"
         self._seats: dict[str, _Seat] = {}
-        pipeline.warm_up(protocol)
+        compiling.compile_kernels(protocol)
 
     def release_of_code(self) -> str:
         """Return the release of the software that this worker runs."""
@@ -183,7 +183,8 @@ class ShardWorker:
                 return computation.fill(params, limit_bytes, seat.hurry.is_set, seat.note, shard)
             case "check_values":
                 params, uploads, shard = arguments
-                return computation.check_values(params, uploads, seat.note, shard)
+                # the daemons toss, if anybody does
+                return computation.check_values(params, uploads, b"", seat.note, shard)
             case "run_round":
                 given, shard = arguments
                 return computation.run_round(given, seat.note, shard)

@@ -32,7 +32,7 @@ def _emit_schedule(builder: ir.IRBuilder, key: ir.Value, out: ir.Value) -> None:
 _schedule = inline(_emit_schedule, 2)
 
 
-@kernel
+@kernel("u8[2] u8[3]!")
 def schedule(keys: Words, out: Words) -> None:
     """Write the round keys (n, 11, 2) of AES keys (n, 2)."""
     for i in range(keys.shape[0]):
@@ -68,7 +68,7 @@ _stream_tile, _stream_block = (
 )
 
 
-@kernel
+@kernel("u8[1] u8 u8 u8[1]!")
 def stream(key: Words, nonce: np.uint64, counter: np.uint64, out: Words) -> None:
     """Write the stream of an AES key (2,) from block number `counter` on."""
     keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)

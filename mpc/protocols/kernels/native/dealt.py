@@ -7,7 +7,7 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee
 from securemedian.mpc.protocols.kernels.native.emit import I8, I64, Vectors, inline, offset
 from securemedian.mpc.protocols.kernels.native.processor import PERMUTES
 
@@ -72,7 +72,7 @@ def _emit_unpack(
 _unpack = inline(_emit_unpack, 11)
 
 
-@kernel
+@callee
 def unpack_vectors(
     words: Words,
     first: int,

@@ -42,9 +42,21 @@ class Vectors:
         function = _TOOLS.get_or_insert_function(module, signature, name)
         return self.builder.call(function, arguments)
 
+    @property
+    def _width(self) -> str:
+        return "" if self.lanes == 1 else f".{128 * self.lanes}"
+
     def _aes(self, instruction: str, state: ir.Value, key: ir.Value) -> ir.Value:
-        width = "" if self.lanes == 1 else f".{128 * self.lanes}"
-        return self.call(f"llvm.x86.aesni.{instruction}{width}", self.words, state, key)
+        return self.call(f"llvm.x86.aesni.{instruction}{self._width}", self.words, state, key)
+
+    def products(self, vector: ir.Value, other: ir.Value) -> ir.Value:
+        """Return, in every lane, the sum of the carry-less products of low and of high words."""
+        name = f"llvm.x86.pclmulqdq{self._width}"
+        low, high = (
+            self.call(name, self.words, vector, other, ir.Constant(I8, words))
+            for words in (0x00, 0x11)
+        )
+        return self.builder.xor(low, high)
 
     def _shuffle(self, one: ir.Value, other: ir.Value, order: Sequence[int]) -> ir.Value:
         return self.builder.shuffle_vector(

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I64,
     Vectors,
@@ -219,8 +219,11 @@ _blocks_tile, _blocks_one = (
     for lanes, abreast in ((LANES, HASHED), (1, 1))
 )
 
+# Hashes of keys, and with a difference those of both keys of each OT.
+_ENDS = ("u8[2] u8 u8 u8[2] none u8[2]! none", "u8[2] u8 u8 u8[2] u8[1] u8[2]! u8[2]!")
 
-@kernel
+
+@callee
 def hash_part(
     rows: Words,
     stride: int,
@@ -245,7 +248,7 @@ def hash_part(
             start += 2
 
 
-@kernel
+@kernel(*_ENDS)
 def hash_columns(
     rows: Words,
     index: np.uint64,
@@ -263,7 +266,7 @@ def hash_columns(
     hash_part(rows.reshape(-1), words, words, index, stream, round_keys, difference, out0, out1)
 
 
-@kernel
+@kernel(*_ENDS)
 def hash_blocks(
     blocks: Words,
     index: np.uint64,

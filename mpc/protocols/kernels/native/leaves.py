@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I64,
     KEY_WORDS,
@@ -27,6 +27,7 @@ from securemedian.mpc.protocols.kernels.native.hashing import (
 from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
 from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_key_planes
+from securemedian.mpc.protocols.kernels.native.weighing import weigh_part
 
 # For trees of 2^_SMALL_BITS leaves all sums of 3 vectors are kept in registers.
 _SMALL_BITS = 4
@@ -162,7 +163,7 @@ _expand_tile, _expand_block = (
 )
 
 
-@kernel
+@callee
 def _expand_part(
     leaves: Words,
     nonce: np.uint64,
@@ -228,7 +229,7 @@ def _expand_part(
                 start += 2
 
 
-@kernel
+@kernel("u8[4] u8 u8 u8[1]! none u8[2]! u8[2]!", "u8[4] u8 u8 none u8[1] u8[2] u8[2]!")
 def expand(
     leaves: Words,
     nonce: np.uint64,
@@ -248,7 +249,10 @@ def expand(
     _expand_part(leaves, nonce, counter, choices, masks, corrections, 0, rows.shape[1], rows)
 
 
-@kernel
+@kernel(
+    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! none none u8 u8 u8[2] none u8[2]! none",
+    "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] u8[1] u8[2]! u8[2]!",
+)
 def expand_to_keys(
     leaves: Words,
     nonce: np.uint64,
@@ -256,27 +260,36 @@ def expand_to_keys(
     choices: Words | None,
     masks: Words | None,
     corrections: Words,
+    strips: Words,
+    weights: Words | None,
+    sums: Words | None,
     index: np.uint64,
     stream: np.uint64,
     round_keys: Words,
-    rows: Words,
     difference: Words | None,
     keys0: Words,
     keys1: Words | None,
 ) -> None:
     """Do as `expand` does, and hash the columns as `hash_columns` does: keys (n, 2).
 
-    `rows` (128, STRIP) is memory to work in.
+    The rows go to `strips` (s, 128, STRIP), of which there may be one for all. With `weights` (w,)
+    they are added to `sums` (128, 2) as `weigh` does.
     """
-    width, stride, row = corrections.shape[1], rows.shape[1], rows.reshape(-1)
+    width, stride = corrections.shape[1], strips.shape[2]
     for first in range(0, width, stride):
-        words = min(stride, width - first)
+        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
+        row = rows.reshape(-1)
         _expand_part(leaves, nonce, counter, choices, masks, corrections, first, words, rows)
+        if weights is not None and sums is not None:
+            weigh_part(row, stride, 128, words, weights[first:], sums.reshape(-1))
         at, to0, to1 = index + np.uint64(64 * first), keys0[64 * first :], after(keys1, 64 * first)
         hash_part(row, stride, words, at, stream, round_keys, difference, to0, to1)
 
 
-@kernel
+@kernel(
+    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! none none u8 u8 u8[2] i8 none u8[2]! none",
+    "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] i8 u8[1] u8[2]! u8[2]!",
+)
 def expand_to_planes(
     leaves: Words,
     nonce: np.uint64,
@@ -284,10 +297,12 @@ def expand_to_planes(
     choices: Words | None,
     masks: Words | None,
     corrections: Words,
+    strips: Words,
+    weights: Words | None,
+    sums: Words | None,
     index: np.uint64,
     stream: np.uint64,
     round_keys: Words,
-    rows: Words,
     begin: int,
     difference: Words | None,
     planes0: Words,
@@ -297,14 +312,17 @@ def expand_to_planes(
 
     They go to the words of planes (.., w or more) from word `begin` on.
     """
-    width, stride, row = corrections.shape[1], rows.shape[1], rows.reshape(-1)
+    width, stride = corrections.shape[1], strips.shape[2]
     count, step = planes0.shape
     out0, out1 = planes0.reshape(-1)[begin:], after(flat(planes1), begin)
     near = np.empty((2, 64 * VECTOR, 2), np.uint64)
     near0, near1 = near[0], beside(planes1, near[1])
     for first in range(0, width, stride):
-        words = min(stride, width - first)
+        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
+        row = rows.reshape(-1)
         _expand_part(leaves, nonce, counter, choices, masks, corrections, first, words, rows)
+        if weights is not None and sums is not None:
+            weigh_part(row, stride, 128, words, weights[first:], sums.reshape(-1))
         start = 0
         while start < words:
             at, mine, to = index + np.uint64(64 * (first + start)), row[start:], first + start
@@ -325,7 +343,7 @@ def expand_to_planes(
             start += some
 
 
-@kernel
+@callee
 def _write_planes(
     keys: Words | None, words: int, count: int, step: int, planes: Words | None
 ) -> None:

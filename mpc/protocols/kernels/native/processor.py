@@ -20,17 +20,19 @@ def _features() -> frozenset[str]:
 
 FEATURES = _features()
 # Blocks of 128 bits in a vector.
-if {"avx512f", "avx512bw", "avx512vl", "vaes"} <= FEATURES:
+if {"avx512f", "avx512bw", "avx512vl", "vaes", "vpclmulqdq"} <= FEATURES:
     LANES = 4
-elif {"avx2", "vaes"} <= FEATURES:
+elif {"avx2", "vaes", "vpclmulqdq"} <= FEATURES:
     LANES = 2
 else:
     LANES = 1
 GFNI = "gfni" in FEATURES
 # Whether vectors cut words into bit planes.
 SLICES = bool(FEATURES)
+# Whether kernels are compiled.
+COMPILES = not config.DISABLE_JIT  # type: ignore[attr-defined]
 # Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
-FETCHES = not config.DISABLE_JIT  # type: ignore[attr-defined]
+FETCHES = COMPILES
 # Bytes of a line of the cache.
 LINE = 64
 # Whether one instruction puts eight words in any order.
@@ -45,5 +47,8 @@ HASHED = 4
 
 
 def taken(wanted: bool) -> bool:
-    """Return whether these kernels are to be used: wanted, on a processor with AES instructions."""
-    return wanted and {"aes", "sse2"} <= FEATURES
+    """Return whether these kernels are to be used: wanted, on a processor with AES instructions.
+
+    Processors that have these also multiply without carries.
+    """
+    return wanted and {"aes", "pclmul", "sse2"} <= FEATURES

@@ -73,7 +73,7 @@ word_of_planes = inline(_emit_bit_planes, 4, every=1)
 word_of_key_planes = inline(_emit_bit_planes, 4, every=2)
 
 
-@kernel
+@kernel("u8[2] u8[2]!")
 def bit_planes(keys: Words, planes: Words) -> None:
     """Do as `packing.bit_planes` does."""
     flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]

@@ -121,7 +121,7 @@ def _emit_gather(
 _gather = inline(_emit_gather, 3)
 
 
-@kernel
+@kernel("u8[3]! u8[3] i8[1] u8[3]! u8 u8[2] u8[2] u8 u8 u8[2]")
 def grow_and_encode(
     nodes: Words,
     given: Words,

@@ -1,8 +1,12 @@
-"""The position of each client in the order of a coordinate, by all pairwise comparisons.
+"""The position of each client in the order of a coordinate, and who holds the element of a rank.
 
-See protocols.md section 6. z_xy = 1{w_x > w_y} for x < y, with z_yx = 1 - z_xy, is a strict order
-even where values are equal: ties are broken by index. Values must lie in [-2^(l-2), 2^(l-2)), or
-comparisons may wrap, and then there may be no order: `bounds` finds who has one outside.
+By all pairwise comparisons (protocols.md section 6): z_xy = 1{w_x > w_y} for x < y, with
+z_yx = 1 - z_xy, is a strict order even where values are equal: ties are broken by index. No two
+values may be 2^(l-1) or more apart, or comparisons wrap, and then there may be no order.
+
+The number of clients before client i, pos_i, is a permutation of 0..n-1, so exactly one client has
+pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the weight before
+client i, and the client with pos_i < k <= pos_i + W_i holds it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +16,12 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.protocols import compare, ring
-from securemedian.mpc.protocols.boolean import to_ring, to_ring_demand
+from securemedian.mpc.protocols.boolean import (
+    multiplex,
+    multiplex_demand,
+    to_ring,
+    to_ring_demand,
+)
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 
@@ -98,3 +107,71 @@ def _pairs_demand(count: int, bits: int, position_bits: int) -> Demand:
 def within_demand(count: int, bits: int) -> Demand:
     """Return the correlations of `within` on `count` positions."""
     return compare.msb_demand(2 * (-(-count // 64) * 64), bits)
+
+
+def holders(
+    party: Party,
+    values: RingShare,
+    bits: int,
+    rank: int,
+    weights: Sequence[int],
+    batch: int | None = None,
+) -> XorBits:
+    """Return shares of whether each client holds the element of rank k in each coordinate.
+
+    There are n d bits, those of a client side by side. `rank` is 1..total weight; the other
+    arguments are those of `positions`.
+    """
+    small = _position_bits(weights)
+    found = positions(party, values, bits, weights, small, batch)
+    if _equal_weights(weights):
+        if party.number == 0:
+            found = RingShare(ring.reduce(found - found.dtype.type(rank - 1), small))
+        return compare.is_zero(party, RingShare(found.reshape(-1)), small)
+    low = np.array([rank - weight for weight in weights], np.int64)[:, None]
+    return within(party, found, low, np.full_like(low, rank), small)
+
+
+def element(
+    party: Party,
+    values: RingShare,
+    bits: int,
+    rank: int,
+    weights: Sequence[int],
+    batch: int | None = None,
+) -> RingShare:
+    """Return shares of the element of rank k in each coordinate, shape (d,), with nothing opened.
+
+    It is the sum over the clients of 1{i holds it} w_i. The arguments are those of `holders`.
+    """
+    if len(values) == 1:
+        return RingShare(values[0])
+    chosen = holders(party, values, bits, rank, weights, batch)
+    terms = multiplex(party, chosen, RingShare(values.reshape(-1)), bits).reshape(values.shape)
+    return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
+
+
+def holders_demand(dim: int, bits: int, weights: Sequence[int]) -> Demand:
+    """Return the correlations of `holders`."""
+    small, clients = _position_bits(weights), len(weights)
+    choice = compare.is_zero_demand if _equal_weights(weights) else within_demand
+    return positions_demand(dim, clients, bits, small) + choice(clients * dim, small)
+
+
+def element_demand(dim: int, bits: int, weights: Sequence[int]) -> Demand:
+    """Return the correlations of `element`."""
+    if len(weights) == 1:
+        return Demand()
+    return holders_demand(dim, bits, weights) + multiplex_demand(len(weights) * dim, bits)
+
+
+def _equal_weights(weights: Sequence[int]) -> bool:
+    """Return whether all weigh 1. Then one test for equality does, instead of two comparisons."""
+    return max(weights) == 1
+
+
+def _position_bits(weights: Sequence[int]) -> int:
+    """Return the bits of the ring of positions or, with weights, of their signed differences."""
+    return (
+        ring.index_bits(len(weights)) if _equal_weights(weights) else ring.signed_bits(sum(weights))
+    )

@@ -1,0 +1,78 @@
+"""A client's own policy: the rounds that it takes part in, whatever a coordinator asks for.
+
+It is that of a server (`common.policy`), with what only a client can refuse.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import ClassVar
+
+from securemedian.common.policy import Policy, refuse
+from securemedian.mpc.errors import ConfigError, cut, quoted
+from securemedian.mpc.rounds.params import RoundParams
+
+
+@dataclass(frozen=True)
+class ClientPolicy(Policy):
+    """The rounds that a client takes part in. Raises ConfigError as `Policy`."""
+
+    # the rounds of its cohort for which it has shared an update within the last day, the one in
+    # question included
+    RATE: ClassVar[str] = "rounds_per_day"
+    FILES: ClassVar[str] = "Its client.toml allows"
+
+    # the names, at both servers, of clients that must be able to take part, and of those that must
+    # not be able to
+    with_clients: list[str] = field(default_factory=list)
+    without_clients: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for table in ("with_clients", "without_clients"):
+            if not all(type(name) is str and name for name in getattr(self, table)):
+                raise ConfigError(f"{table} must be a list of clients' names")
+        if both := sorted({*self.with_clients} & {*self.without_clients}):
+            raise ConfigError(
+                f"{quoted(both[0])} is in with_clients and in without_clients: no round fits"
+            )
+
+    @property
+    def counts(self) -> bool:
+        """Return whether it limits how many rounds there are."""
+        return self.RATE in self.at_most
+
+    @property
+    def names_clients(self) -> bool:
+        """Return whether it says who must or must not be able to take part."""
+        return bool(self.with_clients or self.without_clients)
+
+    def check_round(
+        self,
+        params: RoundParams,
+        begun: int,
+        who: str,
+        listed: Sequence[Collection[str]] = (),
+        epsilon: float = inf,
+    ) -> None:
+        """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
+
+        `listed` are the names of those who may take part, as each server says. `epsilon` is the
+        larger one that the servers tell.
+        """
+        refusals = self.refusals(params, begun, epsilon)
+        missing = [name for name in self.with_clients if not all(name in one for one in listed)]
+        unwanted = [name for name in self.without_clients if any(name in one for one in listed)]
+        if missing:
+            refusals.append(
+                f"a round without {_listed(missing)}: its [policy] names them in with_clients"
+            )
+        if unwanted:
+            refusals.append(
+                f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
+            )
+        refuse(who, refusals)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return cut(", ".join(names))

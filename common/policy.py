@@ -1,0 +1,220 @@
+"""A party's own policy: the rounds that it takes part in, whatever a coordinator asks for.
+
+`RISKS` is the one table of what opens more than the result, or trusts more than it needs: the
+default policy, its refusals, the file that keygen writes and the pages have it from here.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf, isinf
+from typing import Any, ClassVar, Self
+
+from securemedian.mpc.canonical import flat
+from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
+from securemedian.mpc.options import Option, check_one_of, options_of
+from securemedian.mpc.rounds.exchange import EXCHANGES
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
+from securemedian.mpc.rounds.privacy import DELTA
+
+# What a policy can limit besides the parameters of a round and the rate of rounds: the most values
+# that are opened per coordinate.
+RESULTS = "results"
+
+# By parameter of a round, what comes of its risky values.
+RISKS: dict[str, dict[Any, str]] = {
+    "method": {
+        "zeno": "one client, its validator, decides whose updates the result is of",
+    },
+    "uploads": {"unverified": "one client that lies in its upload puts the result where it likes"},
+    "selection": {"opened": "both servers see who is selected: clients, or whose each median is"},
+    "membership": {"visible": "everybody sees which group each client chose"},
+    "clustering": {
+        "opened": "both servers see the sum of each cluster, from which updates may follow"
+    },
+    "accept_leak": {True: "both servers can compute updates from the sums of clusters"},
+    "norm_bound": {"off": "one faulty client moves the result at will"},
+    "aggregator": {"mean": "one faulty client moves the result at will"},
+}
+# By parameter, the number above which it is a risk, and what comes of that.
+RISKY_ABOVE: dict[str, tuple[float, str]] = {
+    "weight_cap": (0.5, "one client may outweigh all others, and decide alone"),
+}
+
+
+def risks_of(name: str) -> dict[str, str]:
+    """Return what comes of each risky value of a parameter, by the value as a file has it."""
+    risks = {json.dumps(value): why for value, why in RISKS.get(name, {}).items()}
+    if name in RISKY_ABOVE:
+        above, why = RISKY_ABOVE[name]
+        risks[f"above {above}"] = why
+    return risks
+
+
+def _choices() -> dict[str, list[Any]]:
+    """Return by name the values that the options of words and switches can have."""
+    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES)}
+    for about in _options():
+        values = (False, True) if about.kind is bool else about.choices
+        if values:
+            found[about.name] = list(dict.fromkeys([*found.get(about.name, []), *values]))
+    return found
+
+
+def _numbers(rate: str) -> list[str]:
+    """Return the names of what is a number, or has a number of entries, and that of a rate."""
+    options = [about.name for about in _options() if about.kind not in (str, bool)]
+    own = [name for name in ROUND_FIELDS if name != "method"]
+    return list(dict.fromkeys([*own, *options, RESULTS, rate]))
+
+
+def _options() -> list[Option]:
+    """Return the options of all methods and of all that clients can exchange."""
+    owners = (*METHODS.values(), *EXCHANGES.values())
+    return [about for owner in owners for about in options_of(owner).values()]
+
+
+def _safe(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return those of a parameter's values that are no risk."""
+    return [value for value in values if value not in RISKS[name]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rounds that a party takes part in. By default they are those without any of the `RISKS`.
+
+    What has no risk and is not named has no limit. A limit on an option holds for the methods that
+    have it, and looks at the option as the round has it, whether it was given or is the default.
+    Raises ConfigError for a name or a value that no round can have.
+    """
+
+    # what limits the rounds of its cohort that have begun within the last hour, the one in question
+    # included
+    RATE: ClassVar[str] = "rounds_per_hour"
+    # whose files must allow a risk
+    FILES: ClassVar[str] = "The files of both servers and of the clients allow"
+
+    methods: list[str] = field(default_factory=lambda: _safe("method", METHODS))
+    # by option: the values that it may have; an option with a risk that is not named keeps its
+    # default. A number in place of a word is limited by the tables below alone.
+    allowed: dict[str, list[Any]] = field(default_factory=dict)
+    # by parameter: the largest number, or the most entries of a list or table; likewise
+    at_most: dict[str, float] = field(default_factory=dict)
+    # by parameter: the smallest number, or the fewest entries of a list or table
+    at_least: dict[str, float] = field(default_factory=dict)
+    # how large epsilon may become (`mpc.rounds.privacy`), of all results of the cohort together
+    max_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        choices, numbers = _choices(), _numbers(self.RATE)
+        safe = {name: _safe(name, choices[name]) for name in RISKS if name in choices}
+        object.__setattr__(self, "allowed", safe | self.allowed)
+        limits = {name: above for name, (above, _) in RISKY_ABOVE.items()}
+        object.__setattr__(self, "at_most", limits | self.at_most)
+        for method in self.methods:
+            check_one_of("a method", method, list(METHODS))
+        if not self.methods:
+            raise ConfigError("methods is empty: name one or more, or leave it out for the default")
+        for name, values in self.allowed.items():
+            check_one_of("a name in `allowed`", name, list(choices))
+            if not isinstance(values, list) or not values:
+                raise ConfigError(
+                    f"allowed: {name} must be a list of one or more values, not {quoted(values)}"
+                )
+            for value in values:
+                # type() because 1 == True
+                if not any(type(value) is type(one) and value == one for one in choices[name]):
+                    known = ", ".join(str(one) for one in choices[name])
+                    raise ConfigError(
+                        f"allowed: {name} has one of the values {known}, not {quoted(value)}"
+                    )
+        for table, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
+            for name, limit in bounds.items():
+                check_one_of(f"a name in `{table}`", name, numbers)
+                if type(limit) not in (int, float) or not 0 <= limit < 1 << 63:
+                    raise ConfigError(
+                        f"{table}: {name} must be a number of 0 or more, not {quoted(limit)}"
+                    )
+        if self.max_epsilon is not None and not 0 < self.max_epsilon < inf:
+            raise ConfigError(f"max_epsilon must be a number above 0, not {self.max_epsilon}")
+        for name in self.at_most.keys() & self.at_least.keys():
+            if self.at_least[name] > self.at_most[name]:
+                raise ConfigError(f"{name}: at_least is more than at_most, so that no round fits")
+
+    @classmethod
+    def unlimited(cls) -> Self:
+        """Return the policy that refuses nothing, for trials with data that need no protection."""
+        return cls(
+            methods=list(METHODS),
+            allowed={name: values for name, values in _choices().items() if name in RISKS},
+            at_most=dict.fromkeys(RISKY_ABOVE, 1.0),
+        )
+
+    def check(self, params: RoundParams, begun: int, who: str, epsilon: float = inf) -> None:
+        """Raise PolicyRefused, with every reason, if `who` takes no part in such a round.
+
+        `begun` counts the earlier rounds of its cohort, as `RATE` does, and `epsilon` is that of
+        the cohort's results with this round's.
+        """
+        refuse(who, self.refusals(params, begun, epsilon))
+
+    def refusals(self, params: RoundParams, begun: int, epsilon: float = inf) -> list[str]:
+        """Return every reason against such a round (`check`)."""
+        # a round of parameters does not say so
+        values = {"exchange": params.exchange.name} | params.to_dict()
+        sizes = {
+            name: len(value) if isinstance(value, list | dict) else value
+            for name, value in values.items()
+        } | {RESULTS: params.method.most_results, self.RATE: begun + 1}
+        refusals = []
+        for name, choices in ({"method": self.methods} | self.allowed).items():
+            value = values.get(name, choices[0])
+            if value not in choices and type(value) is not float:
+                text = f"{name} {value}: its [policy] allows only {' and '.join(map(str, choices))}"
+                if why := RISKS.get(name, {}).get(value):
+                    table, key = "policy.allowed", name
+                    if name == "method":
+                        table, key = "policy", "methods"
+                    text += self._remedy(why, table, key, [*choices, value])
+                refusals.append(text)
+        for name, limit in self.at_most.items():
+            # a word in place of a number has no size
+            size = sizes.get(name, limit)
+            if isinstance(size, str) or size > limit:
+                text = f"{name} {size}: its [policy] allows at most {limit}"
+                above, why = RISKY_ABOVE.get(name, (inf, ""))
+                if not isinstance(size, str) and size > above:
+                    text += self._remedy(why, "policy.at_most", name, size)
+                refusals.append(text)
+        refusals += [
+            f"{name} {sizes[name]}: its [policy] asks for at least {limit}"
+            for name, limit in self.at_least.items()
+            if name in sizes and (isinstance(sizes[name], str) or sizes[name] < limit)
+        ]
+        # NaN, which a server could say, is beyond
+        if self.max_epsilon is not None and not epsilon <= self.max_epsilon:
+            what = (
+                "a result without noise (mean --norm-bound B --noise-multiplier Z)"
+                if isinf(params.method.zcdp_rho)
+                else "noise in a cohort with an earlier result without: begin a new cohort"
+                if isinf(epsilon)
+                else f"epsilon {epsilon:.4g} at delta {DELTA:g}, of all results of the cohort"
+            )
+            refusals.append(f"{what}: its [policy] has max_epsilon {self.max_epsilon:g}")
+        return refusals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the policy as the table that a configuration has."""
+        return {name: value for name, value in flat(self).items() if value is not None}
+
+    def _remedy(self, why: str, table: str, key: str, value: Any) -> str:
+        """Return why a risk is refused, and the line that allows it."""
+        line = f"{key} = {json.dumps(value)} in [{table}]"
+        return f", because otherwise {why}. {self.FILES} it by {line}"
+
+
+def refuse(who: str, refusals: Sequence[str]) -> None:
+    """Raise PolicyRefused, with every reason, if there are any."""
+    if refusals:
+        raise PolicyRefused(". ".join(f"{who} refuses {text}" for text in refusals))

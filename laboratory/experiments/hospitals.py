@@ -1,0 +1,137 @@
+"""What a federation is worth to four hospitals, and what is left of it when one of them is broken.
+
+Each hospital trains on its own patients and is tested on a third of everybody's. The yardsticks are
+a hospital alone, all patients in one place, and FedAvg, the mean weighted by patients. Ten seeds
+draw start models and who is tested. Updates are combined in the clear, by the same functionality
+that the servers compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from securemedian.laboratory import models, plots
+from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.data.hospitals import HOSPITALS, drawn
+from securemedian.laboratory.experiments import aggregation, execution
+from securemedian.laboratory.experiments.runs import Run
+from securemedian.laboratory.models.record_dp import RecordDP
+from securemedian.laboratory.plots import Grid
+from securemedian.laboratory.worker import Trainer
+from securemedian.mpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from securemedian.laboratory.experiments.catalogue import Design
+
+# of each hospital's records, at which accuracy is measured
+EPSILONS = (5.0, 1.0)
+FEDAVG, ALONE, POOLED = "FedAvg", "alone, on average", "all patients in one place"
+
+
+def by_fault(design: "Design") -> list[dict[str, Any]]:
+    """Return a row per fault: the accuracy in percent of each method.
+
+    A fault is an attack by one of the hospitals, or the noise of all of them for an epsilon, if
+    Opacus is installed; who draws it is the operating system, so that accuracies then differ from
+    run to run. Of each accuracy there is the mean over the seeds and, behind it, the deviation.
+    """
+    if design.data.name != "heart":
+        raise ConfigError("this experiment is on the hospitals' patients: take --dataset heart")
+    faults = [("none", len(HOSPITALS) - 1)]
+    faults += [
+        (attack, place)
+        for attack in design.attacks
+        if attack != "none"
+        for place in range(len(HOSPITALS))
+    ]
+    cases: list[tuple[str, str, int, RecordDP | None]] = []
+    for attack, place in faults:
+        name = "no fault" if attack == "none" else f"{attack}, {HOSPITALS[place]}"
+        cases.append((name, attack, place, None))
+    if find_spec("opacus"):
+        cases += [
+            (f"record-dp, epsilon {epsilon:g}", *faults[0], RecordDP(epsilon, design.rounds))
+            for epsilon in EPSILONS
+        ]
+    labels = {method: aggregation.label(method) for method in design.methods} | {FEDAVG: FEDAVG}
+    rows = []
+    for name, attack, place, noise in cases:
+        row = {"fault": name}
+        for method, label in labels.items():
+            row[label] = _shown(
+                [_of(design, seed, method, attack, place, noise) for seed in design.seeds]
+            )
+        rows.append(row)
+    everybody = range(len(HOSPITALS))
+    alone = [
+        fmean(_trained(design, drawn(seed), [place], seed) for place in everybody)
+        for seed in design.seeds
+    ]
+    together = [_trained(design, drawn(seed), everybody, seed) for seed in design.seeds]
+    yardsticks = {ALONE: _shown(alone), POOLED: _shown(together)}
+    return [row | (yardsticks if row is rows[0] else dict.fromkeys(yardsticks, "")) for row in rows]
+
+
+def _shown(accuracies: Sequence[float]) -> str:
+    spread = f" ± {stdev(accuracies):.1f}" if len(accuracies) > 1 else ""
+    return f"{fmean(accuracies):.1f}{spread}"
+
+
+def _of(
+    design: "Design", seed: int, method: str, attack: str, place: int, noise: RecordDP | None
+) -> float:
+    """Return the accuracy in percent after a run in which the hospital at a place may attack."""
+    data = with_last(drawn(seed), place)
+    run: Run = design.run(seed, "mean" if method == FEDAVG else method, attack)
+    if method == FEDAVG:
+        sizes = np.bincount(data.owners).tolist() if data.owners is not None else []
+        weights = dict(zip(run.names, sizes, strict=True))
+        options = {"method": "mean", "norm_bound": "off", "weights": weights, "weight_cap": 1.0}
+        run = replace(run, method="bounded-mean", options=options)
+    run = replace(run, recipe={**run.recipe, "record_dp": noise})
+    record = execution.carry_out(run, design.rounds, data, None, lambda _: None)
+    return 100 * record.accuracies(design.rounds, data.classes)[-1]
+
+
+def with_last(data: Dataset, place: int) -> Dataset:
+    """Return the data with the owner at a place as the last one, where attackers are."""
+    assert data.owners is not None
+    order = [other for other in range(len(data.holders)) if other != place] + [place]
+    return replace(
+        data,
+        owners=np.argsort(order)[data.owners],
+        holders=tuple(data.holders[other] for other in order),
+    )
+
+
+def _trained(design: "Design", data: Dataset, places: Sequence[int], seed: int) -> float:
+    """Return the accuracy in percent of a training on some hospitals' patients without others."""
+    model = design.network(design.model)
+    assert data.owners is not None
+    own = np.isin(data.owners, places)
+    trainer = Trainer(model, data.images[own], data.labels[own], (seed, 0))
+    vector = models.start(model, seed)
+    # before round 1 it measures
+    for number in range(design.rounds + 1):
+        vector = trainer.trained(vector, number)
+    return 100 * models.accuracy(model, vector, data.test_images, data.test_labels)
+
+
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+    """Draw the accuracies as a grid, of which faults are the rows."""
+    columns = [name for name in found[0] if name != "fault"]
+    values = [
+        [float(row[name].split()[0]) if row[name] else float("nan") for name in columns]
+        for row in found
+    ]
+    grid = Grid("method", "which hospital does what", columns, [r["fault"] for r in found], values)
+    title = (
+        f"{figure}: test accuracy (%) after {design.rounds} rounds, mean over "
+        f"{len(design.seeds)} seeds"
+    )
+    return plots.save_grid(stem, title, grid)

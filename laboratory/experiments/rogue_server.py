@@ -1,0 +1,502 @@
+"""What a server that does not follow the protocol learns, and whether anybody notices.
+
+Every deviation of `laboratory.rogue` runs in a real daemon, against every method it applies to, in
+a round of clients with uniform values that this process plays. What the rogue says it has learnt is
+compared with the truth. Of M equally likely values a guess that is right with the chance p tells
+log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
+"""
+
+import math
+import shutil
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
+from securemedian.clients.upload import RangeWarning, Round
+from securemedian.common.status import RoundStatus
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.laboratory import daemons, plots
+from securemedian.laboratory.plots import Grid
+from securemedian.laboratory.processes import Processes
+from securemedian.laboratory.rogue.deviations import DEVIATIONS, HELPER, VICTIM
+from securemedian.mpc.errors import RoundFailed, SecureMedianError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
+from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.rounds.methods.base import Method, Published
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange
+from securemedian.servers.config import ServerConfig
+
+if TYPE_CHECKING:
+    from securemedian.laboratory.experiments.catalogue import Design
+
+Array = NDArray[Any]
+
+# both servers have it in their files once it is there
+SWITCH = "one_malicious_server"
+# the methods with which it permits rounds
+PROTECTED = ("bucketed", "mean")
+# a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
+BUCKETS, VALUE_BITS = 16, 10
+MODEL, RANGE = 1.5, 0.5
+# that are compared where every comparison goes up
+THRESHOLDS = [7, 11, 13, 14]
+# for a round, whose servers wait for each other no longer than these settings say
+LIMIT_S, POLL_S = 180.0, 0.1
+SETTINGS = {"retry_wait_s": 0.2, "channel_timeout_s": 30, "round_limit_s": 120}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a round was, for those who know everything."""
+
+    # per client in the order of uploads: values and, of buckets, their numbers (n, d)
+    values: Array
+    buckets: Array
+    params: RoundParams
+    status: RoundStatus
+    # the result as values, NaN if there is none, and of buckets their numbers, or -1
+    result: Array
+    result_buckets: Array
+    # positions of kept vectors (n, d), where clients deal
+    kept: Array
+    spoils: dict[str, Array]
+
+    @property
+    def counts(self) -> Array:
+        """Return H(y) (b-1, d)."""
+        return np.asarray((self.buckets[None] <= np.arange(BUCKETS - 1)[:, None, None]).sum(axis=1))
+
+    @property
+    def rank(self) -> int:
+        return ring.median_rank(len(self.values))
+
+    def value(self, right: Array) -> float:
+        """Return the bits that a guess of a value tells, which is right in these coordinates."""
+        return told(float(np.mean(right)), self.there)
+
+    @property
+    def there(self) -> float:
+        """Return the bits of a client's value."""
+        return math.log2(BUCKETS) if self.params.dealing else VALUE_BITS
+
+
+def told(right: float, bits: float) -> float:
+    """Return the bits that a guess of one of 2^bits tells, which is right with this chance.
+
+    One that is right more seldom than a blind one counts as nothing.
+    """
+    if not right > 2**-bits:
+        return 0.0
+    wrong = 1 - right
+    doubt = -sum(p * math.log2(p) for p in (right, wrong) if p > 0)
+    return max(0.0, bits - doubt - (wrong * math.log2(2**bits - 1) if wrong else 0.0))
+
+
+def entropy(columns: Array) -> float:
+    """Return the entropy of columns (k, d), in bits."""
+    counts = Counter(map(bytes, np.ascontiguousarray(columns.T.astype(np.int16))))
+    return -sum(
+        count / columns.shape[1] * math.log2(count / columns.shape[1]) for count in counts.values()
+    )
+
+
+# What the rogue has learnt about one client, and about the sum: bits per coordinate
+
+Learnt = Callable[[Seen], tuple[float, float]]
+
+
+def _bucket_of(seen: Seen, reached: Callable[[Array], Array]) -> Array:
+    """Return what `bisect` finds where a threshold is reached as a function of its count says."""
+    found = np.zeros(seen.params.dim, np.int64)
+    for step in reversed(range(int(math.log2(BUCKETS)))):
+        at = found + (1 << step) - 1
+        found += (~reached(seen.counts[at, np.arange(found.size)])) << step
+    return found
+
+
+def _minimum(seen: Seen) -> tuple[float, float]:
+    return 0.0, seen.value(seen.result_buckets == seen.buckets.min(axis=0))
+
+
+def _other_table(seen: Seen) -> tuple[float, float]:
+    bits = seen.params.ring_bits
+    honest = _bucket_of(seen, lambda count: count >= seen.rank)
+    other = _bucket_of(
+        seen,
+        lambda count: (count >= seen.rank) ^ ((count - seen.rank) % (1 << bits - 1) == 1),
+    )
+    # S1 sends the tables of the second half
+    half = (seen.params.dim + 127) // 128 * 64
+    expected = np.concatenate([honest[:half], other[half:]])
+    return 0.0, seen.value(seen.result_buckets == expected)
+
+
+def _true_bits(seen: Seen) -> tuple[float, float]:
+    truth = (seen.counts[THRESHOLDS] >= seen.rank).astype(np.uint8)
+    read = seen.spoils.get("reached", truth[:0])[:, : seen.params.dim]
+    # of those steps that it has come to
+    return 0.0, entropy(truth[: len(read)]) * float((read == truth[: len(read)]).all())
+
+
+def _three_ranks(seen: Seen) -> tuple[float, float]:
+    dim, found = seen.params.dim, 0.0
+    for name, expected in (
+        ("least", seen.buckets.min(axis=0)),
+        ("most", seen.buckets.max(axis=0)),
+    ):
+        if name in seen.spoils:
+            found += seen.value(seen.spoils[name][:dim] == expected)
+    median = np.sort(seen.buckets, axis=0)[seen.rank - 1]
+    return 0.0, found + seen.value(seen.result_buckets == median)
+
+
+def _median(seen: Seen) -> Array:
+    return np.asarray(np.sort(seen.buckets, axis=0)[seen.rank - 1])
+
+
+def _half_right(seen: Seen) -> tuple[float, float]:
+    return 0.0, seen.value(seen.result_buckets == _median(seen))
+
+
+def _value(seen: Seen) -> tuple[float, float]:
+    return seen.value(np.isclose(seen.result, seen.values[VICTIM], atol=2.0**-VALUE_BITS / 4)), 0.0
+
+
+def _with_median(seen: Seen) -> tuple[float, float]:
+    ranked = np.sort(seen.values, axis=0)[seen.rank - 1]
+    expected = np.where(ranked == seen.values[VICTIM], 0, ranked + seen.values[VICTIM])
+    return 0.0, seen.value(np.isclose(seen.result, expected, atol=2.0**-VALUE_BITS / 4))
+
+
+def _without_helper(seen: Seen) -> tuple[float, float]:
+    """Read the victim's value from the result on it and the one that helps."""
+    if seen.params.dealing:
+        return seen.value(seen.result_buckets == seen.buckets[VICTIM]), 0.0
+    found = seen.result
+    if seen.params.method.kind == "mean" or seen.params.method.name == "trimmed-mean":
+        found = 2 * found - seen.values[HELPER]
+    right = np.isclose(found, seen.values[VICTIM], atol=2.0**-VALUE_BITS / 4)
+    return seen.value(right), 0.0
+
+
+def _positions(seen: Seen) -> tuple[float, float]:
+    read = seen.spoils.get("positions", seen.kept[:0, :0])
+    truth = {tuple(row[: read.shape[1]].tolist()) for row in seen.kept}
+    right = sum(tuple(row.tolist()) in truth for row in read)
+    # of one client, on average
+    bits = right / len(seen.values) * read.shape[1] * math.log2(BUCKETS) / seen.params.dim
+    return bits, 0.0
+
+
+def _buckets(seen: Seen) -> tuple[float, float]:
+    read = seen.spoils.get("buckets", seen.buckets[:, :0])
+    share, right = read.shape[1] / seen.params.dim, 0.0
+    if share:
+        right = float((read == seen.buckets[:, : read.shape[1]]).mean())
+    return share * told(right, 4.0), seen.value(seen.result_buckets == _median(seen))
+
+
+def _nothing(seen: Seen) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A deviation against a method, and how to measure what it has told."""
+
+    deviation: str
+    method: Method
+    learnt: Learnt
+    # the values of the client that helps, which are otherwise drawn as those of all
+    helper: float | None = None
+    clients: int = 5
+
+
+def attacks() -> list[Attack]:
+    """Return all rows of the table."""
+    buckets, pairwise, radix, mean = Bucketed(), Pairwise(), Radix(), Mean()
+    trimmed, krum = TrimmedMean(trim=0.4), Krum(faulty=1, chosen=1)
+    of_buckets: list[tuple[str, Learnt]] = [
+        ("rank", _minimum),
+        ("tables", _other_table),
+        ("open-bits", _true_bits),
+        ("rerun", _three_ranks),
+        ("corrections", _half_right),
+        ("sums", _half_right),
+        ("turns", _positions),
+        ("echo", _buckets),
+    ]
+    of_values: list[tuple[str, Method, Learnt]] = [
+        ("flags", radix, _value),
+        ("top-bits", radix, _value),
+        ("shift", pairwise, _value),
+        ("shift", trimmed, _value),
+        ("mux", pairwise, _with_median),
+        ("distances", krum, _value),
+    ]
+    return [
+        # four, with whom the minimum and the maximum do not wrap in the ring of counts
+        *(Attack(name, buckets, learnt, clients=4) for name, learnt in of_buckets),
+        *(Attack(name, method, learnt) for name, method, learnt in of_values),
+        *(
+            # the larger of two is not their lower median
+            Attack(name, method, _without_helper, MODEL + RANGE)
+            for name, method in (
+                ("digests", buckets),
+                ("verdicts", buckets),
+                ("verdicts", mean),
+                # with a bound by the median of lengths only fewer than half can be left out
+                ("range", Mean(norm_bound=16.0)),
+                ("range", pairwise),
+                ("range", trimmed),
+            )
+        ),
+        *(
+            Attack(name, method, _nothing)
+            for name in ("models", "result")
+            for method in (buckets, mean)
+        ),
+    ]
+
+
+# Rounds
+
+
+class _Player(Client):
+    """An honest client, which remembers where its kept vectors have their 1."""
+
+    kept: Array | None = None
+
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
+        dealt = super().deal(shape, current, entropy)
+        part = shape.parts[0]
+        first, stop = part.words_of(0, part.kept)
+        seeded, words = (
+            shape.entries(shape.unpack(half.words(0, first, stop), part.kept, number))
+            for number, half in ((0, dealt.seeded), (1, dealt.words))
+        )
+        self.kept = np.asarray(ring.reduce(seeded + words, shape.bits)).argmax(axis=0)
+        return dealt
+
+
+def switch_exists() -> bool:
+    """Return whether servers can be told to be safe from one malicious server."""
+    return any(one.name == SWITCH for one in fields(ServerConfig))
+
+
+def run(attack: Attack, dim: int, seed: int, protected: bool = False) -> dict[str, Any]:
+    """Return the row of one attack, which runs in a round of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="securemedian-rogue-"))
+    names = daemons.make(folder, attack.clients)
+    for server in ("s0", "s1"):
+        _configure(folder / f"{server}.toml", protected)
+    seen, noticed = _round(attack, folder, names, dim, seed, protected)
+    shutil.rmtree(folder)
+    about_one, about_sum = attack.learnt(seen)
+    return {
+        "attack": attack.deviation,
+        "method": attack.method.name,
+        "protected": protected,
+        "noticed": bool(noticed),
+        "when": noticed or "never",
+        "there_bits": seen.there,
+        "client_bits": about_one,
+        "sum_bits": about_sum,
+        "learnt_bits": about_one + about_sum,
+        "bound_bits": _bound(seen),
+    }
+
+
+def _bound(seen: Seen) -> float | None:
+    """Return the most that one server that deviates may learn per coordinate, by the claim.
+
+    Of `bucketed` that is a bit per opened comparison, in every run of the protocol. Of `mean` it is
+    the sum, and the verdict on each client. Of other methods there is none.
+    """
+    name, clients = seen.params.method.name, len(seen.values)
+    if name == "bucketed":
+        return max(1, seen.status.attempt) * math.log2(BUCKETS)
+    if name == "mean":
+        return VALUE_BITS + math.log2(clients) + clients / seen.params.dim
+    return None
+
+
+def _configure(path: Path, protected: bool) -> None:
+    """Set short limits, one lane, and the switch."""
+    settings: dict[str, Any] = dict(SETTINGS)
+    if protected:
+        settings[SWITCH] = "true"
+    kept = [
+        line for line in path.read_text().splitlines() if line.partition(" = ")[0] not in settings
+    ]
+    lines = [f"{name} = {value}" for name, value in settings.items()]
+    path.write_text("\n".join([*lines, *kept]) + "\n[protocol]\nlanes = 1\n")
+
+
+def _round(
+    attack: Attack, folder: Path, names: Sequence[str], dim: int, seed: int, protected: bool
+) -> tuple[Seen, str]:
+    """Run one round, and return what it was and who noticed something first, if anybody did."""
+    deviation, notes = DEVIATIONS[attack.deviation], list[str]()
+    params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes(folder))
+        coordinator = stack.enter_context(Coordinator.from_config(folder / "coordinator.toml"))
+        daemons.start(processes, folder, {deviation.server: attack.deviation})
+        players = [stack.enter_context(_Player(_config(folder, name, protected))) for name in names]
+        # the order of uploads
+        players.sort(key=lambda player: player.service.keys.public)
+        round_id = coordinator.open_round(
+            params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
+        )
+        published = coordinator.model(round_id)
+        values = _values(params, published, len(names), seed, attack.helper)
+        for number, (player, own) in enumerate(zip(players, values, strict=True)):
+            try:
+                with warnings.catch_warnings():
+                    # the one that helps has nothing but large values
+                    warnings.simplefilter("ignore", RangeWarning)
+                    player.submit(own, round_id)
+            except SecureMedianError as error:
+                notes.append(f"{_who(number)} when it submits: {type(error).__name__}")
+                if number == VICTIM:
+                    # nobody waits for the deadline
+                    with suppress(SecureMedianError):
+                        coordinator.abort_round(round_id, "the victim has noticed something")
+                    break
+        status = _ended(processes, coordinator, round_id)
+        result = np.full(dim, np.nan, np.float32)
+        for number, player in enumerate(players):
+            try:
+                result = np.asarray(player.result(round_id))
+            except RoundFailed:
+                notes.append(f"the servers: {status.reason}")
+            except SecureMedianError as error:
+                notes.append(f"{_who(number)} from the result: {type(error).__name__}")
+        if status.left_out:
+            notes.append("those who are left out, unjustly as they know")
+        return _seen(params, published, values, status, result, players, folder), (*notes, "")[0]
+
+
+def _seen(
+    params: RoundParams,
+    published: Published,
+    values: Array,
+    status: RoundStatus,
+    result: Array,
+    players: Sequence["_Player"],
+    folder: Path,
+) -> Seen:
+    spoils, dim = folder / "spoils.npz", params.dim
+    buckets, found = np.empty((0, dim), np.int64), np.full(dim, -1)
+    if params.method.uses_range:
+        buckets = published.bucketize(values, BUCKETS).astype(np.int64)
+        centres = published.quantize(np.tile(np.arange(BUCKETS)[:, None], dim), BUCKETS)
+        if np.isfinite(result).all():
+            found = np.abs(centres - result).argmin(axis=0)
+    return Seen(
+        values,
+        buckets,
+        params,
+        status,
+        result,
+        found,
+        np.array([player.kept for player in players if player.kept is not None]),
+        dict(np.load(spoils, allow_pickle=False)) if spoils.exists() else {},
+    )
+
+
+def _values(
+    params: RoundParams, published: Published, clients: int, seed: int, helper: float | None
+) -> Array:
+    """Return the clients' values (n, d), all equally likely."""
+    rng = np.random.default_rng(seed)
+    if params.method.uses_range:
+        drawn = rng.integers(0, BUCKETS, (clients, params.dim))
+        values = published.quantize(drawn, BUCKETS)
+    else:
+        values = 1 + rng.integers(0, 1 << VALUE_BITS, (clients, params.dim)) / 2.0**VALUE_BITS
+    if helper is not None:
+        values[HELPER] = helper
+    return np.asarray(values, np.float32)
+
+
+def _config(folder: Path, name: str, protected: bool) -> ClientConfig:
+    """Return a client's configuration, which keeps nothing on disk."""
+    policy = ClientPolicy.unlimited()
+    if protected and any(one.name == SWITCH for one in fields(ClientPolicy)):
+        changes: dict[str, Any] = {SWITCH: True}
+        policy = replace(policy, **changes)
+    loaded = ClientConfig.load(folder / f"{name}.toml")
+    return replace(loaded, poll_interval_s=POLL_S, state_dir="", policy=policy)
+
+
+def _ended(processes: Processes, coordinator: Coordinator, round_id: str) -> RoundStatus:
+    """Wait until a round has ended. Raises RoundFailed if that takes too long."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        processes.check()
+        status = coordinator.status(round_id, 0.0)
+        if status.ended:
+            return status
+        time.sleep(POLL_S)
+    raise RoundFailed(f"round {round_id} has not ended within {LIMIT_S:g} s")
+
+
+def _who(number: int) -> str:
+    return "the victim" if number == VICTIM else "a client"
+
+
+# The experiment
+
+
+def by_attack(design: "Design") -> list[dict[str, Any]]:
+    """Return a row per deviation and method, twice where servers have the switch."""
+    (dim,), (seed, *_) = design.dims, design.seeds
+    rows = []
+    for protected in (False, True) if switch_exists() else (False,):
+        for attack in attacks():
+            if protected and attack.method.name not in PROTECTED:
+                continue
+            rows.append(run(attack, dim, seed, protected))
+    return rows
+
+
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+    """Draw what is learnt as a grid, of which attacks are the rows."""
+    columns = ["one client", "the sum", "bound"]
+    names = [
+        f"{row['attack']}, {row['method']}" + ", protected" * row["protected"] for row in found
+    ]
+    values = [
+        [
+            row["client_bits"],
+            row["sum_bits"],
+            math.nan if row["bound_bits"] is None else row["bound_bits"],
+        ]
+        for row in found
+    ]
+    top = max(value for row in values for value in row if not math.isnan(value))
+    grid = Grid("bits per coordinate about", "attack", columns, names, values, top)
+    title = f"{figure}: what one of the servers learns"
+    return plots.save_grid(stem, title, grid)

@@ -1,0 +1,21 @@
+"""The program of a rogue server: see the package."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from securemedian.laboratory.rogue.deviations import begin
+from securemedian.servers import config
+from securemedian.servers.daemon import serve
+
+
+def main(deviation: str, path: Path) -> None:
+    """Serve as the configuration says, but for a deviation."""
+    read = partial(config.load, path)
+    settings = read()
+    begin(deviation, settings, path.with_name("spoils.npz"))
+    serve(settings, read)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

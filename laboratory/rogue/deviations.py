@@ -1,0 +1,460 @@
+"""The deviations of rogue servers, by name.
+
+Each replaces public functions of the protocol, or changes messages, as a server could that was
+written anew. The victim is the first of the clients in the order of their public keys, which is
+that of uploads; the second one may collude. S1 is the rogue but where only S0 can deviate so.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securemedian.laboratory.rogue.hooks import (
+    Array,
+    Spoils,
+    on_recv,
+    on_send,
+    replace,
+    rushing,
+)
+from securemedian.laboratory.rogue.turns import read_positions
+from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.errors import ChannelClosed
+from securemedian.mpc.protocols import dealing, order, ring
+from securemedian.mpc.protocols.boolean import unpack_bits
+from securemedian.mpc.protocols.kernels import planes, tables
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.methods import bucketed
+from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.mpc.rounds.methods.krum import Krum
+from securemedian.mpc.rounds.methods.norms import RangeCheck
+from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.optimiser import optimiser_from
+from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.mpc.rounds.run_state import RunState
+from securemedian.servers.config import ServerConfig
+from securemedian.servers.machine.events import CheckEnded
+from securemedian.servers.rounds import requests
+from securemedian.servers.rounds.requests import Answer, Call, Desk
+from securemedian.servers.storage.spool import Spool
+
+# of all clients, the one that is spied on, and the one that helps
+VICTIM, HELPER = 0, 1
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """What a rogue server does otherwise; `server` is which of the two it is."""
+
+    text: str
+    begin: Callable[[ServerConfig, Spoils], None]
+    server: str = "s1"
+
+
+def keys_of(config: ServerConfig) -> list[str]:
+    """Return the clients' public keys in the order of uploads."""
+    return sorted(caller.public_key for caller in config.clients)
+
+
+# bucketed
+
+
+def _bits(words: Array) -> Array:
+    return unpack_bits(words, 64 * words.size)
+
+
+def _shifted(counts: RingShare, by: int, bits: int) -> RingShare:
+    return RingShare(ring.reduce(counts + counts.dtype.type(by % (1 << bits)), bits))
+
+
+def _rank(config: ServerConfig, spoils: Spoils) -> None:
+    """Add k-1 to the own share of H: both servers open the minimum."""
+
+    def make(true: Any) -> Any:
+        def median(
+            party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
+        ) -> PublicValues:
+            by = ring.median_rank(clients) - 1
+            return PublicValues(true(party, _shifted(counts, by, bits), clients, bits, *rest))
+
+        return median
+
+    replace(bucketed, "median", make)
+
+
+def _tables(config: ServerConfig, spoils: Spoils) -> None:
+    """Answer with another table, in which H - k = 1 (modulo 2^(l-1)) counts as the opposite."""
+
+    def make(true: Any) -> Any:
+        def reply_leaves(leaves: Array, *given: Any) -> None:
+            true(leaves, *given)
+            out, levels = given[-1], len(leaves)
+            for leaf in range(1 << levels):
+                at = out[(leaf - 2) % (1 << levels)]
+                at ^= np.bitwise_and.reduce(
+                    [plane if leaf >> j & 1 else ~plane for j, plane in enumerate(leaves)]
+                )
+
+        return reply_leaves
+
+    replace(tables, "reply_leaves", make)
+
+
+def _open_bits(config: ServerConfig, spoils: Spoils) -> None:
+    """Open "not reached" at every threshold, and keep what was opened in truth."""
+    steps: list[Array] = []
+
+    def rush(label: str, mine: Array, theirs: Array) -> tuple[Array, Array]:
+        steps.append(mine ^ theirs)
+        spoils.keep(reached=np.stack([_bits(step) for step in steps]))
+        return theirs, mine
+
+    rushing(("open.bits",), rush)
+
+
+def _rerun(config: ServerConfig, spoils: Spoils) -> None:
+    """Break off twice before the last bit is sent: with the minimum, and with the maximum."""
+    steps: list[Array] = []
+    now = threading.local()
+    attempts = iter(("least", "most"))
+
+    def rush(label: str, mine: Array, theirs: Array) -> tuple[Array, Array]:
+        steps.append(_bits(mine ^ theirs))
+        if now.name and len(steps) == now.steps:
+            found = sum((1 - bit.astype(np.int64)) << i for i, bit in enumerate(reversed(steps)))
+            spoils.keep(**{now.name: np.asarray(found)})
+            raise ChannelClosed("the rogue server has seen enough")
+        return mine, theirs
+
+    def make(true: Any) -> Any:
+        def median(
+            party: Party, counts: RingShare, clients: int, bits: int, *rest: Any
+        ) -> PublicValues:
+            steps.clear()
+            now.name, now.steps = next(attempts, ""), bucketed.steps(len(counts) + 1)
+            by = {"least": ring.median_rank(clients) - 1, "": 0}.get(
+                now.name, ring.median_rank(clients) - clients
+            )
+            return PublicValues(true(party, _shifted(counts, by, bits), clients, bits, *rest))
+
+        return median
+
+    rushing(("open.bits",), rush)
+    replace(bucketed, "median", make)
+
+
+# radix
+
+
+def _flags(config: ServerConfig, spoils: Spoils) -> None:
+    """Lower the own flags of all others by 1, and L by k-1: the victim's word is opened."""
+
+    def reply(true: Any) -> Any:
+        def kernel(
+            flags: Array,
+            products: Array,
+            opened: Array,
+            zeros: Array,
+            requests: Array,
+            keys0: Array,
+            keys1: Array,
+            at: int,
+            *rest: Any,
+        ) -> None:
+            # the highest bit comes first
+            if at + zeros.size == keys0.shape[1]:
+                words = opened.shape[1]
+                flags[:, (VICTIM + 1) * words :] = planes.FULL
+            true(flags, products, opened, zeros, requests, keys0, keys1, at, *rest)
+
+        return kernel
+
+    def finish(true: Any) -> Any:
+        def kernel(*given: Any) -> None:
+            flags, opened, zeros, keys0, at = given[0], given[1], given[2], given[4], given[7]
+            below, reached = given[-2], given[-1]
+            if at + zeros.size == keys0.shape[1]:
+                by = ring.median_rank(flags.shape[1] // opened.shape[1]) - 1
+                for plane, (low, high) in enumerate(zip(below, reached, strict=True)):
+                    low[:] = high[:] = planes.FULL * np.uint64(by >> plane & 1)
+            true(*given)
+
+        return kernel
+
+    replace(planes, "reply", reply)
+    replace(planes, "finish", finish)
+
+
+class _Changed(Chunk):
+    """A chunk of which the rogue reads other shares than the clients have sent."""
+
+    move: Callable[[Array], None]
+
+    @classmethod
+    def of(cls, chunk: Chunk, move: Callable[[Array], None]) -> "_Changed":
+        made = cls(**vars(chunk))
+        object.__setattr__(made, "move", move)
+        return made
+
+    def rows(self, party: Party) -> Any:
+        rows = super().rows(party)
+        self.move(rows)
+        return rows
+
+    def xor_rows(self, party: Party) -> Any:
+        rows = super().xor_rows(party)
+        self.move(rows)
+        return rows
+
+
+def _moving(function: str, *methods: type[Any]) -> Callable[..., None]:
+    """Return what lets a function of methods read shares that `move(method, rows)` has changed."""
+
+    def begin(move: Callable[[Any, Array], None]) -> None:
+        def make(true: Any) -> Any:
+            def compute(method: Any, party: Party, chunk: Chunk) -> Any:
+                return true(method, party, _Changed.of(chunk, lambda rows: move(method, rows)))
+
+            return compute
+
+        for method in methods:
+            replace(method, function, make)
+
+    return begin
+
+
+def _sides(rows: Array) -> tuple[Array, Array]:
+    """Return the rows of the others, in two parts with the median of all between them."""
+    lower = ring.median_rank(len(rows)) - 1
+    return rows[VICTIM + 1 : VICTIM + 1 + lower], rows[VICTIM + 1 + lower :]
+
+
+def _top_bits(config: ServerConfig, spoils: Spoils) -> None:
+    """Flip the top bits of the others' words, whose signs are known, so that the victim is between.
+
+    Numbers from 1 to 2 begin with 10: with 00 they are the smallest, and with 11 the largest.
+    """
+
+    def move(method: Any, rows: Array) -> None:
+        low, high = _sides(rows)
+        low ^= rows.dtype.type(1 << 31)
+        high ^= rows.dtype.type(1 << 30)
+
+    _moving("compute", Radix)(move)
+
+
+# methods on values
+
+
+def _shift(config: ServerConfig, spoils: Spoils) -> None:
+    """Add 2^(l-3) to the others' shares, or subtract it, after these have passed the check."""
+
+    def move(method: Any, rows: Array) -> None:
+        low, high = _sides(rows)
+        by = rows.dtype.type(1 << 61)
+        low -= by
+        high += by
+
+    _moving("compute", Pairwise, TrimmedMean)(move)
+
+
+def _distances(config: ServerConfig, spoils: Spoils) -> None:
+    """Move the others apart before distances are compared: Krum chooses the victim."""
+
+    def move(method: Any, rows: Array) -> None:
+        for place, row in enumerate(rows[VICTIM + 1 :]):
+            by = (1 - 2 * (place % 2)) * (1 << 2 * (place // 2 + 1)) << method.fraction_bits
+            row += np.array(by).astype(row.dtype)
+
+    _moving("survey", Krum)(move)
+
+
+def _mux(config: ServerConfig, spoils: Spoils) -> None:
+    """Flip whether the victim holds the median: its value is added to what is opened."""
+
+    def make(true: Any) -> Any:
+        def multiplex(party: Party, shares: Array, values: Array, bits: int) -> Any:
+            flipped, words = shares.copy(), shares.size // now.clients
+            flipped[VICTIM * words : (VICTIM + 1) * words] ^= planes.FULL
+            return true(party, flipped, values, bits)
+
+        return multiplex
+
+    def note(method: Any, rows: Array) -> None:
+        now.clients = len(rows)
+
+    now = threading.local()
+    _moving("compute", Pairwise)(note)
+    replace(order, "multiplex", make)
+
+
+# verdicts, dealings, OTs
+
+
+def _verdicts(config: ServerConfig, spoils: Spoils) -> None:
+    """Say that all clients have failed the check, but for the victim and one that helps."""
+    spared = keys_of(config)[: HELPER + 1]
+
+    def make(true: Any) -> Any:
+        def init(event: CheckEnded, clients: Sequence[str], failed: Sequence[str]) -> None:
+            true(event, clients, [key for key in clients if key not in spared])
+
+        return init
+
+    replace(CheckEnded, "__init__", make)
+
+
+def _digests(config: ServerConfig, spoils: Spoils) -> None:
+    """Send wrong digests for all dealings but the victim's and that of one that helps."""
+    spared = keys_of(config)[: HELPER + 1]
+    # the key of a share that was read, which is kept so that its id stays its own
+    shares: dict[int, tuple[str, Any]] = {}
+    checked: list[str] = []
+
+    def read(true: Any) -> Any:
+        def dealing_of(spool: Spool, key: str) -> Any:
+            half = true(spool, key)
+            shares[id(half)] = key, half
+            return half
+
+        return dealing_of
+
+    def check(true: Any) -> Any:
+        def checking(channel: Any, number: int, shape: Any, halves: Any, **rest: Any) -> Any:
+            checked[:] = [shares[id(half)][0] for half in halves]
+            return true(channel, number, shape, halves, **rest)
+
+        return checking
+
+    def spoil(digests: Array) -> Array:
+        rows = digests.reshape(-1, dealing.DIGEST_WORDS)
+        rows[[key not in spared for key in checked]] ^= np.uint64(1)
+        return digests
+
+    replace(Spool, "dealing", read)
+    replace(dealing, "check", check)
+    # both servers find the same
+    for message in (on_send, on_recv):
+        message("dealing.digests", spoil)
+
+
+def _range(config: ServerConfig, spoils: Spoils) -> None:
+    """Move the others' shares out of range in the check, but for those of the one that helps."""
+
+    def move(check: Any, rows: Array) -> None:
+        rows[HELPER + 1 :] += rows.dtype.type(1 << 61)
+
+    _moving("survey", RangeCheck)(move)
+
+
+def _corrections(config: ServerConfig, spoils: Spoils) -> None:
+    """Flip a correction bit in every block: S0's keys there would be off by a part of Delta.
+
+    Release 0.9 gave all of Delta to who did that in 93 OTs, and with it both keys of all OTs.
+    """
+
+    def flip(corrections: Array) -> Array:
+        corrections[:, 0] ^= np.uint64(1)
+        return corrections
+
+    on_send("ot.corrections", flip)
+
+
+def _sums(config: ServerConfig, spoils: Spoils) -> None:
+    """Spoil a sum of a GGM tree: half the result is wrong if the top bit of Delta_0 is 1."""
+
+    def spoil(sums: Array) -> Array:
+        sums[0] ^= 1
+        return sums
+
+    on_send("ggm.sums", spoil)
+
+
+# what S0 says to clients
+
+
+def _answering(
+    op: str, change: Callable[[Any, Desk, Call, Answer], Answer], victim: str = ""
+) -> None:
+    """Change what the victim, or everybody, is answered.
+
+    `change` gets the true handler of models, too.
+    """
+    true, model = requests.OPS[op].handler, requests.OPS["model"].handler
+
+    def handler(desk: Desk, call: Call) -> Answer | None:
+        answer = true(desk, call)
+        if answer is None or victim not in ("", call.key):
+            return answer
+        return change(model, desk, call, answer)
+
+    requests.OPS[op] = changed(requests.OPS[op], handler=handler)
+
+
+def _models(config: ServerConfig, spoils: Spoils) -> None:
+    """Give the victim another model than the others, with the digest that fits it."""
+
+    def other(answer: Answer) -> Answer:
+        return changed(answer, arrays=dict(answer.arrays, model=answer.arrays["model"] + 1))
+
+    def start(model: Any, desk: Desk, call: Call, answer: Answer) -> Answer:
+        asked = changed(call, fields=requests.OneRound(str(answer.fields["round"])))
+        told = other(model(desk, asked))
+        state = RunState.of_arrays(
+            policy_from(told.fields["policy"]),
+            int(told.fields["number"]) - 1,
+            optimiser_from(told.fields["optimiser"]),
+            told.arrays,
+        )
+        return changed(answer, fields=dict(answer.fields, start=state.digest.hex()))
+
+    victim = keys_of(config)[VICTIM]
+    _answering("round", start, victim)
+    _answering("model", lambda model, desk, call, answer: other(answer), victim)
+
+
+def _result(config: ServerConfig, spoils: Spoils) -> None:
+    """Give everybody another result than the one that both servers have signed."""
+
+    def other(model: Any, desk: Desk, call: Call, answer: Answer) -> Answer:
+        arrays = {name: array ^ array.dtype.type(1) for name, array in answer.arrays.items()}
+        return changed(answer, arrays=arrays)
+
+    _answering("result", other)
+
+
+DEVIATIONS = {
+    "rank": Deviation("adds k-1 to its share of H", _rank),
+    "tables": Deviation("answers with another table in leaf.reply", _tables),
+    "open-bits": Deviation("opens other bits", _open_bits),
+    "rerun": Deviation("breaks off after an opening, with another shift each time", _rerun),
+    "flags": Deviation("lowers its flags of the others", _flags),
+    "top-bits": Deviation("flips the top bits of the others' words", _top_bits),
+    "shift": Deviation("moves the others' values apart after the check", _shift),
+    "mux": Deviation("flips its share of a choice in mux.request", _mux),
+    "distances": Deviation("moves the others apart before distances are compared", _distances),
+    "corrections": Deviation("flips bits in ot.corrections", _corrections),
+    "sums": Deviation("spoils a sum in ggm.sums", _sums),
+    "turns": Deviation("lies in dealing.turns and keeps the peer's digest", read_positions),
+    "echo": Deviation(
+        "lies in dealing.turns and sends the peer's digest back",
+        lambda config, spoils: read_positions(config, spoils, echo=True),
+    ),
+    "verdicts": Deviation("says that all but two clients have failed the check", _verdicts),
+    "digests": Deviation("sends wrong digests for all dealings but two", _digests),
+    "range": Deviation("moves the others out of range in the check", _range),
+    "models": Deviation("gives one client another model", _models, "s0"),
+    "result": Deviation("gives another result than was signed", _result, "s0"),
+}
+
+
+def begin(name: str, config: ServerConfig, spoils: Path) -> None:
+    """Let this process deviate."""
+    DEVIATIONS[name].begin(config, Spoils(spoils))

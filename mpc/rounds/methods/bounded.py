@@ -1,0 +1,218 @@
+"""Methods whose clients share short differences to the global model (`norms`).
+
+With a `norm_bound` clients share differences to the global model, in a ring of 64 bits, and the
+servers leave out whose difference is too long (`norms`), of which one bit per client is opened. A
+difference w in fixed point has a length of at most L = B 2^s for a bound B, and of `most_length`
+with `auto`, where the servers take twice the median of the lengths for the bound. A client cuts a
+longer one to that length. w is rounded toward 0, and so is never longer than the difference itself.
+"""
+
+from dataclasses import dataclass
+from math import floor, log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Ring
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_number, option
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.lengths import MARGIN
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Survey
+from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
+
+AUTO, OFF = "auto", "off"
+# s where it is not given: of the plain mean, and of auto, if norms then reach AUTO_REACH at least
+OFF_FRACTION, AUTO_FRACTION = 24, 16
+AUTO_REACH = 32
+# how far s goes where it follows from a small bound
+MOST_FRACTION = 40
+# of the ring of lengths
+BITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(FixedPoint):
+    """A method on differences to the global model that are not long."""
+
+    fault = "its update is longer than norm_bound allows, or a value is out of range"
+
+    norm_bound: float | str = option(
+        AUTO,
+        choices=(AUTO, OFF),
+        metavar="B|auto|off",
+        text="clients whose difference to the global model is longer than B are left out; auto "
+        "(default): longer than twice the median of the lengths; off: no bound, so that one client "
+        "moves the mean at will",
+    )
+    fraction_bits: int = option(
+        -1,
+        text=f"s of the fixed point (default: {AUTO_FRACTION} with auto, {OFF_FRACTION} with off, "
+        "and as many as a difference of length B leaves room for)",
+        metavar="S",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bound = self.norm_bound
+        if type(bound) is int:
+            # in one form, so that it has one digest
+            bound = float(bound)
+        if not isinstance(bound, str):
+            limits = f"{AUTO}, {OFF} or a number above 0 and at most {self.most_length:,}"
+            check_number("norm_bound", bound, 0, self.most_length, limits)
+        object.__setattr__(self, "norm_bound", bound)
+        if self.fraction_bits == -1:
+            object.__setattr__(self, "fraction_bits", self._fitting())
+
+    def _fitting(self) -> int:
+        """Return s where it is not given."""
+        if self.norm_bound == OFF:
+            return OFF_FRACTION
+        if self.norm_bound == AUTO:
+            return min(AUTO_FRACTION, floor(log2(self.most_length / AUTO_REACH)))
+        return min(MOST_FRACTION, floor(log2(self.most_length / float(self.norm_bound))))
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether there is a norm bound."""
+        return self.norm_bound != OFF
+
+    @property
+    def most_length(self) -> int:
+        """Return how long an honest client's difference may be at most, in fixed point."""
+        return LONGEST
+
+    @property
+    def longest(self) -> int:
+        """Return how long an honest client's difference may be, in fixed point."""
+        if isinstance(self.norm_bound, float):
+            return int(self.norm_bound * 2.0**self.fraction_bits)
+        return self.most_length
+
+    def check_round(self, max_clients: int) -> None:
+        if not self.bounded:
+            super().check_round(max_clients)
+            return
+        if self.value_bits != BITS:
+            raise ConfigError(
+                f"ring_bits is {self.value_bits}, and lengths are checked in a ring of 64 bits: "
+                "leave ring_bits out, or norm_bound off"
+            )
+        super().check_round(max_clients)
+        if not 1 <= self.longest <= self.most_length:
+            raise ConfigError(
+                f"norm_bound {self.norm_bound:g} with fraction_bits {self.fraction_bits} is "
+                f"{self.longest:,} steps of the fixed point, and 1 to {self.most_length:,} can be "
+                "checked: leave fraction_bits out"
+            )
+
+    @property
+    def checks_values(self) -> bool:
+        return self.bounded
+
+    @property
+    def tosses(self) -> bool:
+        return self.bounded
+
+    @property
+    def shares_differences(self) -> bool:
+        return self.bounded
+
+    @property
+    def compares_lengths(self) -> bool:
+        return self.norm_bound == AUTO
+
+    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+        return self.norm_check if self.bounded else None
+
+    @property
+    def norm_check(self) -> NormCheck:
+        """Return the check of the clients' uploads."""
+        most = None if self.norm_bound == AUTO else SOUNDNESS.limit(self.longest)
+        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most)
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        if not self.bounded:
+            return super().encode(vector, max_clients, published)
+        whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
+        return ring.reduce(whole, BITS)[None]
+
+    def whole_difference(
+        self, vector: NDArray[np.float64], published: Published
+    ) -> NDArray[np.int64]:
+        """Return a vector's difference (d,) in fixed point, cut to the bound, toward 0."""
+        return whole_difference(vector, published, self.fraction_bits, self.longest)
+
+    def shortened(self, vector: NDArray[Any], published: Published) -> str:
+        if not self.bounded:
+            return ""
+        said = shortened(vector, published, self.fraction_bits, self.longest)
+        return (
+            f"{said}: norm_bound {self.norm_bound} with "
+            f"fraction_bits {self.fraction_bits} takes no more"
+            if said
+            else ""
+        )
+
+    def moved(self, mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
+        """Return the model after a movement by a mean difference, or the mean itself."""
+        return moved(mean, published) if self.bounded else mean
+
+
+def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
+    """Return the model after a movement by a mean difference."""
+    return mean if published.model is None else published.model.astype(np.float64) + mean
+
+
+def whole_difference(
+    vector: NDArray[np.float64], published: Published, fraction_bits: int, longest: int
+) -> NDArray[np.int64]:
+    """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0."""
+    direction, peak = _difference(vector, published)
+    length = _length(direction)
+    # what overflows float64 is longer than any bound
+    with np.errstate(over="ignore"):
+        size = peak * 2.0**fraction_bits
+        scale = size if size * length <= longest else longest / length
+    return np.trunc(direction * scale).astype(np.int64)
+
+
+def shortened(vector: NDArray[Any], published: Published, fraction_bits: int, longest: int) -> str:
+    """Say how `whole_difference` cuts a vector (d,); "" where it does not."""
+    direction, peak = _difference(np.asarray(vector, np.float64), published)
+    length, most = peak * _length(direction), longest / 2.0**fraction_bits
+    if length <= most:
+        return ""
+    return f"it is {length:.4g} long, as a difference to the model, and was cut to {most:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlwaysBounded(Bounded):
+    """A method on differences whose squares would wrap without a bound."""
+
+    norm_bound: float | str = option(
+        AUTO,
+        choices=(AUTO,),
+        metavar="B|auto",
+        text="clients whose difference to the global model is longer than B are left out; auto "
+        "(default): longer than twice the median of the lengths",
+    )
+
+
+def _difference(
+    vector: NDArray[np.float64], published: Published
+) -> tuple[NDArray[np.float64], float]:
+    """Return a vector's difference to the model in units of its largest value, and that value."""
+    model = 0.0 if published.model is None else published.model.astype(np.float64)
+    most = np.finfo(np.float64).max
+    with np.errstate(over="ignore"):
+        difference = np.clip(vector - model, -most, most)
+    peak = float(np.abs(difference).max())
+    return (difference / peak if peak else difference), peak
+
+
+def _length(vector: NDArray[np.float64]) -> float:
+    return float(np.sqrt((vector * vector).sum()))

@@ -1,0 +1,257 @@
+"""Methods that may take the mean of each update's nearest ones in its place (NNM).
+
+See Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, "Fixing by Mixing" (AISTATS 2023).
+With `neighbours` f, each of n updates is replaced by the mean of the n - f nearest to it, itself
+included, and the method is taken of those. Distances are those of `nearest`. Clients share
+differences to the global model, which are bounded as with `mean --norm-bound auto` (`bounded`).
+
+The parties compute on sums of n - f whole numbers, which are divided once they are opened. With
+selection `hidden` who is near to whom stays shared, and multiplexes whole updates: n (n - 1) rows.
+With `opened` both servers learn it, and the sums are local.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import PublicBits, Ring, RingShare, UnpackedXorBits, XorBits
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_whole, option
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.boolean import (
+    multiplex_rows,
+    multiplex_rows_demand,
+    pack_bits,
+    unpack_bits,
+)
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds import encode
+from securemedian.mpc.rounds.methods import bounded, nearest, norms
+from securemedian.mpc.rounds.methods.base import (
+    Chunk,
+    Clear,
+    Method,
+    Published,
+    SizedFixedPoint,
+    Survey,
+)
+from securemedian.mpc.rounds.methods.reveal import open_bits
+
+HIDDEN, OPENED = "hidden", "opened"
+# s where it is not given: of values, and of differences, whose lengths then reach 32
+FRACTION, MIXED_FRACTION = 24, 16
+# Of the ring in which sums are compared and added: a value that passes the check is below 2^23, a
+# sum of neighbours below 2^30 for MOST_CLIENTS, and a sum of such sums below 2^37.
+MIXED_BITS = 40
+MOST_CLIENTS = 128
+# Of the rows of `inputs`, how many take as much memory as one comparison, or less: with as many a
+# chunk takes less than one of `pairwise` without neighbours.
+ROWS_PER_COMPARISON = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours(Method):
+    """A method on values, or on sums of each update's nearest ones in fixed point."""
+
+    neighbours: int = option(
+        0,
+        metavar="F",
+        text="first replace each update by the mean of its n - F nearest ones, itself included, "
+        "where F of n clients may be faulty (default: 0, do not)",
+    )
+    selection: str = option(
+        HIDDEN,
+        choices=(HIDDEN, OPENED),
+        text="with neighbours, opened tells the servers who is near to whom (default: hidden)",
+    )
+    # s, which each method has as an option
+    fraction_bits: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("neighbours", self.neighbours, 0, MOST_CLIENTS)
+        if self.fraction_bits == -1:
+            given = MIXED_FRACTION if self.neighbours else FRACTION
+            object.__setattr__(self, "fraction_bits", given)
+        if self.neighbours and (self.named_weights or self.groups > 1):
+            raise ConfigError(
+                "neighbours counts every client once, for one model: leave weights and groups out"
+            )
+        if self.neighbours and self.result_to != "servers":
+            raise ConfigError(
+                "with neighbours the result is divided by a number that clients do not know: "
+                "leave result_to out"
+            )
+
+    def check_round(self, max_clients: int) -> None:
+        if self.neighbours:
+            check_whole("max_clients with neighbours", max_clients, 2, MOST_CLIENTS)
+            self._check_count(max_clients, "max_clients is")
+        super().check_round(max_clients)
+
+    def check_total(self, total: int) -> None:
+        super().check_total(total)
+        if self.neighbours:
+            self._check_count(total, "those who take part are")
+
+    def _check_count(self, clients: int, what: str) -> None:
+        """Raise ConfigError if so many clients are too few; `what` names them."""
+        if clients <= 2 * self.neighbours:
+            raise ConfigError(
+                f"neighbours {self.neighbours} needs more than {2 * self.neighbours} clients, and "
+                f"{what} {clients}: lower neighbours or have more clients"
+            )
+
+    # What clients share
+
+    def share_bits_for(self, max_clients: int) -> int:
+        return bounded.BITS if self.neighbours else super().share_bits_for(max_clients)
+
+    @property
+    def shares_differences(self) -> bool:
+        return self.neighbours > 0 or super().shares_differences
+
+    @property
+    def checks_values(self) -> bool:
+        return self.neighbours > 0 or super().checks_values
+
+    @property
+    def tosses(self) -> bool:
+        return self.neighbours > 0 or super().tosses
+
+    @property
+    def compares_lengths(self) -> bool:
+        return self.neighbours > 0 or super().compares_lengths
+
+    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+        if not self.neighbours:
+            return super().upload_check(dim, max_clients)
+        return norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, None)
+
+    def encode_difference(self, vector: NDArray[Any], published: Published) -> Ring:
+        """Return what a client shares with neighbours, shape (1, d)."""
+        whole = self._whole(encode.without_nan(vector, "the update"), published)
+        return ring.reduce(whole, bounded.BITS)[None]
+
+    def _whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
+        return bounded.whole_difference(vector, published, self.fraction_bits, nearest.LONGEST)
+
+    def shortened(self, vector: NDArray[Any], published: Published) -> str:
+        if not self.neighbours:
+            return super().shortened(vector, published)
+        said = bounded.shortened(vector, published, self.fraction_bits, nearest.LONGEST)
+        return f"{said}: fraction_bits {self.fraction_bits} takes no more" if said else ""
+
+    # The protocol
+
+    @property
+    def surveys(self) -> bool:
+        return self.neighbours > 0
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
+        return nearest.sketches(party, chunk)
+
+    def surveyed(self, clients: int) -> int:
+        return clients * nearest.ROWS if self.neighbours else 0
+
+    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
+        """Return shares of who is near to whom, n^2 bits, packed, those of a client together."""
+        clients = len(chunk.weights)
+        distances = nearest.distances(party, surveyed, clients)
+        near = nearest.nearest(party, distances, clients - self.neighbours)
+        return XorBits(pack_bits(near.reshape(-1)))
+
+    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
+        if not self.neighbours:
+            return Demand()
+        clients = len(weights)
+        return nearest.distances_demand(clients) + nearest.nearest_demand(clients)
+
+    def inputs(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what the method is taken of, (n, dim) in the ring of `value_bits`."""
+        if not self.neighbours:
+            return chunk.rows(party)
+        clients = len(chunk.weights)
+        rows = RingShare(ring.reduce(chunk.rows(party), MIXED_BITS))
+        assert chunk.verdicts is not None
+        if self.selection == OPENED:
+            public: PublicBits = open_bits(party, chunk.verdicts, clients**2)
+            near = public.reshape(clients, clients) == 1
+            summed = [rows[those].sum(axis=0, dtype=rows.dtype) for those in near]
+            return RingShare(ring.reduce(np.stack(summed), MIXED_BITS))
+        flags = unpack_bits(chunk.verdicts, clients**2).reshape(clients, clients)
+        others = ~np.eye(clients, dtype=np.bool_)
+        each = RingShare(rows[np.nonzero(others)[1]])
+        kept = multiplex_rows(party, UnpackedXorBits(flags[others]), each, MIXED_BITS)
+        sums = kept.reshape(clients, clients - 1, -1).sum(axis=1, dtype=rows.dtype)
+        return RingShare(ring.reduce(sums + rows, MIXED_BITS))
+
+    def mixing_demand(self, clients: int) -> Demand:
+        """Return the correlations of `inputs`."""
+        hidden = self.neighbours and self.selection == HIDDEN
+        return multiplex_rows_demand(clients * (clients - 1)) if hidden else Demand()
+
+    def rows_at_once(self, clients: int) -> int:
+        """Return how many comparisons take the memory of `inputs` per coordinate."""
+        return clients**2 // ROWS_PER_COMPARISON if self.neighbours else 0
+
+    # The result
+
+    def unmixed(
+        self, numbers: NDArray[np.float64], clients: int, published: Published
+    ) -> NDArray[np.float64]:
+        """Return the results of so many clients, of those of what `inputs` returns."""
+        if not self.neighbours:
+            return numbers
+        return bounded.moved(numbers / (clients - self.neighbours), published)
+
+    def mixed_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
+        """Return what `inputs` shares, (n, d), by plain arithmetic."""
+        updates = np.asarray(clear.updates, np.float64)
+        whole = np.stack([self._whole(row, clear.published) for row in updates])
+        distances = nearest.distances_in_the_clear(whole, clear.published.coin)
+        near = nearest.nearest_in_the_clear(distances, len(whole) - self.neighbours)
+        return np.stack([whole[those].sum(axis=0) for those in near])
+
+    @property
+    def mixture(self) -> str:
+        """Say in a word or two whether neighbours are mixed, for `detail`."""
+        if not self.neighbours:
+            return ""
+        return f" neighbours={self.neighbours}" + (" opened" * (self.selection == OPENED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing(Neighbours, SizedFixedPoint):
+    """A method on values in fixed point, or on sums of each update's nearest ones."""
+
+    fraction_bits: int = option(
+        -1,
+        metavar="S",
+        text=f"s of the fixed point (default: {FRACTION}, with neighbours {MIXED_FRACTION})",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours and self.ring_bits:
+            raise ConfigError("neighbours has a ring of its own: leave ring_bits out")
+
+    @property
+    def value_bits(self) -> int:
+        return MIXED_BITS if self.neighbours else super().value_bits
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        if self.neighbours:
+            return self.encode_difference(vector, published)
+        return super().encode(vector, max_clients, published)
+
+    def inputs_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
+        """Return what `inputs` shares, (n, d), by plain arithmetic."""
+        if self.neighbours:
+            return self.mixed_in_the_clear(clear)
+        return self.whole_numbers(clear.updates, clear.max_clients)

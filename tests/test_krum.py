@@ -1,0 +1,319 @@
+"""Krum and Multi-Krum: against slow definitions, what is opened, and through real daemons."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.arrays import RingShare, UnpackedXorBits
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import lengths, ring, share
+from securemedian.mpc.protocols.boolean import multiplex_rows, multiplex_rows_demand
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.sketch import sketch
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.methods import nearest, norms
+from securemedian.mpc.rounds.methods.base import Clear, Published
+from securemedian.mpc.rounds.methods.krum import Krum
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
+from securemedian.mpc.rounds.plan import predict
+from tests.daemons import Pair, running
+from tests.parties import additive, check_planned, make_parties, run_both
+from tests.test_privacy import looks_uniform, recorders
+
+Lanes = tuple[list[Party], list[Party]]
+DIM = 300
+SMALL = ProtocolParams(lanes=2, chunk=128)
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Lanes:
+    return make_parties(lanes=2)
+
+
+# The protocols
+
+
+@pytest.mark.parametrize("by_bits", [False, True])
+@pytest.mark.parametrize(("n", "dim"), [(2, 70), (3, 1), (5, 7), (9, 70)])
+def test_the_smallest_are_those_of_a_stable_sort(
+    n: int, dim: int, by_bits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of random numbers, of many ties, and of the least and the greatest."""
+    monkeypatch.setattr(nearest, "_bit_by_bit", lambda n, dim: by_bits)
+    rng = np.random.default_rng(n + dim)
+    values = rng.integers(0, 1 << 63, (n, dim), np.uint64)
+    values[:, ::3] = rng.integers(0, 3, (n, dim), np.uint64)[:, ::3]
+    values[:, 1::3] = np.where(rng.integers(0, 2, (n, dim)) == 1, 0, 2**63 - 1)[:, 1::3]
+    halves, lanes = additive(values, 64, rng), make_parties()
+    for count in {0, 1, n // 2, n - 1, n}:
+
+        def run(j: int, count: int = count) -> np.ndarray:
+            (party,) = lanes[j]
+            party.pool.reserve(nearest.smallest_demand(n, dim))
+            made = party.pool.ots
+            found = nearest.smallest(party, halves[j], count)
+            # of so few, a half may be empty, of which the pool makes some all the same
+            assert dim < 64 or party.pool.ots == made
+            return found
+
+        one, other = run_both(run)
+        want = np.zeros((n, dim), np.uint8)
+        np.put_along_axis(want, np.argsort(values, axis=0, kind="stable")[:count], 1, axis=0)
+        assert np.array_equal(one ^ other, want)
+
+
+def test_values_are_compared_by_pairs_up_to_22_clients_and_bit_by_bit_beyond() -> None:
+    chosen = [nearest._bit_by_bit(clients - 1, clients) for clients in range(3, 60)]
+    assert chosen == [clients > 22 for clients in range(3, 60)]
+
+
+@pytest.mark.parametrize("bits", [5, 8, 31, 32, 33, 64])
+@pytest.mark.parametrize(("count", "dim"), [(1, 1), (3, 130), (70, 9)])
+def test_rows_are_kept_or_become_zero(count: int, dim: int, bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    rows = ring.reduce(rng.integers(0, 2**64, (count, dim), np.uint64), bits)
+    flags = rng.integers(0, 2, count).astype(np.uint8)
+    mask = rng.integers(0, 2, count).astype(np.uint8)
+    halves, lanes = additive(rows, bits, rng), make_parties()
+
+    def run(j: int) -> np.ndarray:
+        (party,) = lanes[j]
+        party.pool.reserve(multiplex_rows_demand(count))
+        made = party.pool.ots
+        bits_of = UnpackedXorBits(mask if j == 0 else mask ^ flags)
+        found = multiplex_rows(party, bits_of, halves[j], bits)
+        assert party.pool.ots == made
+        return found
+
+    one, other = run_both(run)
+    assert np.array_equal(ring.reduce(one + other, bits), rows * flags[:, None])
+
+
+# Rounds
+
+
+def run(
+    lanes: Lanes, params: RoundParams, updates: np.ndarray, protocol: ProtocolParams = SMALL
+) -> Outcome:
+    """Run a round on updates (n, d), and return what both servers have of it."""
+    method = params.method
+    encoded = [method.encode(row, params.max_clients, Published()) for row in updates]
+    uploads = [share.split(values, params.share_bits) for values in encoded]
+    one, other = run_both(
+        lambda j: run_round(lanes[j], params, protocol, [pair[j] for pair in uploads])
+    )
+    assert (one.values == other.values).all() and one.coin == other.coin
+    return Outcome(one.values, one.cost, one.coin)
+
+
+def chosen(method: Krum, updates: np.ndarray, f: int, m: int, coin: bytes) -> list[int]:
+    """Return who is averaged, by the paper's definition and in exact arithmetic."""
+    n, dim = updates.shape
+    matrix = sketch(coin, RingShare(np.eye(dim, dtype=np.uint64)), 0, 256).view(np.int64)
+    vectors = [
+        ring.signed(method.encode(row, n, Published())[0], 64).astype(object) for row in updates
+    ]
+    rows = [vector @ matrix.astype(object) for vector in vectors]
+    apart = [[sum((a - b) ** 2) for b in rows] for a in rows]
+    scores = [sum(sorted(apart[i][j] for j in range(n) if j != i)[: n - f - 2]) for i in range(n)]
+    return sorted(range(n), key=lambda i: (scores[i], i))[:m]
+
+
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+@pytest.mark.parametrize(
+    ("clients", "options", "f", "m"),
+    [
+        (3, {}, 0, 3),
+        (4, {"faulty": 1}, 1, 3),
+        (5, {"chosen": 1}, 1, 1),
+        (7, {}, 2, 5),
+        (7, {"faulty": 3, "chosen": 2}, 3, 2),
+        (12, {"faulty": 2}, 2, 10),
+    ],
+)
+def test_the_clients_that_are_averaged_are_those_of_the_paper(
+    lanes: Lanes, clients: int, options: dict[str, Any], f: int, m: int, selection: str
+) -> None:
+    rng = np.random.default_rng(clients)
+    updates = rng.normal(size=DIM) + rng.normal(size=(clients, DIM)) * rng.random((clients, 1))
+    method = Krum(selection=selection, **options)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=clients), updates)
+    own = chosen(method, updates, f, m, outcome.coin)
+    encoded = [method.encode(updates[i], clients, Published())[0] for i in own]
+    want = ring.signed(np.stack(encoded).sum(axis=0, dtype=np.uint64), 64) / 2.0**16 / m
+    (got,) = method.decode(method.public(outcome.values), clients, Published())
+    assert np.array_equal(got, want)
+    clear = Clear(updates, [1] * clients, Published(coin=outcome.coin), clients)
+    assert np.array_equal(method.in_the_clear(clear)[0], want)
+
+
+def test_equal_updates_are_chosen_by_their_place(lanes: Lanes) -> None:
+    """Three of one kind and three of another: all scores tie, and the first are averaged."""
+    updates = np.repeat([[1.0], [-1.0]], 3, axis=0) * np.ones(DIM)
+    method = Krum(faulty=2, chosen=4)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=6), updates)
+    (got,) = method.decode(method.public(outcome.values), 6, Published())
+    assert np.array_equal(got, np.full(DIM, (3 * 1.0 - 1.0) / 4))
+
+
+def test_attackers_who_collude_are_left_out(lanes: Lanes) -> None:
+    rng = np.random.default_rng(2)
+    updates = rng.normal(size=DIM) * 0.1 + rng.normal(size=(11, DIM)) * 0.01
+    updates[[0, 4, 5, 9]] *= -3
+    method = Krum(chosen=5)
+    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=11), updates)
+    (got,) = method.decode(method.public(outcome.values), 11, Published())
+    honest = np.delete(updates, [0, 4, 5, 9], axis=0).mean(axis=0)
+    assert np.abs(got - honest).max() < 0.02
+
+
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+def test_opened_are_the_sum_and_who_is_chosen_only_where_that_is_asked_for(selection: str) -> None:
+    pair = recorders()
+    params = RoundParams(Krum(selection=selection), dim=2048, max_clients=7)
+    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
+    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
+    for end in pair:
+        opened = [(label, array.size) for label, array in end.received if label[:4] == "open"]
+        assert opened == [("open.bits", 1)] * (selection == "opened") + [("open.ring", 1024)]
+        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
+        assert ("rows.reply" in labels) == (selection == "hidden")
+        for label in labels - {"sizes", "toss.commit", "toss.open"}:
+            seen = end.of(label).view(np.uint8)
+            # of the comparisons there are too few to judge
+            assert seen.size < 1000 or looks_uniform(seen), label
+
+
+def test_what_is_sent_has_the_same_shape_for_all_updates() -> None:
+    shapes = []
+    for updates in (np.zeros((5, DIM)), np.ones((5, DIM)), np.eye(5, DIM) * 8):
+        pair = recorders()
+        params = RoundParams(Krum(), dim=DIM, max_clients=5)
+        run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
+        shapes.append([(label, a.dtype, a.shape) for end in pair for label, a in end.received])
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+@pytest.mark.parametrize("clients", [3, 10, 24])
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+def test_a_plan_is_what_a_round_counts(selection: str, clients: int) -> None:
+    params = RoundParams(Krum(selection=selection), dim=700, max_clients=clients)
+    protocol = ProtocolParams(lanes=2, chunk=256)
+    lanes = make_parties(lanes=2)
+    halves = [share.split(np.zeros((1, 700), np.uint64), 64) for _ in range(clients)]
+
+    def counted(j: int) -> Cost:
+        uploads = [half[j] for half in halves]
+        checked = check_values(lanes[j], params, protocol, uploads)
+        assert all(checked.passed)
+        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
+
+    planned = predict(params, [1] * clients, protocol).costs
+    check_planned(planned, run_both(counted))
+
+
+def test_sums_of_what_passes_the_check_do_not_wrap() -> None:
+    longest = norms.TIMES * norms.SOUNDNESS.gap * Krum().most_length
+    assert longest < 1 << 23 and nearest.MOST_CLIENTS << 23 < 1 << 31
+    apart = lengths.Soundness(nearest.ROWS).limit(int(2 * longest))
+    assert (nearest.MOST_CLIENTS - 3) * apart < 1 << 63
+    with pytest.raises(ConfigError, match="max_clients of krum must be .* from 2 to 180"):
+        RoundParams(Krum(), dim=9, max_clients=181)
+
+
+def test_a_long_update_is_left_out_before_anybody_is_chosen(lanes: Lanes) -> None:
+    """A client that shares 2^62 in one coordinate, and one that is three times too long."""
+    rng = np.random.default_rng(6)
+    updates = rng.normal(size=(6, DIM))
+    params = RoundParams(Krum(), dim=DIM, max_clients=6)
+    values = [params.method.encode(row, 6, Published()) for row in updates]
+    values[1][0, 7], values[4] = 1 << 62, values[4] * np.uint64(8)
+    halves = [share.split(value, 64) for value in values]
+    checked, _ = run_both(
+        lambda j: check_values(lanes[j], params, SMALL, [pair[j] for pair in halves])
+    )
+    assert checked.passed == [True, False, True, True, False, True]
+
+
+def test_what_a_selection_takes_does_not_grow_with_the_update() -> None:
+    weights = [1] * 10
+    for method in (Krum(), Krum(selection="opened")):
+        taken = [
+            method.judge_demand(weights, 10) + method.demand(weights, dim, 10) for dim in (1, 10**6)
+        ]
+        assert taken[0].ots == taken[1].ots < 800_000
+
+
+def test_a_filled_pool_is_what_a_round_takes() -> None:
+    params = RoundParams(Krum(), dim=DIM, max_clients=5)
+    fresh = make_parties(lanes=2)
+    ahead = run_both(lambda j: fill(fresh[j], params, SMALL, 1 << 30))
+    assert ahead[0].ots > 0
+    assert run(fresh, params, np.zeros((5, DIM))).cost.ots == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "says"),
+    [
+        ({}, 2, "krum with 0 faulty clients needs at least 3, and max_clients is 2"),
+        ({"faulty": 1}, 3, "needs at least 4"),
+        ({"faulty": 4}, 8, "needs at least 9"),
+        ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients, .* of whom 2 may be faulty"),
+        ({"faulty": -1}, 7, "faulty must be a whole number from 0"),
+        ({"chosen": -1}, 7, "chosen must be a whole number from 0"),
+        ({"selection": "shown"}, 7, "selection must be one of hidden, opened"),
+        ({"weights": {"a": 1}}, 7, "weights is an option of .*: leave it out for krum"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], clients: int, says: str) -> None:
+    given = {"method": "krum", "dim": 9, "max_clients": clients}
+    with pytest.raises(ConfigError, match=says):
+        RoundParams.from_dict(given | options)
+
+
+def test_too_few_of_those_who_take_part_are_refused() -> None:
+    params = RoundParams(Krum(faulty=2, chosen=4), dim=9, max_clients=9)
+    params.check_included([str(number) for number in range(6)])
+    with pytest.raises(ConfigError, match="those who take part are 5, of whom 2 may be faulty"):
+        params.check_included([str(number) for number in range(5)])
+    with pytest.raises(ConfigError, match="needs at least 5, and those who take part are 4"):
+        params.check_included([str(number) for number in range(4)])
+
+
+# Through daemons
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("krum"), clients=5)) as started:
+        yield started
+
+
+@pytest.mark.slow
+def test_through_real_daemons(pair: Pair) -> None:
+    """From no model, with nothing opened, and then from the first result, with who is chosen."""
+    rng, before = np.random.default_rng(3), None
+    for selection in ("hidden", "opened"):
+        given: dict[str, Any] = {
+            "method": "krum",
+            "dim": 200,
+            "max_clients": 5,
+            "selection": selection,
+        }
+        updates = (np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01).astype(np.float32)
+        updates[3] *= -20
+        round_id = pair.open(**given)
+        for name, update in zip(pair.names, updates, strict=True):
+            pair.submit(name, update)
+        status = pair.wait("published")
+        placed = updates[[pair.names.index(name) for name in status["included"]]]
+        method = RoundParams.from_dict(given).method
+        published = Published(model=before, coin=bytes.fromhex(status["coin"]))
+        (want,) = method.in_the_clear(Clear(placed, [1] * 5, published, 5))
+        before = pair.result(round_id)
+        assert np.array_equal(before, want.astype(np.float32))
+        assert np.abs(want - np.delete(updates, 3, axis=0).mean(axis=0)).max() < 0.02

@@ -1,0 +1,264 @@
+"""Lengths of sketches against whole numbers, and what they prove and take."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.protocols import lengths, ring
+from securemedian.mpc.protocols.boolean import unpack_bits
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.lengths import Soundness
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.sketch import sketch
+from tests.parties import additive, make_parties, run_both
+
+Function = Callable[[Party, RingShare], np.ndarray]
+STRENGTH = Soundness.of(40)
+T = STRENGTH.bound
+
+
+def computed(function: Function, values: np.ndarray, demand: Demand, bits: int = 64) -> list[Any]:
+    """Return both parties' shares of a function of shared values, which takes just the demand."""
+    rng = np.random.default_rng(values.size)
+    halves, lanes = additive(ring.reduce(values, bits), bits, rng), make_parties()
+
+    def run(j: int) -> np.ndarray:
+        (party,) = lanes[j]
+        party.pool.reserve(demand)
+        made, taken, take = party.pool.ots, Counter[Any](), party.pool.take
+
+        def counted(kind: Any, as_sender: int, as_receiver: int) -> Any:
+            taken[kind, j] += as_sender
+            taken[kind, 1 - j] += as_receiver
+            return take(kind, as_sender, as_receiver)
+
+        party.pool.take = counted  # type: ignore[method-assign]
+        result = function(party, halves[j])
+        assert party.pool.ots == made
+        want = {
+            (kind, i): count for kind, both in demand.counts.items() for i, count in enumerate(both)
+        }
+        assert taken == want
+        return result
+
+    return list(run_both(run))
+
+
+def bits_of(function: Function, values: np.ndarray, demand: Demand, bits: int = 64) -> list[int]:
+    one, other = computed(function, values, demand, bits)
+    return unpack_bits(one ^ other, len(values)).tolist()
+
+
+def words_of(function: Function, values: np.ndarray, demand: Demand) -> list[int]:
+    one, other = computed(function, values, demand)
+    return [int(word) for word in one + other]
+
+
+def whole(*numbers: int) -> np.ndarray:
+    """Return numbers modulo 2^64."""
+    return np.array([number % 2**64 for number in numbers], np.uint64)
+
+
+# What is out of range by all or by nothing: the least number above all, which has no absolute value
+OUT = [T, -T - 1, 2 * T, -2 * T, 1 << 62, -(1 << 62), -(1 << 63), (1 << 63) - 1, (1 << 63) + T - 1]
+WITHIN = [0, 1, -1, T - 1, -T]
+
+
+@pytest.mark.parametrize("bits", [64, 40])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_a_sketch_is_in_range_if_all_of_its_rows_are(bits: int, rows: int) -> None:
+    """Each number out of range is in one row of a sketch of its own."""
+    numbers = [*WITHIN, *OUT, *(-number for number in OUT)]
+    sketches = np.zeros((len(numbers), rows), np.uint64)
+    sketches[:] = whole(*np.resize(WITHIN, rows).tolist())
+    sketches[np.arange(len(numbers)), np.arange(len(numbers)) % rows] = whole(*numbers)
+    sketches = ring.reduce(sketches, bits)
+    centred = ring.signed(sketches, bits).tolist()
+    want = [int(all(-T <= row <= T - 1 for row in each)) for each in centred]
+    found = bits_of(
+        lambda party, own: lengths.in_range(party, own, T, bits),
+        sketches,
+        lengths.in_range_demand(len(numbers), rows, T, bits),
+        bits,
+    )
+    assert found == want
+    assert 0 < sum(want) < len(want)
+
+
+def test_sums_that_cancel_are_out_of_range() -> None:
+    """Neither the sum of a sketch's rows nor its parity tells: each of them is looked at."""
+    sketches = np.stack([whole(T, -T), whole(1 << 63, 1 << 63), whole(1 << 62, 3 << 62)])
+    demand = lengths.in_range_demand(3, 2, T)
+    assert bits_of(lambda party, own: lengths.in_range(party, own, T), sketches, demand) == [0] * 3
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 70])
+def test_lengths_are_those_of_whole_numbers(count: int) -> None:
+    rows = 3
+    sketches = np.random.default_rng(count).integers(0, 1 << 64, (count, rows), np.uint64)
+    extremes = whole(1 << 63, 1 << 62, -1)
+    sketches[0] = extremes
+    exact = sketches.astype(object)
+    found = words_of(lengths.squared_lengths, sketches, lengths.squared_lengths_demand(count, rows))
+    assert found == [sum(row**2) % 2**64 for row in exact]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 20])
+def test_the_median_is_the_lower_one(count: int) -> None:
+    """With ties, zeros, and numbers as far apart as they may be."""
+    values = np.random.default_rng(count).integers(0, 1 << 63, count, np.uint64)
+    values[: count // 3] = 0
+    values[-1] = (1 << 63) - 1
+    for given in (values, np.zeros(count, np.uint64), values[::-1].copy()):
+        found = words_of(lengths.median_length, given, lengths.median_length_demand(count))
+        assert found == [sorted(given.tolist())[(count - 1) // 2]]
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 1 << 62, (1 << 63) - 1])
+def test_at_most_a_limit(limit: int) -> None:
+    """The same for a public limit and for a shared one."""
+    near = [limit, max(0, limit - 1), min((1 << 63) - 1, limit + 1), 0, (1 << 63) - 1]
+    values, want = whole(*near), [int(value <= limit) for value in near]
+    demand = lengths.at_most_demand(len(near))
+    assert bits_of(lambda party, own: lengths.at_most(party, own, limit), values, demand) == want
+
+    def shared(party: Party, own: RingShare) -> np.ndarray:
+        half = limit - 123456789 if party.number == 0 else 123456789
+        return lengths.at_most(party, own, RingShare(whole(half)))
+
+    assert bits_of(shared, values, demand) == want
+
+
+# Soundness
+
+
+@pytest.mark.parametrize(
+    ("rows", "high", "low", "gap"),
+    [
+        (256, 1.81, 0.25, 2.70),
+        (384, 1.64, 0.40, 2.03),
+        (512, 1.54, 0.48, 1.78),
+        (1024, 1.37, 0.64, 1.46),
+    ],
+)
+def test_what_rows_prove(rows: int, high: float, low: float, gap: float) -> None:
+    """The published table, and the lemmas' bounds at what it says."""
+    found = Soundness(rows)
+    assert found.high == pytest.approx(high, abs=0.006)
+    assert found.low == pytest.approx(low, abs=0.006)
+    assert found.gap == pytest.approx(gap, abs=0.01)
+    error = 2.0**-40
+    assert (found.high * math.exp(1 - found.high)) ** (rows / 2) <= error
+    s = np.linspace(0, 1, 100_001)
+    assert float(np.min((1 - s + 1.5 * s**2) * np.exp(s * found.low))) ** rows <= error
+    assert rows * found.bound**2 <= 1 << 63 < rows * (2 * found.bound) ** 2
+
+
+@pytest.mark.parametrize(("check_bits", "rows"), [(40, 512), (80, 1008), (128, 1616)])
+def test_rows_follow_from_the_security(check_bits: int, rows: int) -> None:
+    found = Soundness.of(check_bits)
+    assert found.rows == rows and found.gap <= 1.8
+    assert Soundness(rows - 16, check_bits).gap > 1.8
+
+
+COINS, DIM = 10_000, 64
+
+
+@cache
+def sketches_of(rows: int, *vectors: tuple[int, ...]) -> np.ndarray:
+    """Return the sketches of vectors under 10,000 coins, shape (coins, vectors, rows)."""
+    shares = RingShare(np.stack([whole(*vector) for vector in vectors]))
+    return np.stack([sketch(digest(i), shares, 0, rows) for i in range(COINS)])
+
+
+def worst(norm: int) -> list[tuple[int, ...]]:
+    """Return vectors of a norm (nearly, and not above it): in one coordinate, in two, and flat."""
+    return [(int(norm / math.sqrt(count)),) * count + (0,) * (DIM - count) for count in (1, 2, DIM)]
+
+
+def likely(rate: float) -> float:
+    """Return by how much the rate of 10,000 coins strays from its own once in 10^9 runs."""
+    return 6.1 * math.sqrt(rate * (1 - rate) / COINS)
+
+
+def are_in_range(sketches: np.ndarray) -> np.ndarray:
+    """Return which rows are in range, of sketches modulo 2^64, as `lengths.in_range` looks."""
+    return sketches + np.uint64(T) < np.uint64(2 * T)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numbers", "rate"),
+    [
+        ((2 * T,), 1 / 2),
+        ((-(1 << 63),), 1 / 2),
+        ((1 << 62,), 1 / 2),
+        # what is beside it cannot hide it: all sums are wrong
+        ((-(1 << 63), -(1 << 63)), 1 / 2),
+        ((1 << 62, -(1 << 62)), 3 / 8),
+        ((1 << 63, (1 << 63) - 1), 1 / 2),
+        ((2 * T,) * DIM, None),
+    ],
+)
+def test_what_wraps_is_out_of_range_in_half_of_all_rows(
+    numbers: tuple[int, ...], rate: float | None
+) -> None:
+    """A chance of at most 1/2 per row, and of 2^-r for r rows."""
+    passed = are_in_range(sketches_of(16, numbers + (0,) * (DIM - len(numbers)))[:, 0])
+    for rows in (1, 2, 4, 8):
+        found = passed[:, :rows].all(axis=1).mean()
+        assert found <= 2.0**-rows + likely(2.0**-rows)
+        if rate is not None:
+            assert abs(found - rate**rows) <= likely(rate**rows)
+    assert not passed.all(axis=1).sum() > 10
+
+
+@pytest.mark.slow
+def test_who_is_honest_passes_and_who_is_long_does_not() -> None:
+    """Of 10,000 coins each, at the norm that may be, and at that times the gap."""
+    norm, rows = STRENGTH.most_norm, STRENGTH.rows
+    sketches = sketches_of(rows, *worst(norm), *worst(math.ceil(norm * STRENGTH.gap) + 1))
+    assert are_in_range(sketches[:, :3]).all()
+    squares = (sketches.view(np.int64).astype(float) ** 2).sum(axis=2)
+    limit = STRENGTH.limit(norm)
+    assert (squares[:, :3] <= limit).all() and (squares[:, 3:] > limit).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(3))
+def test_lengths_stray_no_more_than_is_proved(place: int) -> None:
+    """In 64 rows, where it happens often enough to be seen, for every vector that is worst."""
+    rows, norm = 64, 1 << 20
+    vector = worst(norm)[place]
+    squared = sum(value**2 for value in vector)
+    sketches = sketches_of(rows, *worst(norm))[:, place].view(np.int64).astype(float)
+    ratios = (sketches**2).sum(axis=1) / (rows * squared / 2)
+    assert abs(ratios.mean() - 1) < 0.02
+    seen = []
+    for high in (1.2, 1.4, 1.6):
+        most = (high * math.exp(1 - high)) ** (rows / 2)
+        seen.append((ratios > high).mean())
+        assert seen[-1] <= most + likely(most)
+    s = np.linspace(0, 1, 10_001)
+    for low in (0.5, 0.6, 0.7, 0.8):
+        most = float(np.min((1 - s + 1.5 * s**2) * np.exp(s * low))) ** rows
+        seen.append((ratios < low).mean())
+        assert seen[-1] <= most + likely(most)
+    assert seen[0] > 0.001 and seen[-1] > 0.01
+
+
+def test_too_few_rows_prove_no_length() -> None:
+    assert Soundness(64).gap == math.inf
+
+
+def test_the_limit_is_a_whole_number() -> None:
+    assert STRENGTH.bound == 1 << 27 and STRENGTH.most_norm == 1 << 24
+    norm = STRENGTH.most_norm
+    assert STRENGTH.limit(norm) == int(STRENGTH.high * 512 * norm**2 / 2) < 1 << 57

@@ -1,0 +1,204 @@
+"""Nearest neighbours mixed before a median or a trimmed mean: against slow definitions."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.sketch import sketch
+from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.methods import mixing, norms, radix
+from securemedian.mpc.rounds.methods.base import Clear, Method, Published
+from securemedian.mpc.rounds.methods.nearest import LONGEST
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import check_values, run_round
+from securemedian.mpc.rounds.plan import predict
+from tests.daemons import Pair, running
+from tests.parties import check_planned, make_parties, run_both
+from tests.test_krum import DIM, Lanes, lanes, run
+from tests.test_privacy import looks_uniform, recorders
+
+__all__ = ["lanes"]
+
+SCALE = 2.0**16
+METHODS = ("pairwise", "trimmed-mean", "radix")
+
+
+def made(name: str, dim: int, clients: int, **options: Any) -> RoundParams:
+    return RoundParams.from_dict({"method": name, "dim": dim, "max_clients": clients} | options)
+
+
+def mixed(method: Method, updates: np.ndarray, f: int, coin: bytes) -> np.ndarray:
+    """Return sums of the n - f nearest updates, by the definition and in exact arithmetic."""
+    n, dim = updates.shape
+    matrix = sketch(coin, RingShare(np.eye(dim, dtype=np.uint64)), 0, 256).view(np.int64)
+    vectors = [
+        ring.signed(method.encode(row, n, Published())[0], 64).astype(object) for row in updates
+    ]
+    rows = [vector @ matrix.astype(object) for vector in vectors]
+    sums = []
+    for i in range(n):
+        apart = [sum((a - b) ** 2 for a, b in zip(rows[i], row, strict=True)) for row in rows]
+        others = sorted((j for j in range(n) if j != i), key=lambda j: (apart[j], j))
+        sums.append(sum(vectors[j] for j in [i, *others[: n - f - 1]]))
+    return np.array(sums, np.int64)
+
+
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("clients", "f"), [(3, 1), (7, 2), (10, 4)])
+def test_a_result_is_that_of_the_mixed_updates(
+    lanes: Lanes, clients: int, f: int, name: str, selection: str
+) -> None:
+    rng = np.random.default_rng(clients)
+    updates = rng.normal(size=DIM) + rng.normal(size=(clients, DIM)) * rng.random((clients, 1))
+    # two of one kind, whose distances tie
+    updates[1] = updates[0]
+    options = {"trim": 0.3} if name == "trimmed-mean" else {}
+    params = made(name, DIM, clients, neighbours=f, selection=selection, **options)
+    method = params.method
+    outcome = run(lanes, params, updates)
+    ranked = np.sort(mixed(method, updates, f, outcome.coin), axis=0)
+    if name != "trimmed-mean":
+        want = ranked[(clients - 1) // 2] / SCALE / (clients - f)
+    else:
+        m = int(0.3 * clients)
+        want = ranked[m : clients - m].sum(axis=0) / SCALE / (clients - 2 * m) / (clients - f)
+    (got,) = method.decode(method.public(outcome.values), clients, Published())
+    assert np.array_equal(got, want)
+    clear = Clear(updates, [1] * clients, Published(coin=outcome.coin), clients)
+    assert np.array_equal(method.in_the_clear(clear)[0], want)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+def test_a_plan_is_what_a_round_counts(name: str, selection: str) -> None:
+    params = made(name, 700, 6, neighbours=2, selection=selection)
+    protocol, parties = ProtocolParams(lanes=2, chunk=256), make_parties(lanes=2)
+    halves = [share.split(np.zeros((1, 700), np.uint64), 64) for _ in range(6)]
+
+    def counted(j: int) -> Cost:
+        uploads = [half[j] for half in halves]
+        checked = check_values(parties[j], params, protocol, uploads)
+        return run_round(parties[j], params, protocol, uploads).cost.after(checked.cost)
+
+    planned = predict(params, [1] * 6, protocol).costs
+    check_planned(planned, run_both(counted))
+
+
+def test_a_lane_takes_no_more_memory_than_without() -> None:
+    """Chunks are as large as that allows, so that rounds are few."""
+
+    def memory(name: str, **options: Any) -> int:
+        params, protocol = made(name, 60_000, 8, **options), ProtocolParams(lanes=1)
+        return predict(params, [1] * 8, protocol).memory
+
+    most = memory("pairwise")
+    assert all(0.4 * most < memory(name, neighbours=2) < most for name in METHODS)
+
+
+@pytest.mark.parametrize("selection", ["hidden", "opened"])
+def test_who_is_near_to_whom_is_opened_only_where_that_is_asked_for(selection: str) -> None:
+    pair = recorders()
+    params = made("trimmed-mean", 2048, 7, neighbours=2, selection=selection, trim=0.2)
+    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
+    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
+    for end in pair:
+        opened = [label for label, array in end.received if label[:4] == "open"]
+        assert opened == ["open.bits"] * (selection == "opened") + ["open.ring"]
+        for label in {"rows.reply", "square.reply", "mux.reply", "open.ring"} - (
+            {"rows.reply"} if selection == "opened" else set()
+        ):
+            seen = end.of(label).view(np.uint8)
+            assert seen.size < 1000 or looks_uniform(seen), label
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_long_update_is_left_out_before(name: str) -> None:
+    params = made(name, DIM, 5, neighbours=1)
+    values = [params.method.encode(np.ones(DIM), 5, Published()) for _ in range(5)]
+    values[2][0, 3] = 1 << 62
+    halves, parties = [share.split(value, 64) for value in values], make_parties(lanes=2)
+    checked, _ = run_both(
+        lambda j: check_values(parties[j], params, ProtocolParams(), [pair[j] for pair in halves])
+    )
+    assert checked.passed == [True, True, False, True, True]
+
+
+def test_sums_of_neighbours_do_not_wrap() -> None:
+    """They are compared and added up, or become words."""
+    longest = norms.TIMES * norms.SOUNDNESS.gap * LONGEST
+    assert longest * mixing.MOST_CLIENTS < 1 << mixing.MIXED_BITS - 2
+    assert longest * mixing.MOST_CLIENTS < 1 << radix.MIXED_WORD_BITS - 1
+    assert longest * mixing.MOST_CLIENTS**2 < 1 << mixing.MIXED_BITS - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"neighbours": 4}, "neighbours 4 needs more than 8 clients, and max_clients is 7"),
+        ({"neighbours": -1}, "neighbours must be a whole number from 0"),
+        ({"neighbours": 2, "ring_bits": 32, "fraction_bits": 8}, "leave ring_bits out"),
+        ({"neighbours": 2, "groups": 2, "membership": "visible"}, "leave weights and groups"),
+        ({"method": "radix", "neighbours": 2, "encoding": "bfloat16"}, "leave encoding and"),
+        ({"neighbours": 2, "max_clients": 129}, "max_clients with neighbours must be .* to 128"),
+        ({"method": "pairwise", "neighbours": 2, "result_to": "clients"}, "leave result_to out"),
+        (
+            {"method": "pairwise", "neighbours": 2, "weights": {"a": 1, "b": 1, "c": 1}},
+            "leave w",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
+    given = {"method": "trimmed-mean", "dim": 9, "max_clients": 7}
+    with pytest.raises(ConfigError, match=says):
+        RoundParams.from_dict(given | options)
+
+
+def test_too_few_of_those_who_take_part_are_refused() -> None:
+    params = made("trimmed-mean", 9, 7, neighbours=2)
+    params.check_included(list("abcde"))
+    with pytest.raises(ConfigError, match="more than 4 clients, and those who take part are 4"):
+        params.check_included(list("abcd"))
+
+
+# Through daemons
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("mixing"), clients=5)) as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trimmed-mean", "radix"])
+def test_through_real_daemons(name: str, pair: Pair) -> None:
+    """With nothing opened, and then with who is near, from the result before."""
+    rng, latest = np.random.default_rng(4), None
+    for selection in ("hidden", "opened"):
+        params = made(name, 200, 5, neighbours=1, selection=selection)
+        round_id = pair.open(**params.to_dict())
+        before = pair.published("client-1", round_id)
+        model = np.zeros(200, np.float32) if before.model is None else before.model
+        assert latest is None or np.array_equal(model, latest)
+        steps = np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01
+        # as long as the others, so that its length does not tell
+        steps[3] *= -1
+        updates = (model + steps).astype(np.float32)
+        for client, update in zip(pair.names, updates, strict=True):
+            pair.submit(client, update)
+        status = pair.wait("published")
+        placed = updates[[pair.names.index(client) for client in status["included"]]]
+        published = replace(before, coin=bytes.fromhex(status["coin"]))
+        (want,) = params.method.in_the_clear(Clear(placed, [1] * 5, published, 5))
+        latest = pair.result(round_id)
+        assert np.array_equal(latest, want.astype(np.float32))
+        honest = np.delete(updates, 3, axis=0).mean(axis=0)
+        assert np.abs(latest - honest).max() < 0.05

@@ -1,0 +1,124 @@
+"""The mean with noise: what each server adds, and what an attempt may not change."""
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.laboratory import plaintext
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.noise import discrete_gaussian
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.cutting import shards
+from securemedian.mpc.rounds.methods.base import Clear, Published
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import run_round
+from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.computing.backends.threads import ThreadComputation
+from tests.parties import make_parties, run_both
+
+DIM, CLIENTS = 10_000, 3
+METHOD = Mean(norm_bound=2.0, noise_multiplier=0.7)
+PARAMS = RoundParams(METHOD, dim=DIM, max_clients=CLIENTS)
+UPDATES = np.random.default_rng(4).normal(0, 0.01, (CLIENTS, DIM))
+UPLOADS = [
+    share.split(METHOD.encode(row, CLIENTS, Published()), PARAMS.share_bits) for row in UPDATES
+]
+SEEDS = bytes(16), bytes(range(16))
+
+
+def opened(lanes: int = 1, noise: tuple[bytes, bytes] = SEEDS, batch: int = 0) -> np.ndarray:
+    """Return the sum that both servers open, signed."""
+    parties = make_parties(lanes=lanes)
+    protocol = ProtocolParams(batch=batch or ProtocolParams().batch)
+
+    def run(j: int) -> Any:
+        held = [pair[j] for pair in UPLOADS]
+        return run_round(parties[j], PARAMS, protocol, held, noise=noise[j])
+
+    one, other = run_both(run)
+    assert (one.values == other.values).all()
+    return ring.signed(one.values, 64)[0]
+
+
+def test_the_sum_has_the_noise_of_both_servers_and_nothing_else() -> None:
+    sigma = METHOD.sigma
+    # z times the bound in fixed point, and hardly more
+    exact = 0.7 * METHOD.longest
+    assert exact < float(sigma) < exact * (1 + 1e-6)
+    one, other = (discrete_gaussian(sigma, 0, DIM, seed) for seed in SEEDS)
+    noise = one + other
+    total = opened() - noise
+    (got,) = METHOD.decode(PublicValues(ring.reduce(total, 64)[None]), CLIENTS, Published())
+    (want,) = METHOD.in_the_clear(Clear(UPDATES, [1] * CLIENTS, Published(), CLIENTS))
+    assert (got == want).all()
+    deviation = noise.std() / 2**METHOD.fraction_bits / CLIENTS
+    assert deviation == pytest.approx(METHOD.noise_of(CLIENTS), rel=0.05)
+
+
+def test_another_attempt_has_the_same_noise_however_it_is_cut() -> None:
+    assert (opened() == opened(lanes=2, batch=1 << 12)).all()
+    # without seeds each attempt has its own
+    assert (opened(noise=(b"", b"")) != opened(noise=(b"", b""))).all()
+
+
+def test_a_shard_has_its_part_of_the_noise() -> None:
+    whole = opened()
+    for shard in shards(DIM, 3):
+        parties = make_parties()
+        cut = slice(shard.begin, shard.end)
+
+        def run(j: int, shard: Any = shard, parties: Any = parties) -> Any:
+            held = [share.read(pair[j], PARAMS.layout, 0, DIM) for pair in UPLOADS]
+            uploads = [share.WordsUpload(PARAMS.layout, ring.pack(one, 64)[None]) for one in held]
+            return run_round(
+                parties[j], PARAMS, ProtocolParams(), uploads, shard=shard, noise=SEEDS[j]
+            )
+
+        one, _ = run_both(run)
+        assert (ring.signed(one.values, 64)[0] == whole[cut]).all()
+
+
+def test_a_server_computes_with_the_seed_that_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(pipeline, "run_round", lambda *given: seen.append(given))
+    monkeypatch.setattr(ThreadComputation, "establish", lambda _: None)
+    nothing: Any = None
+    computation = ThreadComputation(0, ProtocolParams(), b"", [], nothing)
+    computation.run_round(RoundInput(PARAMS, [], [], noise=SEEDS[1]), nothing)
+    assert inspect.signature(run_round).bind(*seen[0]).arguments["noise"] == SEEDS[1]
+
+
+def test_noise_is_compared_with_the_clear_within_what_explains_it() -> None:
+    clear = np.zeros((1, DIM), np.float32)
+    (noisy,) = METHOD.decode(PublicValues(ring.reduce(opened(), 64)[None]), CLIENTS, Published())
+    (plain,) = METHOD.in_the_clear(Clear(UPDATES, [1] * CLIENTS, Published(), CLIENTS))
+    assert plaintext.agrees(noisy, plain, PARAMS, CLIENTS)
+    assert not plaintext.agrees(noisy + 20 * METHOD.noise_of(CLIENTS), plain, PARAMS, CLIENTS)
+    exact = RoundParams(Mean(norm_bound=2.0), dim=DIM, max_clients=CLIENTS)
+    assert not plaintext.agrees(clear + np.float32(1e-30), clear, exact, CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"norm_bound": "auto"}, "needs a number for norm_bound, not auto"),
+        ({"norm_bound": "off"}, "needs a number for norm_bound, not off"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 0.5}, "takes no weights"),
+        ({"noise_multiplier": -1.0}, "at most 1000, not -1"),
+        ({"noise_multiplier": 1e-9}, "above 0.001"),
+        ({"noise_multiplier": math.inf}, "at most 1000, not inf"),
+        ({"noise_multiplier": math.nan}, "at most 1000, not nan"),
+    ],
+)
+def test_what_has_no_guarantee_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RoundParams(
+            Mean(**{"norm_bound": 1.0, "noise_multiplier": 1.0} | options), dim=9, max_clients=3
+        )

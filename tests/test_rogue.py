@@ -1,0 +1,119 @@
+"""A rogue server, through real daemons: what it learns, as long as nothing stops it.
+
+Where a protection is added, these figures change.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.laboratory.experiments import rogue_server
+from securemedian.laboratory.rogue.deviations import DEVIATIONS
+from securemedian.laboratory.rogue.turns import LIES
+
+ROOT = Path(__file__).resolve().parent.parent
+DIM = 1024
+
+
+def row(deviation: str, method: str) -> dict[str, Any]:
+    (attack,) = (
+        one
+        for one in rogue_server.attacks()
+        if (one.deviation, one.method.name) == (deviation, method)
+    )
+    return rogue_server.run(attack, DIM, seed=1)
+
+
+def test_told_bits_are_those_of_fano() -> None:
+    assert rogue_server.told(1.0, 4.0) == 4
+    assert rogue_server.told(1 / 16, 4.0) == pytest.approx(0)
+    assert rogue_server.told(0.0, 1.0) == 0
+    assert 0 < rogue_server.told(0.5, 4.0) < 2
+
+
+def test_entropy_is_that_of_the_columns() -> None:
+    assert rogue_server.entropy(np.array([[0, 0, 1, 1], [0, 1, 0, 1]])) == 2
+    assert rogue_server.entropy(np.zeros((3, 5))) == 0
+
+
+def test_nothing_that_serves_knows_of_a_rogue() -> None:
+    folders = ("mpc", "common", "servers", "clients", "coordinator", "plugins", "operating")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert sources
+    assert not [path for path in sources if "rogue" in path.read_text("utf-8")]
+
+
+def test_every_deviation_is_carried_out() -> None:
+    assert {attack.deviation for attack in rogue_server.attacks()} == set(DEVIATIONS)
+
+
+def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(attack: rogue_server.Attack, *_: object) -> dict[str, Any]:
+        names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
+        known = {"attack": attack.deviation, "method": attack.method.name, "protected": False}
+        said = {"noticed": False, "when": "never", "bound_bits": None}
+        return known | said | dict.fromkeys(names, 4.0)
+
+    monkeypatch.setattr(rogue_server, "run", run)
+    file, out = tmp_path / "rows.json", tmp_path / "out"
+    command = ["experiment", "rogue-server", "--json", str(file), "--out", str(out)]
+    assert cli.main(command) == 0
+    rows = json.loads(file.read_text())
+    assert len(rows) == len(rogue_server.attacks()) * (1 + rogue_server.switch_exists())
+    assert all(
+        {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
+        for one in rows
+    )
+
+
+def test_json_is_refused_of_runs(tmp_path: Path) -> None:
+    assert cli.main(["experiment", "fig2", "--json", str(tmp_path / "rows.json")]) == 2
+
+
+@pytest.mark.slow
+def test_lowered_flags_open_a_whole_word_of_radix() -> None:
+    found = row("flags", "radix")
+    assert found["client_bits"] == found["there_bits"] == rogue_server.VALUE_BITS
+    assert not found["noticed"]
+
+
+@pytest.mark.slow
+def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
+    found = row("rank", "bucketed")
+    assert (found["client_bits"], found["sum_bits"]) == (0, found["bound_bits"]) == (0, 4)
+    assert not found["noticed"]
+
+
+@pytest.mark.slow
+def test_bad_corrections_are_found_before_a_key_is_used() -> None:
+    """Nothing is computed, where 93 of them gave all of Delta before."""
+    found = row("corrections", "bucketed")
+    assert found["learnt_bits"] == 0
+    assert found["noticed"]
+
+
+@pytest.mark.release
+def test_false_turns_give_kept_positions_from_a_digest_and_are_noticed() -> None:
+    found = row("turns", "bucketed")
+    assert found["client_bits"] == pytest.approx(4 * LIES / DIM)
+    assert found["noticed"]
+
+
+@pytest.mark.slow
+def test_false_turns_with_the_digest_sent_back_give_buckets_unnoticed() -> None:
+    found = row("echo", "bucketed")
+    assert found["client_bits"] == pytest.approx(4 * LIES / DIM)
+    assert found["sum_bits"] == 4
+    assert not found["noticed"]
+
+
+@pytest.mark.release
+def test_other_models_are_noticed_before_anything_is_uploaded() -> None:
+    found = row("models", "bucketed")
+    assert found["noticed"]
+    assert found["when"].startswith("the victim when it submits")
+    assert found["learnt_bits"] == 0
