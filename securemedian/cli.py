@@ -118,4 +118,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.epilog = "\n\n".join([*listed, "`securemedian VERB --help` explains a verb."])
     for each in _with_all_below(parser):
         each.set_defaults(parser=each)
+        # the start of an option would mean another one as soon as a verb has a second such option
+        each.allow_abbrev = False
     return parser

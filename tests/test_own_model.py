@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -462,8 +463,9 @@ def test_a_training_client_restarted_after_it_submitted_waits(
     with member(pair) as before:
         before.submit(START)
     with member(pair) as client:
-        # no trainer: it is not asked
-        worker.run(client, None, rounds=1)
+        # it is not asked for an update
+        trainer = SimpleNamespace(model=SimpleNamespace(record_dp=None))
+        worker.run(client, trainer, rounds=1)
     assert capsys.readouterr().out == "round 1: update was submitted before\n"
 
 
