@@ -178,7 +178,6 @@ class Forecast:
 def add_verbs(verbs: Any) -> None:
     plan = verbs.add_parser(
         "plan",
-        help="tell what a round will cost, and the cheapest method for a link",
         description="Tell beforehand what a round will cost, for one method or, to compare, for "
         "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
         "and no data.",

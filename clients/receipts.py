@@ -25,7 +25,6 @@ def add_verb(subparsers: "Verbs") -> None:
     """Add `receipt` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "receipt",
-        help="show or verify what both servers have signed",
         description="Show or verify the receipt of a round, without a server.",
     )
     actions = verb.add_subparsers(required=True, metavar="ACTION")

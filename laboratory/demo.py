@@ -38,7 +38,6 @@ ROUND_LIMIT_S = 300.0
 def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "demo",
-        help="see the whole service at work on this machine",
         description=(
             "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
             "model with secure medians, and compare every result with the same computation in the "

@@ -95,7 +95,6 @@ def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Add `doctor` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "doctor",
-        help="examine a configuration and what it needs: keys, ports, both servers, clocks, disk",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -307,7 +307,6 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Add `keygen` to the `securemedian` command."""
     verb = verbs.add_parser(
         "keygen",
-        help="make keys and configurations",
         description=(
             "Make keys and ready-to-use configurations for both servers, the coordinator and N "
             "clients; or, with --role, for one party alone, which hands out its public key and "

@@ -35,7 +35,6 @@ _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "soak",
-        help="run the service under faults, and audit every round",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
