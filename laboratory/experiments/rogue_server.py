@@ -203,8 +203,8 @@ def _positions(seen: Seen) -> tuple[float, float]:
     read = seen.spoils.get("positions", seen.kept[:0, :0])
     truth = {tuple(row[: read.shape[1]].tolist()) for row in seen.kept}
     right = sum(tuple(row.tolist()) in truth for row in read)
-    # of one client, on average
-    bits = right / len(seen.values) * read.shape[1] * math.log2(BUCKETS) / seen.params.dim
+    # of one client, on average over those that were checked before somebody noticed
+    bits = right / max(1, len(read)) * read.shape[1] * math.log2(BUCKETS) / seen.params.dim
     return bits, 0.0
 
 
