@@ -379,15 +379,16 @@ class Client(Member):
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
-        policy, listed, epsilon = self.config.policy, [], inf
-        if policy.names_clients or policy.max_epsilon is not None:
+        policy, listed, bounded, epsilon = self.config.policy, [], [], inf
+        if policy.needs_statuses:
             statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
             listed = [status.clients for status in statuses]
+            bounded = [status.one_malicious_server for status in statuses]
             told = [status.epsilon for status in statuses]
             epsilon = max(inf if one is None else one for one in told)
         made = self._journal.made_within_a_day
         try:
-            policy.check_round(params, made, self.config.name, listed, epsilon)
+            policy.check_round(params, made, self.config.name, listed, epsilon, bounded)
         except PolicyRefused:
             self.decline(round_id)
             raise

@@ -20,7 +20,6 @@ from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES
-from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -53,14 +52,10 @@ MODEL = np.zeros(DIM, np.float32)
 START = "0" * 64
 # with which S0 and S1 sign
 SIGNING = SigningKey.new(), SigningKey.new()
-ALIKE = (
-    ProtocolParams().agreement()
-    | config.EngineConfig().agreement()
-    | {
-        "release": securemedian.__version__,
-        "signing_keys": [key.public for key in SIGNING],
-    }
-)
+ALIKE = config.load(SAMPLES / "s0.toml").agreement() | {
+    "release": securemedian.__version__,
+    "signing_keys": [key.public for key in SIGNING],
+}
 
 Arrays = Mapping[str, NDArray[Any]]
 

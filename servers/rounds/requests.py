@@ -375,6 +375,7 @@ class Desk:
             start=server_round.asked.start,
             clients=server_round.whereabouts(),
             dealt=server_round.whereabouts_of_dealings(),
+            one_malicious_server=server_round.asked.one_malicious_server,
             included=[server_round.names[key] for key in server_round.included],
             groups=server_round.groups,
             left_out=server_round.left_out,
