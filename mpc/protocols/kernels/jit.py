@@ -9,14 +9,24 @@ Arrays are in C order. An array that is read may be read-only, as what came from
 the peer is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.kernels.native.processor import COMPILES
+
+try:
+    import fcntl
+except ImportError:
+    # Windows, where processes that compile at the same time must have folders of their own
+    fcntl = None  # type: ignore[assignment]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,11 +34,59 @@ F = TypeVar("F", bound=Callable[..., Any])
 RINGS = ("u1", "u2", "u4", "u8")
 
 
+class Cache(FunctionCache):
+    """The compiled code of a function on disk, which several processes may add to at once.
+
+    What lies beside the function's own file is found, too, although its folder may not be the one
+    that is written to: who has installed the package has compiled it for all.
+    """
+
+    def __init__(self, function: Any) -> None:
+        try:
+            super().__init__(function)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConfigError(
+                "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor "
+                f"{Path(function.__code__.co_filename).parent} nor the user's own can be written: "
+                "set NUMBA_CACHE_DIR to a folder that this user, and nobody else, may write"
+            ) from error
+        beside = Path(function.__code__.co_filename).parent / "__pycache__"
+        self._beside = IndexDataCacheFile(  # type: ignore[no-untyped-call]
+            str(beside), self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
+
+    def _load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None:
+            key = self._index_key(sig, target_context.codegen())  # type: ignore[no-untyped-call]
+            if (data := self._beside.load(key)) is not None:  # type: ignore[no-untyped-call]
+                found = self._impl.rebuild(target_context, data)
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        # numba adds a line to the index without looking whether another process does so
+        with self._locked():
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+    def has(self, types_: tuple[Any, ...], codegen: Any) -> bool:
+        """Return whether there is code for these types and this processor."""
+        key = self._index_key(types_, codegen)  # type: ignore[no-untyped-call]
+        files = self._cache_file, self._beside
+        return any(key in each._load_index() for each in files)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (Path(self.cache_path) / "kernels.lock").open("a") as file:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
 class Kernel:
     """A kernel, and the types that it takes."""
 
     def __init__(self, dispatcher: Any, signatures: Sequence[str]) -> None:
-        self._dispatcher, self._signatures = dispatcher, signatures
+        self._dispatcher, self.signatures = dispatcher, signatures
         self._compile, self._compiled = dispatcher.compile, False
         # numba calls it when the kernel is called with types that it is not compiled for
         dispatcher.compile = self._first_called
@@ -38,10 +96,28 @@ class Kernel:
         # another thread may be at it
         with global_compiler_lock:
             if not self._compiled:
-                for signature in self._signatures:
-                    self._compile(tuple(map(_type_of, signature.split())))
+                for signature in self.signatures:
+                    self.compile_for(signature)
                 self._dispatcher.disable_compile()
                 self._compiled = True
+
+    def compile_for(self, signature: str) -> None:
+        """Do it for one of the signatures."""
+        self._compile(_types_of(signature))
+
+    @property
+    def missing(self) -> list[str]:
+        """The signatures for which the cache on disk has no code."""
+        cache, context = self._dispatcher._cache, self._dispatcher.targetctx
+        # as numba does before it looks: it is part of what the cache knows a processor by
+        context.refresh()
+        codegen = context.codegen()
+        return [each for each in self.signatures if not cache.has(_types_of(each), codegen)]
+
+    @property
+    def folder(self) -> Path:
+        """Where its compiled code is kept."""
+        return Path(self._dispatcher._cache.cache_path)
 
     def _first_called(self, given: object) -> Any:
         self.compile()
@@ -60,7 +136,7 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        compiled = callee(function)
+        compiled = _compiled(function, no_cfunc_wrapper=True)
         if COMPILES:
             KERNELS.setdefault(function.__module__, []).append(Kernel(compiled, signatures))
         return compiled
@@ -69,8 +145,28 @@ def kernel(*signatures: str) -> Callable[[F], F]:
 
 
 def callee(function: F) -> F:
-    """Compile a function that only kernels call, for the types that they call it with."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
+    """Compile a function that only kernels call, for the types that they call it with.
+
+    Python cannot call it.
+    """
+    return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
+
+
+def _compiled(function: F, **without: bool) -> F:
+    """Compile a function without the ways to call it that nobody takes.
+
+    Raises ConfigError where no folder for compiled code can be written.
+    """
+    # numba's types know fewer options than numba
+    njit: Any = numba.njit
+    compiled = njit(nogil=True, **without)(function)
+    if COMPILES:
+        compiled._cache = Cache(function)
+    return cast(F, compiled)
+
+
+def _types_of(signature: str) -> tuple[Any, ...]:
+    return tuple(map(_type_of, signature.split()))
 
 
 def _type_of(code: str) -> Any:
