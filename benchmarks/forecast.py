@@ -42,8 +42,9 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import report
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, check
 from securemedian.mpc.protocols.party import Party
@@ -215,6 +216,11 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         help='workers of each server with [engine] kind = "ray", of one core each (default: none, '
         "one core in all)",
     )
+    plan.add_argument(
+        "--one-malicious-server",
+        action="store_true",
+        help="leave out what servers with one_malicious_server = true refuse, and say why",
+    )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
 
 
@@ -225,19 +231,21 @@ def run(options: argparse.Namespace) -> None:
     console = Console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
-    found, refused = [], []
+    found, refused = [], list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):
             try:
                 params = build()
+                if options.one_malicious_server:
+                    refuse("one_malicious_server", unbounded(params))
                 name = params.method.label
                 status.update(name)
                 found.append(
                     forecast(name, params, options.clients, protocol, link, byte, options.workers)
                 )
-            except ConfigError as error:
+            except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
         raise refused[0]

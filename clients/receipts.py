@@ -97,6 +97,8 @@ def _show(options: argparse.Namespace) -> None:
         print(f"epsilon       {epsilon:.4g} at delta {DELTA:g} of all results so far")
     if record.released:
         print("released      the coordinator let others take part than in an earlier attempt")
+    if record.one_malicious_server:
+        print("one malicious server  learns no more of it than docs/threat-model.md bounds")
     if record.participants:
         print(f"participants  {len(record.participants)}, whom the coordinator has named")
     for key in record.participants:

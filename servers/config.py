@@ -193,6 +193,9 @@ class ServerConfig:
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
+    # whether it refuses rounds of which one server that deviates could learn more than is bounded
+    # (`policy.BOUNDED`), the same at both servers
+    one_malicious_server: bool = False
     # how long this server waits after its start for the other one to appear, before it gives up
     peer_wait_s: float = 300.0
     # how long the other server may give no sign of life, or no answer
@@ -235,6 +238,11 @@ class ServerConfig:
             raise ConfigError(
                 f"min_clients must be 2 or more, not {self.min_clients}: "
                 "a single client's median is its own update"
+            )
+        if self.one_malicious_server and self.protocol.silent:
+            raise ConfigError(
+                "one_malicious_server = true does not go with silent OT, in which nothing finds a "
+                'server that deviates: set ot_extension = "softspoken" at both servers'
             )
         for name in (
             "peer_wait_s",
@@ -289,6 +297,11 @@ class ServerConfig:
     @property
     def name(self) -> str:
         return f"s{self.party}"
+
+    def agreement(self) -> dict[str, Any]:
+        """Return the fields that must be the same at both servers."""
+        own = {"one_malicious_server": self.one_malicious_server}
+        return own | self.protocol.agreement() | self.engine.agreement()
 
     @property
     def pool_share_bytes(self) -> int:

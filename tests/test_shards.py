@@ -250,8 +250,13 @@ def test_verdicts_on_dealings_are_joined(
     tossed = run_both(lambda j: session[j].toss())
     coin = tossed[0][0]
     assert coin == tossed[1][0] and tossed[0][1].bytes_sent > 0
-    checked = run_both(lambda j: session[j].check_dealings(shape, halves[j], coin))
+    noted: list[list[bytes]] = [[], []]
+    checked = run_both(lambda j: session[j].check_dealings(shape, halves[j], coin, noted[j].extend))
     assert checked[0].passed == checked[1].passed == [True, True, False]
+    # each client knows what has to be opened of all parts
+    assert noted[0] == noted[1]
+    assert [each.opened(coin) for each in dealt[:2]] == noted[0][:2]
+    assert dealt[2].opened(coin) != noted[0][2]
     # three shards take part, and each got its own parts alone
     assert sum(servers.workers[0].held) == CLIENTS * shape.layout.words * 8
     assert not servers.workers[1].held, "seeds stay seeds"

@@ -87,6 +87,11 @@ class Seen:
         return np.asarray((self.buckets[None] <= np.arange(BUCKETS - 1)[:, None, None]).sum(axis=1))
 
     @property
+    def uploaded(self) -> int:
+        """Return how many clients have sent more than a dealing, to either server."""
+        return sum(where != "none" for where in self.status.clients.values())
+
+    @property
     def rank(self) -> int:
         return ring.median_rank(len(self.values))
 
@@ -202,9 +207,10 @@ def _without_helper(seen: Seen) -> tuple[float, float]:
 def _positions(seen: Seen) -> tuple[float, float]:
     read = seen.spoils.get("positions", seen.kept[:0, :0])
     truth = {tuple(row[: read.shape[1]].tolist()) for row in seen.kept}
-    right = sum(tuple(row.tolist()) in truth for row in read)
-    # of one client, on average
-    bits = right / len(seen.values) * read.shape[1] * math.log2(BUCKETS) / seen.params.dim
+    # without rotations they say nothing
+    right = min(sum(tuple(row.tolist()) in truth for row in read), seen.uploaded)
+    # of one client, on average over those that were checked before somebody noticed
+    bits = right / max(1, len(read)) * read.shape[1] * math.log2(BUCKETS) / seen.params.dim
     return bits, 0.0
 
 

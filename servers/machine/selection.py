@@ -44,6 +44,17 @@ class RoundSelection(RoundFacts):
             raise BadUpload(f"nobody deals for round {self.round_id}: upload shares of your update")
         self._check_sender(client, "dealings")
 
+    def check_asked(self, client: str) -> None:
+        """Check that the verdict on this client's dealing is known, or may still come.
+
+        Raises BadUpload if there is no whole dealing of it here, and RoundClosed if it is of no use
+        any more.
+        """
+        if client not in self.dealt_here:
+            raise BadUpload(f"no whole dealing of yours for round {self.round_id} is stored here")
+        if self.state is not State.OPEN and client not in self.failed:
+            raise RoundClosed(f"round {self.round_id} is {self.state} and takes no uploads")
+
     def repeats_upload(self, client: str, digest: bytes) -> bool:
         """Return whether this client has uploaded exactly this before, in any state of the round.
 

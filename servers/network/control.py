@@ -119,6 +119,8 @@ class Open(RoundMessage):
     release: bool = False
     # what the cohort's results have cost each client so far, as S0 knows it (`mpc.rounds.privacy`)
     spent: float = 0.0
+    # whether both servers refuse what one of them could turn into more than a bounded leak
+    one_malicious_server: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -187,6 +187,7 @@ class Rounds:
             participants=sorted(set(opening.participants)),
             release=opening.release,
             spent=self.register.spent(cohort),
+            one_malicious_server=self._config.one_malicious_server,
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]

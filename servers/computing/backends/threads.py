@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
@@ -132,12 +132,17 @@ class ThreadComputation:
         shape: Dealing,
         halves: Sequence[Upload],
         coin: bytes,
-        shard: Shard | None = None,
+        note: Note,
     ) -> Checked:
-        parts = shard.parts(shape) if shard else None
-        return pipeline.check_dealings(
-            self._check_channel(), self._party, shape, halves, coin, parts
-        )
+        channel = self._check_channel()
+        return pipeline.check_dealings(channel, self._party, shape, halves, coin, note)
+
+    def open_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, shard: Shard
+    ) -> tuple[list[Opened], Cost]:
+        """Open what the check of a shard's parts opens (`pipeline.open_dealings`)."""
+        channel, parts = self._check_channel(), shard.parts(shape)
+        return pipeline.open_dealings(channel, self._party, shape, halves, coin, parts)
 
     def check_values(
         self,
