@@ -72,7 +72,7 @@ class Cache(FunctionCache):
         """Return whether there is code for these types and this processor."""
         key = self._index_key(types_, codegen)  # type: ignore[no-untyped-call]
         files = self._cache_file, self._beside
-        return any(key in each._load_index() for each in files)  # type: ignore[no-untyped-call]
+        return any(key in each._load_index() for each in files)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        compiled = _compiled(function, no_cfunc_wrapper=True)
+        compiled = callee(function)
         if COMPILES:
             KERNELS.setdefault(function.__module__, []).append(Kernel(compiled, signatures))
         return compiled
@@ -147,19 +147,11 @@ def kernel(*signatures: str) -> Callable[[F], F]:
 def callee(function: F) -> F:
     """Compile a function that only kernels call, for the types that they call it with.
 
-    Python cannot call it.
-    """
-    return _compiled(function, no_cfunc_wrapper=True, no_cpython_wrapper=True)
-
-
-def _compiled(function: F, **without: bool) -> F:
-    """Compile a function without the ways to call it that nobody takes.
-
     Raises ConfigError where no folder for compiled code can be written.
     """
-    # numba's types know fewer options than numba
+    # numba's types know fewer options than numba, which would add a way for C to call it
     njit: Any = numba.njit
-    compiled = njit(nogil=True, **without)(function)
+    compiled = njit(nogil=True, no_cfunc_wrapper=True)(function)
     if COMPILES:
         compiled._cache = Cache(function)
     return cast(F, compiled)
