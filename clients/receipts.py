@@ -98,7 +98,10 @@ def _show(options: argparse.Namespace) -> None:
     if record.released:
         print("released      the coordinator let others take part than in an earlier attempt")
     if record.one_malicious_server:
-        print("one malicious server  learns no more of it than docs/threat-model.md bounds")
+        print(
+            "one server that deviates learns no more of it than docs/threat-model.md says, in at "
+            f"most {record.runs} runs"
+        )
     if record.participants:
         print(f"participants  {len(record.participants)}, whom the coordinator has named")
     for key in record.participants:

@@ -228,6 +228,7 @@ def _configuration(
         peer=peer,
         min_clients=min_clients,
         bounded=json.dumps(one_malicious_server),
+        attempts=ATTEMPTS if one_malicious_server else "",
         policy=policy_table(policy),
         callers="\n".join(
             f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
@@ -273,7 +274,7 @@ state_dir = "{name}-state"
 min_clients = {min_clients}
 # true: refuse all rounds but those of which one server that cheats learns little. The same at both.
 one_malicious_server = {bounded}
-
+{attempts}
 [peer]
 {peer_key}
 {peer}
@@ -281,6 +282,11 @@ one_malicious_server = {bounded}
 {policy}
 
 {callers}"""
+
+ATTEMPTS = """\
+# how often a round is computed at most, if it breaks off: one that cheats learns more each time
+max_attempts = 2
+"""
 
 SERVER_POLICY = """\
 # The rounds that this server takes part in, whatever a coordinator asks for: docs/servers.md. What

@@ -107,6 +107,15 @@ def test_silent_ot_is_refused_with_it() -> None:
         config.ServerConfig(**values)
 
 
+def test_workers_on_ray_are_refused_with_it() -> None:
+    server = config.load(Path("docs/samples/s0.toml"))
+    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
+    values["one_malicious_server"] = True
+    values["engine"] = config.EngineConfig("ray")
+    with pytest.raises(ConfigError, match='set kind = "threads" in .engine. at both servers'):
+        config.ServerConfig(**values)
+
+
 def test_a_client_asks_for_it() -> None:
     policy = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
     good = params(GOOD["buckets"])
@@ -140,7 +149,9 @@ def test_keygen_writes_it(tmp_path: Path, on: bool) -> None:
     flag = ["--one-malicious-server"] if on else []
     assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3", *flag]) == 0
     for name in ("s0", "s1"):
-        assert config.load(tmp_path / "all" / f"{name}.toml").one_malicious_server is on
+        made = config.load(tmp_path / "all" / f"{name}.toml")
+        assert made.one_malicious_server is on
+        assert made.max_attempts == (2 if on else config.ServerConfig.max_attempts)
     client = ClientConfig.load(tmp_path / "all" / "client-1.toml")
     assert client.policy.one_malicious_server is on
     assert client.policy.methods == Policy().methods

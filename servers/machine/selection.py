@@ -258,8 +258,11 @@ class RoundSelection(RoundFacts):
 
         SECURITY: a dealing is checked again only under the coin of its first check. Where lengths
         are compared, all chosen clients are checked together, whoever has passed before, and no
-        part of them that S0 picks.
+        part of them that S0 picks. Values are checked as often as `runs` allows, because each check
+        opens verdicts, which a server that deviates asks of something else each time.
         """
+        if not self.dealt and self.setbacks >= self.runs:
+            return False
         if self.params.method.compares_lengths:
             anew = not self.passed.issuperset(clients)
             return not self.under_check and anew and clients == self.included

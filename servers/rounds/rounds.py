@@ -188,6 +188,7 @@ class Rounds:
             release=opening.release,
             spent=self.register.spent(cohort),
             one_malicious_server=self._config.one_malicious_server,
+            runs=self._config.max_attempts,
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
