@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
 
 from securemedian import cli
 from securemedian.mpc.errors import ConfigError
@@ -99,7 +100,7 @@ def test_what_lies_beside_a_kernel_serves_those_with_another_folder(
     given = "u8[1] u8[1]!"
     Kernel(callee(made["add"]), [given]).compile()
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(FunctionCache, "save_overload", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(Cache, "save_overload", lambda *_: pytest.fail("it compiles"))
     other = Kernel(callee(made["add"]), [given])
     assert other.missing == [] and tmp_path / "own" in other.folder.parents
     other.compile()
@@ -118,9 +119,14 @@ def test_processes_add_to_the_cache_one_after_the_other(
         time.sleep(0.1)
         seen.append("ends")
 
-    monkeypatch.setattr(FunctionCache, "save_overload", save)
-    caches = [Cache(add) for _ in range(3)]
-    threads = [threading.Thread(target=each.save_overload, args=("", "")) for each in caches]
+    monkeypatch.setattr(IndexDataCacheFile, "save", save)
+    monkeypatch.setattr(CompileResultCacheImpl, "check_cachable", lambda *_: True)
+    monkeypatch.setattr(CompileResultCacheImpl, "reduce", lambda *_: None)
+    caches, compiled = (
+        [Cache(add) for _ in range(3)],
+        SimpleNamespace(codegen=SimpleNamespace(magic_tuple=lambda: ())),
+    )
+    threads = [threading.Thread(target=each.save_overload, args=("", compiled)) for each in caches]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,7 +140,7 @@ def test_where_no_folder_can_be_written_it_says_what_to_do(
     def nowhere(*_: object) -> None:
         raise RuntimeError("cannot cache function 'add': no locator available")
 
-    monkeypatch.setattr(FunctionCache, "__init__", nowhere)
+    monkeypatch.setattr(CompileResultCacheImpl, "__init__", nowhere)
     with pytest.raises(ConfigError, match=r"set NUMBA_CACHE_DIR to a folder that this user"):
         Cache(add)
     # kernels are made when a verb's module is imported

@@ -9,6 +9,7 @@ Arrays are in C order. An array that is read may be read-only, as what came from
 the peer is.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 from numba.core.compiler_lock import global_compiler_lock
 
 from securemedian.mpc.errors import ConfigError
@@ -30,11 +31,14 @@ except ImportError:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# of numba, without its types, which are not complete
+FORM: Any = CompileResultCacheImpl
+FILE: Any = IndexDataCacheFile
 # the dtypes of ring elements
 RINGS = ("u1", "u2", "u4", "u8")
 
 
-class Cache(FunctionCache):
+class Cache(NullCache):
     """The compiled code of a function on disk, which several processes may add to at once.
 
     What lies beside the function's own file is found, too, although its folder may not be the one
@@ -42,37 +46,52 @@ class Cache(FunctionCache):
     """
 
     def __init__(self, function: Any) -> None:
+        """Find the folder. Raises ConfigError where none can be written."""
+        beside = Path(function.__code__.co_filename).parent / "__pycache__"
         try:
-            super().__init__(function)  # type: ignore[no-untyped-call]
+            self._form: Any = FORM(function)
         except RuntimeError as error:
             raise ConfigError(
                 "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor "
-                f"{Path(function.__code__.co_filename).parent} nor the user's own can be written: "
-                "set NUMBA_CACHE_DIR to a folder that this user, and nobody else, may write"
+                f"{beside} nor the user's own can be written: set NUMBA_CACHE_DIR to a folder "
+                "that this user, and nobody else, may write"
             ) from error
-        beside = Path(function.__code__.co_filename).parent / "__pycache__"
-        self._beside = IndexDataCacheFile(  # type: ignore[no-untyped-call]
-            str(beside), self._impl.filename_base, self._impl.locator.get_source_stamp()
+        self._files: list[Any] = [
+            FILE(str(folder), self._form.filename_base, self._form.locator.get_source_stamp())
+            for folder in (self.cache_path, beside)
+        ]
+        # of the function, and of what it closes over, which for kernels is nothing
+        self._hashes = tuple(
+            hashlib.sha256(each).hexdigest() for each in (function.__code__.co_code, b"")
         )
 
-    def _load_overload(self, sig: Any, target_context: Any) -> Any:
-        found = super()._load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        if found is None:
-            key = self._index_key(sig, target_context.codegen())  # type: ignore[no-untyped-call]
-            if (data := self._beside.load(key)) is not None:  # type: ignore[no-untyped-call]
-                found = self._impl.rebuild(target_context, data)
-        return found
+    @property
+    def cache_path(self) -> str:
+        return str(self._form.locator.get_cache_path())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        data = self._found(sig, target_context)
+        return None if data is None else self._form.rebuild(target_context, data)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        # numba adds a line to the index without looking whether another process does so
-        with self._locked():
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        if self._form.check_cachable(data):
+            self._form.locator.ensure_cache_path()
+            # numba adds a line to the index without looking whether another process does so
+            with self._locked():
+                self._files[0].save(self._key(sig, data.codegen), self._form.reduce(data))
 
-    def has(self, types_: tuple[Any, ...], codegen: Any) -> bool:
+    def has(self, sig: Any, target_context: Any) -> bool:
         """Return whether there is code for these types and this processor."""
-        key = self._index_key(types_, codegen)  # type: ignore[no-untyped-call]
-        files = self._cache_file, self._beside
-        return any(key in each._load_index() for each in files)
+        return self._found(sig, target_context) is not None
+
+    def _found(self, sig: Any, target_context: Any) -> Any:
+        # as numba does: it is part of what a processor is known by
+        target_context.refresh()
+        key = self._key(sig, target_context.codegen())
+        return next((data for file in self._files if (data := file.load(key)) is not None), None)
+
+    def _key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), self._hashes
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -109,10 +128,7 @@ class Kernel:
     def missing(self) -> list[str]:
         """The signatures for which the cache on disk has no code."""
         cache, context = self._dispatcher._cache, self._dispatcher.targetctx
-        # as numba does before it looks: it is part of what the cache knows a processor by
-        context.refresh()
-        codegen = context.codegen()
-        return [each for each in self.signatures if not cache.has(_types_of(each), codegen)]
+        return [each for each in self.signatures if not cache.has(_types_of(each), context)]
 
     @property
     def folder(self) -> Path:
