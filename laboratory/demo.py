@@ -50,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
     )
     # in the demo all clients weigh the same, and S0 publishes the result to be compared
     add_methods(verb, _add_options, leave_out=("weights", "weight_cap", "result_to"))
-    verb.set_defaults(run=_demo)
+    verb.set_defaults(run=_demo, compiles=True)
 
 
 def _add_options(verb: argparse.ArgumentParser) -> None:
