@@ -42,8 +42,9 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import report
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, check
 from securemedian.mpc.protocols.party import Party
@@ -178,7 +179,6 @@ class Forecast:
 def add_verbs(verbs: Any) -> None:
     plan = verbs.add_parser(
         "plan",
-        help="tell what a round will cost, and the cheapest method for a link",
         description="Tell beforehand what a round will cost, for one method or, to compare, for "
         "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
         "and no data.",
@@ -186,7 +186,7 @@ def add_verbs(verbs: Any) -> None:
         usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
     add_methods(plan, _add_options, only=PLANNED, default="all methods, to compare them")
-    plan.set_defaults(run=run)
+    plan.set_defaults(run=run, compiles=True)
 
 
 def _add_options(plan: argparse.ArgumentParser) -> None:
@@ -216,6 +216,11 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         help='workers of each server with [engine] kind = "ray", of one core each (default: none, '
         "one core in all)",
     )
+    plan.add_argument(
+        "--one-malicious-server",
+        action="store_true",
+        help="leave out what servers with one_malicious_server = true refuse, and say why",
+    )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
 
 
@@ -226,23 +231,21 @@ def run(options: argparse.Namespace) -> None:
     console = Console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
-    found, refused = [], []
-    print(
-        "measuring this machine (the first time it compiles kernels, for a minute or two) ...",
-        file=sys.stderr,
-        flush=True,
-    )
+    found, refused = [], list[SecureMedianError]()
+    print("measuring this machine ...", file=sys.stderr, flush=True)
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):
             try:
                 params = build()
+                if options.one_malicious_server:
+                    refuse("one_malicious_server", unbounded(params))
                 name = params.method.label
                 status.update(name)
                 found.append(
                     forecast(name, params, options.clients, protocol, link, byte, options.workers)
                 )
-            except ConfigError as error:
+            except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
         raise refused[0]

@@ -27,7 +27,6 @@ def add_verbs(subparsers: "Verbs") -> None:
 def _add_submit(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "submit",
-        help="submit one update from a file",
         description=(
             "Wait for the next open round and submit the trained parameters in a .npy or .npz "
             "file, or predictions on a public set in a .npy file (samples, classes)."

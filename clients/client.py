@@ -42,6 +42,7 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     InputError,
     NotStored,
+    PeerProtocolError,
     PolicyRefused,
     SecureMedianError,
     ServerUnreachable,
@@ -233,8 +234,9 @@ class Client(Member):
         told; ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
         round's public set; InputError if the update does not fit the round; DuplicateUpload if
         this client has submitted to the round already or has dealt for it before a restart;
-        RoundClosed if the round `round_id` is not open; and NotAllowed if the servers have found
-        the dealing wrong.
+        RoundClosed if the round `round_id` is not open; NotAllowed if the servers have found the
+        dealing wrong; and PeerProtocolError, before anything of the update is sent, if they say
+        different things or have not opened what they should have of the dealing.
         """
         vector, spec = updates.flatten(update)
         metrics = check_public_metrics(public_metrics or {})
@@ -257,6 +259,10 @@ class Client(Member):
             self._send(made, current.params, spec, progress=progress, again=again)
         except REFUSED:
             self._open = None
+            raise
+        except PeerProtocolError:
+            # nobody is to wait for this client, which sends nothing to servers that lie
+            self.decline(current.round_id)
             raise
         self._open = None
 
@@ -379,15 +385,16 @@ class Client(Member):
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
-        policy, listed, epsilon = self.config.policy, [], inf
-        if policy.names_clients or policy.max_epsilon is not None:
+        policy, listed, bounded, epsilon = self.config.policy, [], [], inf
+        if policy.needs_statuses:
             statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
             listed = [status.clients for status in statuses]
+            bounded = [status.one_malicious_server for status in statuses]
             told = [status.epsilon for status in statuses]
             epsilon = max(inf if one is None else one for one in told)
         made = self._journal.made_within_a_day
         try:
-            policy.check_round(params, made, self.config.name, listed, epsilon)
+            policy.check_round(params, made, self.config.name, listed, epsilon, bounded)
         except PolicyRefused:
             self.decline(round_id)
             raise

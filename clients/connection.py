@@ -133,7 +133,7 @@ class Connection:
         error that the server answers with, or ServerUnreachable if it does not answer.
         """
         deadline = time.monotonic() + patience_s
-        for pause in _pauses():
+        for pause in pauses():
             try:
                 reply = self._ask_once(op, fields or {}, arrays, progress)
                 if self._told and not _is_error(reply, NotStored):
@@ -189,6 +189,10 @@ class Connection:
     @property
     def address(self) -> str:
         return self._server.address
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless it is cancelled."""
+        self._cancelled.wait(seconds)
 
     def cancel(self) -> None:
         """Send nothing any more, and end the wait for an answer. Any thread may call it."""
@@ -356,12 +360,12 @@ def _is_error(reply: wire.Message, kind: type[SecureMedianError]) -> bool:
     return reply.type == "error" and reply.fields.get("code") == kind.code
 
 
-def _pauses() -> Iterator[float]:
+def pauses(first: float = PAUSE_S, longest: float = LONGEST_PAUSE_S) -> Iterator[float]:
     """Yield the pauses between attempts, each twice as long as the one before, up to a limit."""
-    pause = PAUSE_S
+    pause = min(first, longest)
     while True:
         yield pause
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        pause = min(2 * pause, longest)
 
 
 def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:

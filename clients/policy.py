@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from securemedian.common.policy import Policy, refuse
+from securemedian.common.policy import Policy, refuse, unbounded
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -26,6 +26,8 @@ class ClientPolicy(Policy):
     # not be able to
     with_clients: list[str] = field(default_factory=list)
     without_clients: list[str] = field(default_factory=list)
+    # whether it takes part only where both servers run with `one_malicious_server`
+    one_malicious_server: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +49,11 @@ class ClientPolicy(Policy):
         """Return whether it says who must or must not be able to take part."""
         return bool(self.with_clients or self.without_clients)
 
+    @property
+    def needs_statuses(self) -> bool:
+        """Return whether it depends on what both servers say of a round beside its parameters."""
+        return self.names_clients or self.one_malicious_server or self.max_epsilon is not None
+
     def check_round(
         self,
         params: RoundParams,
@@ -54,11 +61,13 @@ class ClientPolicy(Policy):
         who: str,
         listed: Sequence[Collection[str]] = (),
         epsilon: float = inf,
+        bounded: Sequence[bool] = (),
     ) -> None:
         """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
 
         `listed` are the names of those who may take part, as each server says. `epsilon` is the
-        larger one that the servers tell.
+        larger one that the servers tell, and `bounded` whether each says that the round is one of
+        `one_malicious_server`.
         """
         refusals = self.refusals(params, begun, epsilon)
         missing = [name for name in self.with_clients if not all(name in one for one in listed)]
@@ -71,6 +80,15 @@ class ClientPolicy(Policy):
             refusals.append(
                 f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
             )
+        if self.one_malicious_server:
+            refusals += unbounded(params)
+            without = [f"s{party}" for party, says in enumerate(bounded) if not says]
+            if without or not bounded:
+                refusals.append(
+                    f"a round without one_malicious_server at {' and '.join(without) or 'both'}: "
+                    "its [policy] asks for it, and the files of both servers need "
+                    "one_malicious_server = true"
+                )
         refuse(who, refusals)
 
 

@@ -25,7 +25,6 @@ def add_verb(subparsers: "Verbs") -> None:
     """Add `receipt` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "receipt",
-        help="show or verify what both servers have signed",
         description="Show or verify the receipt of a round, without a server.",
     )
     actions = verb.add_subparsers(required=True, metavar="ACTION")
@@ -98,6 +97,11 @@ def _show(options: argparse.Namespace) -> None:
         print(f"epsilon       {epsilon:.4g} at delta {DELTA:g} of all results so far")
     if record.released:
         print("released      the coordinator let others take part than in an earlier attempt")
+    if record.one_malicious_server:
+        print(
+            "one server that deviates learns no more of it than docs/threat-model.md says, in at "
+            f"most {record.runs} runs"
+        )
     if record.participants:
         print(f"participants  {len(record.participants)}, whom the coordinator has named")
     for key in record.participants:

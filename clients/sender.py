@@ -161,6 +161,7 @@ class Sender:
                 connections,
                 lambda shape, current: self._deal(shape, current, draw.entropy()),
                 self._patience_s,
+                self._service.config.poll_interval_s,
                 resumed,
             )
         return self._dealer

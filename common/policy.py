@@ -41,6 +41,32 @@ RISKS: dict[str, dict[Any, str]] = {
 RISKY_ABOVE: dict[str, tuple[float, str]] = {
     "weight_cap": (0.5, "one client may outweigh all others, and decide alone"),
 }
+# What one server that deviates can turn into no more than a bounded leak (docs/threat-model.md):
+# the methods, and of their options the values. All else keeps values of single clients on shares,
+# or takes shares that nobody has checked.
+BOUNDED: dict[str, dict[str, Any]] = {
+    "bucketed": {"schedule": "bisect", "uploads": "dealt", "groups": 1},
+    "mean": {},
+}
+
+
+def unbounded(params: RoundParams) -> list[str]:
+    """Return every reason why one malicious server could learn more of a round than is bounded."""
+    method = params.method
+    if method.name not in BOUNDED:
+        return [
+            f"method {method.name}: one_malicious_server = true permits only "
+            f"{' and '.join(BOUNDED)}, because a server that deviates could make others open values"
+            f" of single clients. Take {' or '.join(BOUNDED)}, or set it to false at both servers, "
+            "for clients whose [policy] does not ask for it"
+        ]
+    return [
+        f"{name} {value}: one_malicious_server = true permits only {name} {permitted} of "
+        f"{method.name}. Take that, or set it to false at both servers, for clients whose [policy] "
+        "does not ask for it"
+        for name, permitted in BOUNDED[method.name].items()
+        if (value := getattr(method, name)) != permitted
+    ]
 
 
 def risks_of(name: str) -> dict[str, str]:

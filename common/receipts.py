@@ -52,6 +52,10 @@ class Record:
     participants: list[str] = field(default_factory=list)
     # whether the coordinator let others take part than in an earlier attempt at the number
     released: bool = False
+    # whether both servers refuse what one of them could turn into more than a bounded leak
+    one_malicious_server: bool = False
+    # how often the protocol may have run for it at most: each run opens values
+    runs: int = 1
     # what the cohort's results, this one included, have cost each client: the rho of zCDP
     # (`mpc.rounds.privacy`); None if one of them had no noise
     zcdp_rho: float | None = None

@@ -44,6 +44,8 @@ class RoundStatus:
     clients: dict[str, str] = field(default_factory=dict)
     # likewise for its dealing; empty where clients do not deal
     dealt: dict[str, str] = field(default_factory=dict)
+    # whether one server that deviates learns no more of it than is bounded
+    one_malicious_server: bool = False
     included: list[str] = field(default_factory=list)
     # the groups of the clients in `included`, where groups are visible
     groups: list[int] = field(default_factory=list)

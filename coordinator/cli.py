@@ -44,7 +44,6 @@ def add_verbs(subparsers: "Verbs") -> None:
 def _add_round(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "round",
-        help="open, watch and end rounds (coordinator)",
         description="Open, watch and end rounds, as the coordinator.",
     )
     actions = verb.add_subparsers(required=True, metavar="ACTION")
@@ -267,7 +266,6 @@ open."""
 def _add_coordinate(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "coordinate",
-        help="lead a run, unattended from its first round to its last (coordinator)",
         description=_COORDINATE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -301,7 +299,6 @@ def _coordinate(options: argparse.Namespace) -> None:
 def _add_dashboard(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "dashboard",
-        help="show the service in a browser (coordinator)",
         description=(
             "Show in a browser what the two servers do: the round under way, who is in it, what "
             "rounds cost. It asks them with the coordinator's key, together once a second however "

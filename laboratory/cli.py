@@ -27,7 +27,6 @@ def add_verbs(subparsers: Any) -> None:
 def _add_init(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "init",
-        help="write a start model",
         description=(
             "Write a start model as one flat vector: of a model of your own, "
             "or PyTorch's usual initialisation of a network that `train` knows."
@@ -98,7 +97,6 @@ def _init(options: argparse.Namespace) -> None:
 def _add_public_set(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "public-set",
-        help="write a public set, for rounds that exchange predictions",
         description="Draw training images at random and write them, without their labels, as the "
         "public set of rounds that exchange predictions. A set of your own is a file inputs.npy: "
         "an array with a row per sample.",
@@ -123,7 +121,6 @@ def _public_set(options: argparse.Namespace) -> None:
 def _add_train(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "train",
-        help="take part in every round with a PyTorch worker",
         description="Receive each round's model, train it on this client's images, submit the "
         "update, and wait for the next round. With --public: train a network of "
         "one's own, predict the public set, submit that, and learn from what all predict.",

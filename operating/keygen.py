@@ -77,18 +77,20 @@ def make_all(
     net: Network,
     policy: Policy = DEFAULT_POLICY,
     min_clients: int = MIN_CLIENTS,
+    one_malicious_server: bool = False,
 ) -> list[PublicKey]:
     """Make the keys and configurations of S0, S1, the coordinator and these clients.
 
-    Both servers and the clients have the `policy`, and both servers `min_clients`. Returns their
-    public keys.
+    Both servers and the clients have the `policy` and `one_malicious_server`, and both servers
+    `min_clients`. Returns their public keys.
     """
     roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
     _prepare(directory, list(roles))
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
     keys = {one.name: one for one in made}
     for name, role in roles.items():
-        text = _configuration(role, name, keys, net, clients, policy, min_clients)
+        floor = min_clients, one_malicious_server
+        text = _configuration(role, name, keys, net, clients, policy, *floor)
         (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -100,6 +102,7 @@ def make_one(
     clients: Sequence[str],
     net: Network,
     min_clients: int = MIN_CLIENTS,
+    one_malicious_server: bool = False,
 ) -> PublicKey:
     """Make one party's keys, and a configuration into which it fills the others' public keys.
 
@@ -107,7 +110,10 @@ def make_one(
     """
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
-    text = _configuration(role, name, {name: made}, net, clients, min_clients=min_clients)
+    keys = {name: made}
+    text = _configuration(
+        role, name, keys, net, clients, DEFAULT_POLICY, min_clients, one_malicious_server
+    )
     (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -178,6 +184,7 @@ def _configuration(
     clients: Sequence[str],
     policy: Policy = DEFAULT_POLICY,
     min_clients: int = MIN_CLIENTS,
+    one_malicious_server: bool = False,
 ) -> str:
     """Return the TOML of one party.
 
@@ -200,7 +207,9 @@ def _configuration(
             s0_key=public_key("s0"),
             s1=f"tcp://{net.host1}:{net.s1}",
             s1_key=public_key("s1"),
-            policy=f"\n{policy_table(policy, client=True)}\n" if role == "client" else "",
+            policy=f"\n{policy_table(policy, client=True, bounded=one_malicious_server)}\n"
+            if role == "client"
+            else "",
         )
     party = int(role[1])
     host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
@@ -218,6 +227,8 @@ def _configuration(
         peer_key=public_key(f"s{1 - party}"),
         peer=peer,
         min_clients=min_clients,
+        bounded=json.dumps(one_malicious_server),
+        attempts=ATTEMPTS if one_malicious_server else "",
         policy=policy_table(policy),
         callers="\n".join(
             f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
@@ -225,9 +236,10 @@ def _configuration(
     )
 
 
-def policy_table(policy: Policy, client: bool = False) -> str:
+def policy_table(policy: Policy, client: bool = False, bounded: bool = False) -> str:
     """Return the policy of a server or a client in TOML; comments say which values are risks."""
-    lines = [*_explained("method"), f"methods = {json.dumps(policy.methods)}"]
+    lines = [f"one_malicious_server = {json.dumps(bounded)}"] if client else []
+    lines += [*_explained("method"), f"methods = {json.dumps(policy.methods)}"]
     if policy.max_epsilon is not None:
         lines.append(f"max_epsilon = {policy.max_epsilon}")
     for table in ("allowed", "at_most", "at_least"):
@@ -260,7 +272,9 @@ key_file = "{name}.key_secret"
 state_dir = "{name}-state"
 # This server refuses rounds with fewer clients. For real data take 5 or more: docs/threat-model.md.
 min_clients = {min_clients}
-
+# true: refuse all rounds but those of which one server that cheats learns little. The same at both.
+one_malicious_server = {bounded}
+{attempts}
 [peer]
 {peer_key}
 {peer}
@@ -268,6 +282,11 @@ min_clients = {min_clients}
 {policy}
 
 {callers}"""
+
+ATTEMPTS = """\
+# how often a round is computed at most, if it breaks off: one that cheats learns more each time
+max_attempts = 2
+"""
 
 SERVER_POLICY = """\
 # The rounds that this server takes part in, whatever a coordinator asks for: docs/servers.md. What
@@ -281,7 +300,8 @@ CLIENT_POLICY = """\
 # needs.
 [policy]
 # with_clients = ["client-2"] # only rounds in which these can take part
-# without_clients = ["client-3"] # only rounds in which none of these can"""
+# without_clients = ["client-3"] # only rounds in which none of these can
+# true: only rounds of which one server that cheats learns little; both servers must have it, too"""
 
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
@@ -307,7 +327,6 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Add `keygen` to the `securemedian` command."""
     verb = verbs.add_parser(
         "keygen",
-        help="make keys and configurations",
         description=(
             "Make keys and ready-to-use configurations for both servers, the coordinator and N "
             "clients; or, with --role, for one party alone, which hands out its public key and "
@@ -364,6 +383,14 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
             f"more (default: {MIN_CLIENTS})"
         ),
     )
+    verb.add_argument(
+        "--one-malicious-server",
+        action="store_true",
+        help=(
+            "servers that refuse all rounds but those of which one of them learns little if it "
+            "does not follow the protocol, the same at both; clients that ask for such servers"
+        ),
+    )
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
     verb.add_argument(
         "--name",
@@ -412,10 +439,10 @@ def _check_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError if flags do not fit together."""
     config = options.join or options.check
     made = options.directory, options.role, options.name, options.clients, options.min_clients
-    if config and any(each is not None for each in made):
+    if config and (options.one_malicious_server or any(each is not None for each in made)):
         raise ConfigError(
             "--join and --check take a file that is there already: leave out DIR, --role, --name, "
-            "--clients and --min-clients"
+            "--clients, --min-clients and --one-malicious-server"
         )
     if options.keys and not options.join:
         raise ConfigError("--keys are others' keys, for --join")
@@ -435,6 +462,7 @@ def _make_all(options: argparse.Namespace) -> None:
         clients,
         network(options.host0, options.host1, options.base_port),
         min_clients=floor,
+        one_malicious_server=options.one_malicious_server,
     )
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
@@ -459,7 +487,8 @@ def _make_one(options: argparse.Namespace) -> None:
     )
     directory: Path = options.directory
     clients, floor = _clients(options)
-    made = make_one(directory, options.role, name, clients, net, floor)
+    bounded = options.one_malicious_server
+    made = make_one(directory, options.role, name, clients, net, floor, bounded)
     if options.role in SERVERS:
         _say_floor(floor)
     print(f"hand out {directory / name}.key, or this line:")

@@ -9,23 +9,51 @@ from importlib import import_module
 from securemedian import __version__
 from securemedian.mpc.errors import SecureMedianError, printable
 
-# Each module has add_verbs(subparsers), whose verbs set `run`, a function of the parsed options.
+# The verbs, with what --help says of each, by group and by the module whose add_verbs(subparsers)
+# adds them; they set `run`, a function of the parsed options, and `compiles` if it would compile in
+# silence otherwise. A module is imported for its verbs alone.
 VERBS = {
-    "the service": (
-        "securemedian.operating.keygen",
-        "securemedian.operating.doctor",
-        "securemedian.servers.cli",
-        "securemedian.clients.cli",
-        "securemedian.coordinator.cli",
-        "securemedian.laboratory.cli",
-        "securemedian.benchmarks.forecast",
-    ),
-    "the laboratory, on one machine and with no private data": (
-        "securemedian.laboratory.demo",
-        "securemedian.laboratory.experiments.cli",
-        "securemedian.benchmarks.cli",
-        "securemedian.benchmarks.soak.cli",
-    ),
+    "the service": {
+        "securemedian.operating.keygen": {"keygen": "make keys and configurations"},
+        "securemedian.operating.compiling": {
+            "compile": "compile for this processor, once after an installation",
+        },
+        "securemedian.operating.doctor": {
+            "doctor": "examine a configuration and what it needs: keys, ports, both servers, "
+            "clocks, disk",
+        },
+        "securemedian.servers.cli": {"serve": "run one of the two servers"},
+        "securemedian.clients.cli": {
+            "submit": "submit one update from a file",
+            "receipt": "show or verify what both servers have signed",
+        },
+        "securemedian.coordinator.cli": {
+            "round": "open, watch and end rounds (coordinator)",
+            "coordinate": "lead a run, unattended from its first round to its last (coordinator)",
+            "dashboard": "show the service in a browser (coordinator)",
+        },
+        "securemedian.laboratory.cli": {
+            "init": "write a start model",
+            "public-set": "write a public set, for rounds that exchange predictions",
+            "train": "take part in every round with a PyTorch worker",
+        },
+        "securemedian.benchmarks.forecast": {
+            "plan": "tell what a round will cost, and the cheapest method for a link",
+        },
+    },
+    "the laboratory, on one machine and with no private data": {
+        "securemedian.laboratory.demo": {"demo": "see the whole service at work on this machine"},
+        "securemedian.laboratory.experiments.cli": {
+            "experiment": "reproduce the paper's figures, and compare methods under attack",
+        },
+        "securemedian.benchmarks.cli": {
+            "bench": "time the protocols between two processes: the paper's figures, or any "
+            "parameters",
+        },
+        "securemedian.benchmarks.soak.cli": {
+            "soak": "run the service under faults, and audit every round",
+        },
+    },
 }
 
 
@@ -44,15 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    options, unknown = _parser().parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    # the options before the verb take no values
+    verb = next((each for each in given if not each.startswith("-")), "")
+    try:
+        parser = _parser(verb)
+    # there may be no folder for compiled kernels
+    except SecureMedianError as error:
+        return _refused(error)
+    options, unknown = parser.parse_known_args(given)
     if unknown:
         # with the usage of the verb, not with that of the command
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
+        if options.compiles:
+            import_module("securemedian.operating.compiling").compile_all()
         options.run(options)
     except SecureMedianError as error:
-        print(f"securemedian: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return _refused(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -65,6 +102,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0
+
+
+def _refused(error: SecureMedianError) -> int:
+    print(f"securemedian: {printable(str(error))}", file=sys.stderr)
+    return 2
 
 
 def _drop_unread() -> None:
@@ -90,8 +132,11 @@ def _with_all_below(parser: argparse.ArgumentParser) -> Iterator[argparse.Argume
                 yield from _with_all_below(each)
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Return the parser of the command, which has all verbs."""
+def _parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command: with the options of all verbs, or of one alone.
+
+    Modules of other verbs are not imported then.
+    """
     parser = argparse.ArgumentParser(
         prog="securemedian",
         usage="securemedian [-h] [--version] VERB ...",
@@ -101,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(traceback=sys.flags.dev_mode)
+    parser.set_defaults(traceback=sys.flags.dev_mode, compiles=False)
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
     # the help of the verbs themselves is suppressed, because they are listed below by group
     verbs = parser.add_subparsers(
@@ -109,13 +154,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     listed = []
     for title, modules in VERBS.items():
-        # argparse has no public way to the help of the verbs
-        known = len(verbs._choices_actions)
-        for module in modules:
-            import_module(module).add_verbs(verbs)
-        own = [f"  {verb.dest:<12}{verb.help}" for verb in verbs._choices_actions[known:]]
-        listed.append("\n".join([f"{title}:", *own]))
-    parser.epilog = "\n\n".join([*listed, "`securemedian VERB --help` explains a verb."])
+        listed.append(f"{title}:")
+        for module, helps_of in modules.items():
+            listed += [f"  {verb:<12}{text}" for verb, text in helps_of.items()]
+            if only is None or only in helps_of:
+                import_module(module).add_verbs(verbs)
+            else:
+                for verb in helps_of:
+                    verbs.add_parser(verb)
+        listed.append("")
+    parser.epilog = "\n".join([*listed, "`securemedian VERB --help` explains a verb."])
     for each in _with_all_below(parser):
         each.set_defaults(parser=each)
         # the start of an option would mean another one as soon as a verb has a second such option

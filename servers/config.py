@@ -16,6 +16,7 @@ from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_number, check_one_of, check_whole
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.servers.network.control import MOST_RUNS
 
 T = TypeVar("T")
 
@@ -193,6 +194,9 @@ class ServerConfig:
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
+    # whether it refuses rounds of which one server that deviates could learn more than is bounded
+    # (`policy.BOUNDED`), the same at both servers
+    one_malicious_server: bool = False
     # how long this server waits after its start for the other one to appear, before it gives up
     peer_wait_s: float = 300.0
     # how long the other server may give no sign of life, or no answer
@@ -201,7 +205,8 @@ class ServerConfig:
     channel_timeout_s: float = 60.0
     # the limit for one run of the protocol
     round_limit_s: float = 3600.0
-    # how often a round's computation may break off before the round fails
+    # how often a round's computation may break off before the round fails, and so how often the
+    # protocol runs for it at most; of both servers' limits the smaller one counts
     max_attempts: int = 5
     # the wait before a computation that broke off is tried again; it doubles each time, up to 60 s
     retry_wait_s: float = 1.0
@@ -236,6 +241,17 @@ class ServerConfig:
                 f"min_clients must be 2 or more, not {self.min_clients}: "
                 "a single client's median is its own update"
             )
+        if self.one_malicious_server and self.protocol.silent:
+            raise ConfigError(
+                "one_malicious_server = true does not go with silent OT, in which nothing finds a "
+                'server that deviates: set ot_extension = "softspoken" at both servers'
+            )
+        if self.one_malicious_server and self.engine.kind == "ray":
+            raise ConfigError(
+                "one_malicious_server = true does not go with workers on Ray, where a lost shard "
+                'is computed and opened again without limit: set kind = "threads" in [engine] at '
+                "both servers"
+            )
         for name in (
             "peer_wait_s",
             "peer_timeout_s",
@@ -246,7 +262,7 @@ class ServerConfig:
             "stop_limit_s",
         ):
             check_number(name, getattr(self, name), 0, WEEK_S, "more than 0 and at most a week")
-        check_whole("max_attempts", self.max_attempts, 1, 1000)
+        check_whole("max_attempts", self.max_attempts, 1, MOST_RUNS)
         if self.max_message_bytes <= 0:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
@@ -289,6 +305,11 @@ class ServerConfig:
     @property
     def name(self) -> str:
         return f"s{self.party}"
+
+    def agreement(self) -> dict[str, Any]:
+        """Return the fields that must be the same at both servers."""
+        own = {"one_malicious_server": self.one_malicious_server}
+        return own | self.protocol.agreement() | self.engine.agreement()
 
     @property
     def pool_share_bytes(self) -> int:

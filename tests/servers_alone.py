@@ -18,9 +18,8 @@ from securemedian.common.keys import SigningKey
 from securemedian.common.policy import Policy
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.prg import SEED_BYTES
-from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -53,14 +52,10 @@ MODEL = np.zeros(DIM, np.float32)
 START = "0" * 64
 # with which S0 and S1 sign
 SIGNING = SigningKey.new(), SigningKey.new()
-ALIKE = (
-    ProtocolParams().agreement()
-    | config.EngineConfig().agreement()
-    | {
-        "release": securemedian.__version__,
-        "signing_keys": [key.public for key in SIGNING],
-    }
-)
+ALIKE = config.load(SAMPLES / "s0.toml").agreement() | {
+    "release": securemedian.__version__,
+    "signing_keys": [key.public for key in SIGNING],
+}
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -90,6 +85,9 @@ class FakeEngine:
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
+        # what it opens of every dealing, and what notes that
+        self.hashes = bytes(32)
+        self.note: Note = note_nothing
         # what each check of values and run of the protocol would toss with, and the seeds of the
         # noise of each run
         self.openings: list[bytes] = []
@@ -113,11 +111,16 @@ class FakeEngine:
         self.result = Coin(self.session_id[:SEED_BYTES])
 
     def check_dealings(
-        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = lambda: None
+        self,
+        shape: Dealing,
+        halves: Sequence[Upload],
+        coin: bytes,
+        examine: Examine = lambda: None,
+        note: Note = note_nothing,
     ) -> None:
         """Note the dealings and the coin."""
         assert self.session_id, "nothing was prepared"
-        self.checked, self.examine = halves, examine
+        self.checked, self.examine, self.note = halves, examine, note
         self.coins.append(coin)
 
     def check_values(
@@ -129,11 +132,12 @@ class FakeEngine:
     ) -> None:
         """Note the uploads, and what this server would toss with."""
         self.openings.append(opening)
-        self.checked, self.examine = uploads, examine
+        self.checked, self.examine, self.note = uploads, examine, note_nothing
 
     def end_check(self, *failed: int) -> None:
         """End the check; `failed` are places in its list."""
         passed = [place not in failed for place in range(len(self.checked))]
+        self.note([self.hashes] * len(passed))
         self.result, self.checked = Checked(passed, Cost()), ()
 
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:

@@ -1,5 +1,6 @@
 """The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import warnings
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,27 +34,48 @@ from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
+# what makes a start slow, and what only some installations have
+HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "rich", "asyncio"}
+EXTRAS = {"torch", "sklearn"}
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "code",
-    ["import securemedian.clients.client", "from securemedian import cli; cli.main(['--help'])"],
-)
-def test_torch_and_sklearn_are_not_imported(code: str) -> None:
+
+def test_help_and_errors_of_usage_import_nothing_heavy() -> None:
     check = f"""
 import sys
-try:
-    {code}
-except SystemExit:
-    pass
-sys.exit(bool({{"torch", "sklearn"}} & set(sys.modules)))
+from securemedian import cli
+for arguments in (["--help"], ["--version"], [], ["nonsense"], ["--nonsense"]):
+    try:
+        cli.main(arguments)
+    except SystemExit:
+        continue
+    raise AssertionError(arguments)
+sys.exit(" ".join({HEAVY | EXTRAS} & set(sys.modules)) or 0)
 """
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", check], stdout=subprocess.DEVNULL, timeout=60
-        ).returncode
-        == 0
-    )
+    done = run_python(check)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_clients_import_neither_torch_nor_sklearn() -> None:
+    check = f"""
+import sys
+import securemedian.clients.client
+sys.exit(" ".join({EXTRAS} & set(sys.modules)) or 0)
+"""
+    done = run_python(check)
+    assert done.returncode == 0, done.stderr
+
+
+def run_python(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_the_verbs_that_are_listed_are_those_that_modules_add() -> None:
+    for modules in cli.VERBS.values():
+        for module, verbs in modules.items():
+            given = argparse.ArgumentParser().add_subparsers()
+            import_module(module).add_verbs(given)
+            assert list(given.choices) == list(verbs), module
 
 
 VERBS = [

@@ -34,8 +34,7 @@ def test_the_samples_name_every_setting() -> None:
 
 def test_both_samples_agree() -> None:
     assert (
-        config.load(SAMPLES / "s0.toml").protocol.agreement()
-        == config.load(SAMPLES / "s1.toml").protocol.agreement()
+        config.load(SAMPLES / "s0.toml").agreement() == config.load(SAMPLES / "s1.toml").agreement()
     )
 
 

@@ -483,7 +483,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     alone.start("s1")
     s0 = alone.intruder("s0")
     s1 = config.load(alone.folder / "s1.toml")
-    here = s1.protocol.agreement() | s1.engine.agreement()
+    here = s1.agreement()
     secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
     here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
     hello: dict[str, Any] = {"instance": "x", "peer": "", "sent": 0, "rounds": []}

@@ -20,10 +20,11 @@ from securemedian.mpc.errors import (
     PeerProtocolError,
 )
 from securemedian.mpc.protocols import dealing, ring, share
-from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import (
     Dealing,
     DealtUpload,
+    OwnDealing,
     Permutation,
     check,
     counts,
@@ -463,6 +464,75 @@ def test_a_peer_that_opens_wrongly_fails_that_client_alone(label: str) -> None:
     halves = [(each.seeded, each.words) for each in own]
     verdicts, _ = run_both(lambda j: check(ends[j], j, shape, [half[j] for half in halves]))
     assert verdicts == [True, True, False]
+
+
+def noted(
+    ends: Sequence[Channel], shape: Dealing, own: Sequence[OwnDealing], coin: bytes
+) -> list[list[bytes]]:
+    """Return what each party notes of these clients' dealings."""
+    found: list[list[bytes]] = [[], []]
+    halves = [(each.seeded, each.words) for each in own]
+    run_both(
+        lambda j: check(
+            ends[j], j, shape, [half[j] for half in halves], coin=coin, note=found[j].extend
+        )
+    )
+    return found
+
+
+@pytest.mark.parametrize(("buckets", "bits", "dim"), SHAPES)
+def test_a_client_knows_what_has_to_be_opened(buckets: int, bits: int, dim: int) -> None:
+    shape = Dealing(dim, buckets, bits)
+    own, coin = [deal(shape) for _ in range(2)], os_entropy(16)
+    one, other = noted(local_pair(20), shape, own, coin)
+    assert one == other == [each.opened(coin) for each in own]
+    assert own[0].opened(coin) != own[1].opened(coin) != own[1].opened(os_entropy(16))
+
+
+def test_a_client_knows_what_has_to_be_opened_of_each_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dealing, "PART", 128)
+    shape, coin = Dealing(500, 8, 4), bytes(16)
+    own = deal(shape)
+    one, _ = noted(local_pair(20), shape, [own], coin)
+    assert one == [own.opened(coin)] and len(one[0]) == 32 * len(shape.parts) > 64
+    # it may rotate after it has looked, and look again
+    own.rotations(np.zeros(500, int))
+    assert one == [own.opened(coin)]
+
+
+@pytest.mark.parametrize("label", ["dealing.guards", "dealing.turns"])
+def test_what_a_peer_opens_wrongly_a_client_sees_at_the_honest_server(label: str) -> None:
+    """Also if its dealing passes, because the peer has sent its digest back."""
+    shape = Dealing(64, 8, 4)
+    own, coin = deal(shape), bytes(16)
+    pair = recorders()
+    liar = Lying(pair[1])
+    liar.label, liar.change = label, 1
+    honest, _ = noted((pair[0], liar), shape, [own], coin)
+    assert honest != [own.opened(coin)]
+
+
+def test_no_digest_is_sent_before_what_was_opened_is_noted() -> None:
+    """The peer could otherwise test a guess, break off, and do it again without a lie."""
+    shape, pair = Dealing(64, 8, 4), recorders()
+    own = deal(shape)
+    halves = own.seeded, own.words
+
+    def refuse(hashes: Sequence[bytes]) -> None:
+        raise PeerProtocolError("other than before")
+
+    def run(j: int) -> str:
+        try:
+            check(pair[j], j, shape, [halves[j]], coin=bytes(16), note=refuse)
+        except PeerProtocolError as error:
+            return str(error)
+        return ""
+
+    assert run_both(run) == ("other than before",) * 2
+    for end in pair:
+        assert "dealing.digests" not in [label for label, _ in end.received]
 
 
 def test_a_peer_with_another_shape_is_refused() -> None:

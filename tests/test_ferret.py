@@ -7,7 +7,6 @@ import bisect
 import hashlib
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -479,10 +478,6 @@ def test_the_parameter() -> None:
     with pytest.raises(ConfigError, match="ot_extension must be one of softspoken, silent"):
         ProtocolParams(ot_extension="ferret")
     assert ProtocolParams().agreement() != ProtocolParams(ot_extension="silent").agreement()
-    guarded = ProtocolParams(one_malicious_server=True)
-    assert ProtocolParams().agreement() != guarded.agreement()
-    with pytest.raises(ConfigError, match="one_malicious_server = true does not go with silent OT"):
-        replace(guarded, ot_extension="silent")
 
 
 @pytest.mark.parametrize("field_bits", [2, 8])

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from securemedian import cli
+from securemedian.common.policy import BOUNDED
 from securemedian.laboratory.experiments import rogue_server
 from securemedian.laboratory.rogue.deviations import DEVIATIONS
-from securemedian.laboratory.rogue.turns import LIES
 
 ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
 
 
-def row(deviation: str, method: str) -> dict[str, Any]:
+def row(deviation: str, method: str, protected: bool = False) -> dict[str, Any]:
     (attack,) = (
         one
         for one in rogue_server.attacks()
         if (one.deviation, one.method.name) == (deviation, method)
     )
-    return rogue_server.run(attack, DIM, seed=1)
+    return rogue_server.run(attack, DIM, 1, protected)
 
 
 def test_told_bits_are_those_of_fano() -> None:
@@ -63,7 +63,8 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     command = ["experiment", "rogue-server", "--json", str(file), "--out", str(out)]
     assert cli.main(command) == 0
     rows = json.loads(file.read_text())
-    assert len(rows) == len(rogue_server.attacks()) * (1 + rogue_server.switch_exists())
+    every = [attack.method.name for attack in rogue_server.attacks()]
+    assert len(rows) == len(every) + sum(name in BOUNDED for name in every)
     assert all(
         {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
@@ -84,8 +85,24 @@ def test_lowered_flags_open_a_whole_word_of_radix() -> None:
 @pytest.mark.slow
 def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
     found = row("rank", "bucketed")
-    assert (found["client_bits"], found["sum_bits"]) == (0, found["bound_bits"]) == (0, 4)
+    assert (found["client_bits"], found["sum_bits"], found["bound_bits"]) == (0, 4, 12)
     assert not found["noticed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protected", [False, True])
+def test_who_is_left_out_by_a_lie_bares_nobody_where_min_clients_counts_helpers(
+    protected: bool,
+) -> None:
+    found = row("digests", "bucketed", protected)
+    assert found["client_bits"] == (0 if protected else 4)
+    assert found["when"].startswith("a client when it submits: NotAllowed")
+
+
+@pytest.mark.release
+def test_runs_that_break_off_tell_what_the_claim_allows_and_no_more() -> None:
+    found = row("rerun", "bucketed", protected=True)
+    assert found["client_bits"] == 0 and found["sum_bits"] == found["bound_bits"] == 12
 
 
 @pytest.mark.slow
@@ -96,19 +113,13 @@ def test_bad_corrections_are_found_before_a_key_is_used() -> None:
     assert found["noticed"]
 
 
-@pytest.mark.release
-def test_false_turns_give_kept_positions_from_a_digest_and_are_noticed() -> None:
-    found = row("turns", "bucketed")
-    assert found["client_bits"] == pytest.approx(4 * LIES / DIM)
-    assert found["noticed"]
-
-
 @pytest.mark.slow
-def test_false_turns_with_the_digest_sent_back_give_buckets_unnoticed() -> None:
-    found = row("echo", "bucketed")
-    assert found["client_bits"] == pytest.approx(4 * LIES / DIM)
-    assert found["sum_bits"] == 4
-    assert not found["noticed"]
+@pytest.mark.parametrize("deviation", ["turns", "echo"])
+def test_false_turns_are_noticed_by_clients_which_then_send_no_rotations(deviation: str) -> None:
+    """`echo` gave the buckets of two coordinates of every client, and nobody noticed."""
+    found = row(deviation, "bucketed")
+    assert found["learnt_bits"] == 0
+    assert found["when"].startswith("the victim when it submits: ")
 
 
 @pytest.mark.release

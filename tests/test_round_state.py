@@ -9,6 +9,7 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -304,6 +305,120 @@ def test_s1_makes_no_more_runs_than_its_own_limit() -> None:
         here.handle(Again(ID, attempt, "timeout", "why"), 1.0)
     here.handle(Compute(ID, here.digest, LIMITS.max_attempts + 1, FIRST, False), 1.0)
     assert here.state is State.FAILED and "max_attempts" in here.reason
+
+
+@pytest.mark.parametrize("how", ["again", "link", "lost"])
+def test_s0_makes_no_more_runs_than_the_limit_however_they_break_off(how: str) -> None:
+    """Each run opens values, and S1 may ask for others each time."""
+    here = a_round(0, State.QUEUED)
+    here.here = here.there = dict.fromkeys(("key-a", "key-b"), b"")
+    here.included, here.begun = ["key-a", "key-b"], True
+    starts, now = 0, 1.0
+    while here.live and starts < 10:
+        now += 1000
+        here.away_until = now + 1000
+        here.handle(Turn(FIRST, False), now)
+        if here.state is State.STARTING:
+            starts += Effect.START in here.handle(Ready(ID, here.attempt), now)
+        if how == "again":
+            here.handle(Again(ID, here.attempt, "closed", "mine has broken off"), now)
+            continue
+        if how == "lost":
+            here.handle(Computed(receipt(0)), now)
+        here.handle(Unlinked("the link is gone"), now)
+        if here.live:
+            here.handle(Turn(FIRST, True), now)
+            here.handle(Resume(ID, FIRST, "queued", 0, b"", {}, [], [], [], {}), now)
+    assert starts == LIMITS.max_attempts == here.attempt
+    assert "max_attempts" in here.reason
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_values_are_checked_no_more_often_than_the_limit(party: int) -> None:
+    """Each check opens verdicts, and the other server may ask something else each time."""
+    here = a_round(party, State.OPEN, method="trimmed-mean")
+    here.here = here.there = {"key-a": b"", "key-b": b""}
+    now = 1.0
+    if party == 0:
+        here.handle(CloseAsked(), now)
+    closed = Held(ID, dict(here.here)) if party == 0 else Close(ID, dict(here.here))
+    here.handle(closed, now)
+    assert here.state is State.CHECKING
+    checks = 0
+    while here.live and checks < 10:
+        now += 1000
+        here.away_until = now + 1000
+        event: Event = Turn(FIRST, False) if party == 0 else Check(ID, here.included)
+        checks += Effect.CHECK in here.handle(event, now)
+        if not here.live:
+            break
+        here.handle(Unlinked("the link is gone"), now)
+        if not here.live:
+            break
+        if party == 0:
+            here.handle(Turn(FIRST, True), now)
+        state = "checking"
+        here.handle(Resume(ID, FIRST, state, 0, b"", dict(here.here), [], [], [], {}), now)
+    assert checks == LIMITS.max_attempts and here.state is State.FAILED
+
+
+def test_of_both_limits_on_runs_the_smaller_one_counts() -> None:
+    here = a_round(0, State.OPENING)
+    here.handle(Opened(ID, FIRST, runs=2), 1.0)
+    assert here.runs == 2 < LIMITS.max_attempts
+    # it may not raise it
+    more = a_round(0, State.OPENING)
+    more.handle(Opened(ID, FIRST, runs=99), 1.0)
+    assert more.runs == LIMITS.max_attempts
+    asked = replace(a_round(1).asked, runs=1)
+    there = ServerRound(1, asked, params(), NAMES, 2, LIMITS)
+    (opened,) = [one for one in there.handle(asked, 1.0) if isinstance(one, Opened)]
+    assert opened.runs == there.runs == 1
+    # and it is that of the round, whatever the files say after a restart
+    again = a_round(1)
+    again.restore(json.loads(json.dumps(there.saved())))
+    assert again.runs == 1
+
+
+def test_who_counts_is_fixed_before_the_first_run() -> None:
+    """S0 names other uploads once the protocol has run at S1: S1 never runs on another set."""
+    held = dict.fromkeys(("key-a", "key-b", "key-c"), b"")
+
+    def after_a_run() -> ServerRound:
+        here = a_round(1, State.OPEN, max_clients=4)
+        here.here = dict(held)
+        here.handle(Close(ID, held), 1.0)
+        here.handle(Compute(ID, here.digest, 1, FIRST, False), 1.0)
+        assert here.state is State.RUNNING and here.included == sorted(held)
+        return here
+
+    fewer = {key: b"" for key in ("key-a", "key-b")}
+    here = after_a_run()
+    here.handle(Again(ID, 1, "closed", "why"), 2.0)
+    here.handle(Close(ID, fewer), 2.0)
+    assert here.state is State.FAILED and "has run already" in here.reason
+    for broken in (Again(ID, 1, "closed", "why"), Unlinked("gone")):
+        here = after_a_run()
+        here.handle(broken, 2.0)
+        here.handle(Resume(ID, SECOND, "queued", 1, b"", fewer, [], [], [], {}), 2.0)
+        assert here.included == sorted(held)
+        other = a_round(1, State.QUEUED, max_clients=4)
+        other.included = sorted(fewer)
+        here.handle(Compute(ID, other.digest, 2, SECOND, True), 2.0)
+        assert here.state is State.FAILED and here.code == ParametersDiffer.code
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.STARTING, State.RUNNING])
+def test_s1_cannot_change_who_counts_once_s0_has_chosen(state: State) -> None:
+    here = a_round(0, state, max_clients=4)
+    here.here = here.there = dict.fromkeys(("key-a", "key-b", "key-c"), b"")
+    here.included, here.ran = ["key-a", "key-b", "key-c"], True
+    with suppress(PeerProtocolError):
+        here.handle(Held(ID, {"key-a": b"", "key-b": b""}), 1.0)
+    here.handle(Unlinked("gone"), 1.0)
+    here.handle(Turn(SECOND, True), 1e6)
+    here.handle(Resume(ID, SECOND, "queued", 0, b"", {"key-a": b""}, [], [], [], {}), 1e6)
+    assert here.included == ["key-a", "key-b", "key-c"]
 
 
 def test_both_servers_end_with_the_same_receipt() -> None:

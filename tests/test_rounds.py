@@ -201,7 +201,7 @@ def test_s1_refuses_a_session_that_it_has_not_and_takes_a_new_one(s1: Server) ->
     s1.hear(Open("1-0000000a", 1, PARAMS.to_dict(), bytes(16), False, False, START))
     assert isinstance(s1.sent[-1], Failed) and "no session to keep" in s1.sent[-1].reason
     s1.hear(Open("1-0000000b", 1, PARAMS.to_dict(), bytes(16), True, False, START))
-    assert s1.sent[-1] == Opened("1-0000000b", bytes(16)) and s1.state == ("open", "")
+    assert s1.sent[-1] == Opened("1-0000000b", bytes(16), runs=5) and s1.state == ("open", "")
 
 
 def test_s1_refuses_a_round_that_it_cannot_prepare(s1: Server) -> None:

@@ -68,7 +68,7 @@ OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardedServers]:
     """Servers whose clusters are not of the same size, for rounds of three shards."""
-    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda *_: None)
     made = ShardedServers(SMALL, workers=[2, 3], shards=3)
     yield made
     made.close()
@@ -250,8 +250,13 @@ def test_verdicts_on_dealings_are_joined(
     tossed = run_both(lambda j: session[j].toss())
     coin = tossed[0][0]
     assert coin == tossed[1][0] and tossed[0][1].bytes_sent > 0
-    checked = run_both(lambda j: session[j].check_dealings(shape, halves[j], coin))
+    noted: list[list[bytes]] = [[], []]
+    checked = run_both(lambda j: session[j].check_dealings(shape, halves[j], coin, noted[j].extend))
     assert checked[0].passed == checked[1].passed == [True, True, False]
+    # each client knows what has to be opened of all parts
+    assert noted[0] == noted[1]
+    assert [each.opened(coin) for each in dealt[:2]] == noted[0][:2]
+    assert dealt[2].opened(coin) != noted[0][2]
     # three shards take part, and each got its own parts alone
     assert sum(servers.workers[0].held) == CLIENTS * shape.layout.words * 8
     assert not servers.workers[1].held, "seeds stay seeds"
@@ -329,7 +334,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
 def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda *_: None)
     port = free_ports(1)[0]
     worker = ShardWorker(1, LOOPBACK, SMALL, f"{port}-{port}")
     keys, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))

@@ -30,11 +30,8 @@ from select import select
 from typing import Any
 
 import numpy as np
-from numba.core.caching import UserProvidedCacheLocator
 
 from securemedian.laboratory.report import console, table
-from securemedian.mpc.protocols import kernels
-from securemedian.mpc.protocols.kernels import native
 from tests.daemons import ROOT, in_background, wait_until
 
 ROUND_TRIP_S, RATE, LOSS = 0.040, 100e6, 0.01
@@ -372,12 +369,6 @@ class TwoHosts:
             config.write_text(text)
             for made in (state, cache):
                 made.mkdir(mode=0o700)
-            for package in (kernels, native):
-                # what is compiled already
-                source = Path(str(package.__file__))
-                name = UserProvidedCacheLocator.get_suitable_cache_subpath(str(source))
-                with suppress(FileNotFoundError):
-                    shutil.copytree(source.parent / "__pycache__", cache / name)
             if user := self._users.get(server):
                 _run("chown", "-R", f"{user}:{user}", config.parent, state, cache)
         left_out = sorted(set(unit()) - HELD | (set() if self._users else {"User"}))

@@ -35,7 +35,6 @@ _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "soak",
-        help="run the service under faults, and audit every round",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -54,7 +53,7 @@ def add_verbs(verbs: Any) -> None:
         help="what decides which fault strikes when (default: %(default)s)",
     )
     verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    verb.set_defaults(run=_soak)
+    verb.set_defaults(run=_soak, compiles=True)
 
 
 def _soak(options: argparse.Namespace) -> None:

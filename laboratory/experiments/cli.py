@@ -62,7 +62,6 @@ CALLED = {"first": ["--from"], "attacks": ["--attacks", "--faults"]}
 def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "experiment",
-        help="reproduce the paper's figures, and compare methods under attack",
         description=(
             "Train with several ways to combine updates, through the real S0 and S1 or in the "
             "clear, and plot the test accuracy. Every finished run is saved: after an "
@@ -114,7 +113,7 @@ def add_verbs(verbs: Any) -> None:
         "--json", type=Path, metavar="FILE", help="write the rows of an analysis to FILE as well"
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    verb.set_defaults(run=_experiment)
+    verb.set_defaults(run=_experiment, compiles=True)
 
 
 def _experiment(options: argparse.Namespace) -> None:

@@ -15,17 +15,24 @@ has one of e_y. Nothing of m can be malformed, and the two servers check the vec
             differences, server 1 the negatives of its own; the digests are equal if all are 0.
             The hash is universal, and its keys come from the toss, too: see `Differences`.
 
+    client  asks both servers for the coin, the SHA-256 of what each has opened, and the verdict. It
+            knows what has to be opened, and sends its rotations only if both opened just that
+            (`OwnDealing.opened`) and both let it pass.
+
 A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
 vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
 guard is; B is the smallest with which that has a chance of at most 2^-check_bits for every k. What
 a server sees of an honest client is uniform: t is a difference of fresh random positions, guards
-are thrown away, and the peer's digest is one that it can compute itself. This holds for servers
-that follow the protocol. One that opens a wrong t can test a guess of a difference against the
-peer's digest.
+are thrown away, and the peer's digest is one that it can compute itself. A server that opens a
+wrong t can test a guess of a difference, and so of r, against the peer's digest. It gains nothing:
+the peer has then opened something else, and r says nothing of an update without m. SECURITY: for
+that a server notes what it has opened before it sends a digest (`note`), and sends none after it
+has opened something else of the same dealing.
 
 A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
 """
 
+import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -219,13 +226,13 @@ class Dealing:
 
 
 class OwnDealing:
-    """A client's own dealing: both halves, and the secret slots of its kept vectors."""
+    """A client's own dealing: both halves, and the seed of the secret slots of its vectors."""
 
     def __init__(
-        self, shape: Dealing, seeded: SeedUpload, words: WordsUpload, slots: NDArray[np.uint8]
+        self, shape: Dealing, seeded: SeedUpload, words: WordsUpload, secret: bytes
     ) -> None:
         self.shape, self.seeded, self.words = shape, seeded, words
-        self._slots: NDArray[np.uint8] | None = slots
+        self._secret, self._rotated = secret, False
 
     def __repr__(self) -> str:
         return f"OwnDealing({self.shape}, <secrets>)"
@@ -242,15 +249,51 @@ class OwnDealing:
             raise InputError(
                 f"{shape.dim} bucket indices below {shape.buckets} are needed to rotate a dealing"
             )
-        if self._slots is None:
+        if self._rotated:
             raise LocalProtocolError("a dealing rotates one update only: deal again")
-        turns = (index.astype(np.uint8) - self._slots) & np.uint8(shape.slots - 1)
-        self._slots = None
+        self._rotated = True
+        slots = np.concatenate([kept for _, kept, _ in _slots(shape, self._secret)])
+        turns = (index.astype(np.uint8) - slots) & np.uint8(shape.slots - 1)
         layout = shape.rotations_layout
         packed = np.zeros((1, layout.row_words), np.uint64)
         words = ring.pack(turns, layout.bits)
         packed[0, : words.size] = words
         return packed
+
+    def opened(self, coin: bytes) -> bytes:
+        """Return the SHA-256 of what the servers must open of each part under a coin."""
+        shape, hashes = self.shape, b""
+        for number, (part, kept, others) in enumerate(_slots(shape, self._secret)):
+            order = Permutation.uniform(Stream(coin, nonce=number), part.others)
+            lying = np.empty_like(others)
+            lying[order.places] = others
+            guards, rest = np.split(lying[order.order], [part.guards])
+            turns = (kept - rest.reshape(part.partners, part.kept)) & np.uint8(shape.slots - 1)
+            ones = (np.arange(shape.slots)[:, None] == guards).astype(np.uint64)
+            hashes += _hash(ones, ring.pack(turns, shape.slot_bits))
+        return hashes
+
+
+def _slots(
+    shape: Dealing, secret: bytes
+) -> Iterator[tuple[Part, NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Yield each part with the secret slots of its kept vectors, and of its others."""
+    drawn = Stream(secret)
+    for part in shape.parts:
+        kept, others = (
+            ring.unpack(
+                drawn.words(ring.packed_words(count, shape.slot_bits)), shape.slot_bits, count
+            ).astype(np.uint8, copy=False)
+            for count in (part.kept, part.others)
+        )
+        yield part, kept, others
+
+
+def _hash(guards: NDArray[Any], turns: Words) -> bytes:
+    """Return the SHA-256 of opened guards (W, g) and packed turns (B-1, N), as 64-bit words."""
+    found = hashlib.sha256(guards.astype("<u8", copy=False).tobytes())
+    found.update(turns.astype("<u8", copy=False).data.cast("B"))
+    return found.digest()
 
 
 def deal(shape: Dealing, entropy: Entropy = os_entropy) -> OwnDealing:
@@ -260,21 +303,37 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> OwnDealing:
     uniform.
     """
     seeded = SeedUpload(shape.layout, entropy(SEED_BYTES))
-    secret = Stream(entropy(SEED_BYTES))
+    secret = entropy(SEED_BYTES)
     packed = np.zeros((1, shape.layout.row_words), np.uint64)
-    kept = np.empty(shape.dim, np.uint8)
     tops = ring.top_bits(shape.bits)
-    for part in shape.parts:
-        for first, count in ((part.first, part.kept), (part.middle, part.others)):
-            drawn = secret.words(ring.packed_words(count, shape.slot_bits))
-            slots = ring.unpack(drawn, shape.slot_bits, count).astype(np.uint8, copy=False)
-            stop = first + ring.packed_words(count, shape.packed_bits)
+    for part, kept, others in _slots(shape, secret):
+        for first, slots in ((part.first, kept), (part.middle, others)):
+            stop = first + ring.packed_words(slots.size, shape.packed_bits)
             section = packed[0, first:stop]
             vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
             packing.subtract_packed(seeded.words(0, first, stop), tops, section)
-            if first == part.first:
-                kept[part.start : part.stop] = slots
-    return OwnDealing(shape, seeded, WordsUpload(shape.layout, packed), kept)
+    return OwnDealing(shape, seeded, WordsUpload(shape.layout, packed), secret)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a party has opened of one client's dealing, or of some parts of it."""
+
+    # the SHA-256 of guards and turns, part by part
+    hashes: bytes
+    # of this party's shares of the differences
+    digest: bytes = field(repr=False)
+    # whether all guards are one-hot
+    guarded: bool
+
+
+# Notes the `Opened.hashes` of all clients of a check, or raises PeerProtocolError if others of one
+# of them were noted before.
+Note = Callable[[Sequence[bytes]], None]
+
+
+def note_nothing(hashes: Sequence[bytes]) -> None:
+    """Note nothing, where nobody asks for it."""
 
 
 def check(
@@ -286,13 +345,33 @@ def check(
     entropy: Entropy = os_entropy,
     coin: bytes | None = None,
     parts: Sequence[int] | None = None,
+    note: Note = note_nothing,
 ) -> list[bool]:
     """Return which clients' dealings passed, while the other party does the same.
 
+    That is `open_pairs`, with the same arguments, and then `compare`; `note` is called between.
+    """
+    opened = open_pairs(channel, number, shape, halves, progress, entropy, coin, parts)
+    note([each.hashes for each in opened])
+    return compare(channel, opened)
+
+
+def open_pairs(
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[Upload],
+    progress: Callable[[int, int], None] | None = None,
+    entropy: Entropy = os_entropy,
+    coin: bytes | None = None,
+    parts: Sequence[int] | None = None,
+) -> list[Opened]:
+    """Open the guards and turns of clients' dealings, while the other party does the same.
+
     `halves` are this party's, of all clients in the order that both agreed on. Both must hold them
-    all before either calls this, because clients must not know the toss. Both get the same list.
-    `progress` takes the coordinates done and those in all. Raises PeerProtocolError if the peer
-    opens another seed than it committed to.
+    all before either calls this, because clients must not know the toss. `progress` takes the
+    coordinates done and those in all. Raises PeerProtocolError if the peer opens another seed than
+    it committed to.
 
     `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
     that breaks off may be repeated under the same coin only, because turns under two permutations
@@ -321,10 +400,15 @@ def check(
                 progress(done, dim * len(halves))
         while waiting:
             spare.append(waiting.popleft().finish())
-    mine = np.frombuffer(b"".join(each.differences.digest() for each in verdicts), np.uint64)
+    return [Opened(each.hashes, each.differences.digest(), each.guarded) for each in verdicts]
+
+
+def compare(channel: Channel, opened: Sequence[Opened]) -> list[bool]:
+    """Return whose dealings passed, by the digests of both parties. Both get the same list."""
+    mine = np.frombuffer(b"".join(each.digest for each in opened), np.uint64)
     theirs = channel.exchange("dealing.digests", mine)
-    equal = (mine == theirs).reshape(-1, DIGEST_WORDS).all(axis=1)
-    return [bool(same) and each.guarded for same, each in zip(equal, verdicts, strict=True)]
+    equal = (mine == theirs).reshape(len(opened), -1).all(axis=1)
+    return [bool(same) and each.guarded for same, each in zip(equal, opened, strict=True)]
 
 
 def messages(
@@ -450,7 +534,7 @@ class _Verdict:
 
     def __init__(self, seed: bytes) -> None:
         self.differences = Differences(seed)
-        self.guarded = True
+        self.guarded, self.hashes = True, b""
 
 
 class _Pairs:
@@ -491,13 +575,14 @@ class _Pairs:
         """Receive the peer's shares of guards and turns, and hash the differences."""
         shape, part, channel = self._shape, self._part, self._channel
         guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
-        self._verdict.guarded &= one_hot(
-            shape.entries(self._guards) + shape.entries(guards), shape.bits
-        )
+        entries = ring.reduce(shape.entries(self._guards) + shape.entries(guards), shape.bits)
+        self._verdict.guarded &= one_hot(entries, shape.bits)
         words = (ring.packed_words(self._turns.size, shape.slot_bits),)
         packed = channel.recv("dealing.turns", np.uint64, words)
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
         self._turns += theirs.reshape(self._turns.shape)
+        self._turns &= np.uint8(shape.slots - 1)
+        self._verdict.hashes += _hash(entries, ring.pack(self._turns, shape.slot_bits))
         bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
         orders = self._rest.reshape(self._turns.shape)
         # chunk by chunk, so that a kept vector is in the cache for all its partners

@@ -32,8 +32,6 @@ class ProtocolParams:
     lanes: int = 2
     # AGREEMENT: SoftSpokenOT, or silent (Ferret), which takes few bytes and rests on LPN
     ot_extension: str = "softspoken"
-    # AGREEMENT: refuse what is not private where one server deviates from the protocol
-    one_malicious_server: bool = False
     # LOCAL: the most coordinates of one chunk; fewer where they would take more than `batch`
     # comparisons
     chunk: int = 1 << 18
@@ -52,14 +50,8 @@ class ProtocolParams:
         check_whole("lanes", self.lanes, 1, 16)
         check_whole("chunk", self.chunk, SLICE_ALIGN, 1 << 24)
         check_whole("batch", self.batch, SLICE_ALIGN, 1 << 26)
-        for name in ("native_aes", "one_malicious_server"):
-            if type(value := getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} must be true or false, not {quoted(value)}")
-        if self.one_malicious_server and self.silent:
-            raise ConfigError(
-                "one_malicious_server = true does not go with silent OT, in which nothing finds a "
-                'server that deviates: set ot_extension = "softspoken" at both servers'
-            )
+        if type(self.native_aes) is not bool:
+            raise ConfigError(f"native_aes must be true or false, not {quoted(self.native_aes)}")
 
     @property
     def silent(self) -> bool:
@@ -72,5 +64,4 @@ class ProtocolParams:
             "ot_extension": self.ot_extension,
             "ot_field_bits": self.ot_field_bits,
             "lanes": self.lanes,
-            "one_malicious_server": self.one_malicious_server,
         }

@@ -16,7 +16,7 @@ from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, Opened, note_nothing
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -77,17 +77,53 @@ def check_dealings(
     shape: Dealing,
     halves: Sequence[share.Upload],
     coin: bytes | None = None,
-    parts: Sequence[int] | None = None,
+    note: Note = note_nothing,
 ) -> Checked:
     """Return whose dealings pass `dealing.check`, and what that cost.
 
     The channel is a lane's or one of its own; the other party does the same at the same time.
-    `coin` and `parts` are as there.
+    `coin` and `note` are as there.
     """
     start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
-    passed = dealing.check(channel, number, shape, halves, coin=coin, parts=parts)
+    passed = dealing.check(channel, number, shape, halves, coin=coin, note=note)
     return Checked(passed, cost_since(channel, start, before).as_checking())
+
+
+def open_dealings(
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[share.Upload],
+    coin: bytes,
+    parts: Sequence[int],
+) -> tuple[list[Opened], Cost]:
+    """Return what `dealing.open_pairs` opens of some parts, and the cost."""
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    opened = dealing.open_pairs(channel, number, shape, halves, coin=coin, parts=parts)
+    return opened, cost_since(channel, start, before).as_checking()
+
+
+def compare_dealings(
+    channel: Channel, opened: Sequence[Sequence[Opened]], note: Note
+) -> tuple[list[bool], Cost]:
+    """Return whose dealings pass, of which each of several lists has some parts, and the cost.
+
+    `note` is as in `dealing.check`.
+    """
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    whole = [
+        Opened(
+            b"".join(part.hashes for part in parts),
+            b"".join(part.digest for part in parts),
+            all(part.guarded for part in parts),
+        )
+        for parts in zip(*opened, strict=True)
+    ]
+    note([each.hashes for each in whole])
+    return dealing.compare(channel, whole), cost_since(channel, start, before)
 
 
 def check_values(

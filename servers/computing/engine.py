@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
@@ -201,17 +201,22 @@ class Engine:
         self._check_job = _Job(self._opened(), toss, None, self._wake)
 
     def check_dealings(
-        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, examine: Examine = lambda: None
+        self,
+        shape: Dealing,
+        halves: Sequence[Upload],
+        coin: bytes,
+        examine: Examine = lambda: None,
+        note: Note = note_nothing,
     ) -> None:
         """Check clients' dealings with the other server, while other jobs go on.
 
-        `coin` is what `toss` gave. `examine`, here and below, is called first and raises
-        DamagedUpload if the shares are not what the clients have sent.
+        `coin` is what `toss` gave, and `note` is as in `dealing.check`. `examine`, here and below,
+        is called first and raises DamagedUpload if the shares are not what the clients have sent.
         """
 
         def check(session: _Session) -> Checked:
             examine()
-            return session.checked(session.computation.check_dealings(shape, halves, coin))
+            return session.checked(session.computation.check_dealings(shape, halves, coin, note))
 
         self._check_job = _Job(self._opened(), check, None, self._wake)
 

@@ -99,7 +99,7 @@ def left_alone(here: RoundSelection, _: events.Event) -> bool:
 
 def given_up(here: RoundSelection, _: events.Event) -> bool:
     """Return whether it broke off too often, or the other server was away for too long."""
-    return here.abandoned or here.setbacks >= here.limits.max_attempts
+    return here.abandoned or here.setbacks >= here.runs
 
 
 def obstructed(here: RoundSelection, event: events.Event) -> bool:
@@ -123,7 +123,7 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
             )
             return events.Failure(PeerUnavailable.code, reason)
         case events.Unlinked() | events.Interrupted() | Again() | Resume() | events.Overdue() if (
-            here.setbacks >= here.limits.max_attempts
+            here.setbacks >= here.runs
         ):
             reason = (
                 f"{here.reason}. It broke off {here.setbacks} times (max_attempts): "
@@ -144,10 +144,10 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
         ):
             reason = "s0 asks to run the protocol before all clients are checked"
             return events.Failure(PeerProtocolError.code, reason)
-        case Compute() if event.attempt > here.limits.max_attempts:
+        case Compute() if event.attempt > here.runs:
             reason = (
                 f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "
-                f"{here.limits.max_attempts} (max_attempts): open a new round"
+                f"{here.runs} (max_attempts): open a new round"
             )
             return events.Failure(RoundFailed.code, reason)
         case Compute() if event.digest != here.digest:

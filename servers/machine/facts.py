@@ -51,6 +51,9 @@ class RoundFacts:
     # where the round has noise, what this server makes its own from, in hex digits: the same in
     # every attempt
     noise_secret: str = ""
+    # how often the protocol runs for this round at most: the smaller of both servers' limits, once
+    # both know them
+    runs: int = 0
     # what the cohort's earlier results may have cost each client, as far as either server knows
     spent: float = 0.0
     state: State = State.NEW
@@ -120,6 +123,7 @@ class RoundFacts:
 
     def __post_init__(self) -> None:
         self.session, self.new_session = self.asked.session, self.asked.new_session
+        self.runs = min(self.asked.runs, self.limits.max_attempts)
         most = self.params.max_clients
         if self.floor > most:
             raise ConfigError(
@@ -189,7 +193,7 @@ class RoundFacts:
     @property
     def attempts_left(self) -> int:
         """How often what breaks off can still be tried."""
-        return max(0, self.limits.max_attempts - self.setbacks) if self.live else 0
+        return max(0, self.runs - self.setbacks) if self.live else 0
 
     @property
     def needed(self) -> int:
@@ -324,6 +328,7 @@ _SAVED = (
     "computed_here",
     "toss_opening",
     "noise_secret",
+    "runs",
     "spent",
     "signed",
     "begun",

@@ -44,6 +44,17 @@ class RoundSelection(RoundFacts):
             raise BadUpload(f"nobody deals for round {self.round_id}: upload shares of your update")
         self._check_sender(client, "dealings")
 
+    def check_asked(self, client: str) -> None:
+        """Check that the verdict on this client's dealing is known, or may still come.
+
+        Raises BadUpload if there is no whole dealing of it here, and RoundClosed if it is of no use
+        any more.
+        """
+        if client not in self.dealt_here:
+            raise BadUpload(f"no whole dealing of yours for round {self.round_id} is stored here")
+        if self.state is not State.OPEN and client not in self.failed:
+            raise RoundClosed(f"round {self.round_id} is {self.state} and takes no uploads")
+
     def repeats_upload(self, client: str, digest: bytes) -> bool:
         """Return whether this client has uploaded exactly this before, in any state of the round.
 
@@ -247,8 +258,11 @@ class RoundSelection(RoundFacts):
 
         SECURITY: a dealing is checked again only under the coin of its first check. Where lengths
         are compared, all chosen clients are checked together, whoever has passed before, and no
-        part of them that S0 picks.
+        part of them that S0 picks. Values are checked as often as `runs` allows, because each check
+        opens verdicts, which a server that deviates asks of something else each time.
         """
+        if not self.dealt and self.setbacks >= self.runs:
+            return False
         if self.params.method.compares_lengths:
             anew = not self.passed.issuperset(clients)
             return not self.under_check and anew and clients == self.included
@@ -282,7 +296,7 @@ class RoundSelection(RoundFacts):
             count = len(self.included)
             raise TooFewClients(
                 f"{count} complete upload{'' if count == 1 else 's'}, "
-                f"and s{self.party} asks for at least {self.needed}. {self._reasons()}"
+                f"and s{self.party} asks for at least {self.needed}: {self._reasons()}"
             )
         validator = getattr(self.params.method, "validator", "")
         if validator and validator not in self.included:

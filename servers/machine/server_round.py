@@ -176,7 +176,7 @@ class ServerRound(RoundSelection):
         if kind is control.Open:
             return replace(self.asked, session=self.session, new_session=self.new_session)
         if kind is control.Opened:
-            return control.Opened(self.round_id, self.session, self.spent)
+            return control.Opened(self.round_id, self.session, self.spent, self.runs)
         if kind is control.Resume:
             return control.Resume(
                 self.round_id,
@@ -247,6 +247,7 @@ class ServerRound(RoundSelection):
                 self.choose()
             case control.Opened():
                 self.spent = max(self.spent, event.spent)
+                self.runs = min(self.runs, event.runs)
             case control.Check() if self.may_check(event.clients, event.coin):
                 self.under_check = event.clients
                 self._keep_coin(event.coin)
@@ -299,7 +300,9 @@ class ServerRound(RoundSelection):
                 if self.live:
                     self._note_resume(event, now)
             case events.Unlinked():
-                if self.state in (State.STARTING, State.RUNNING) and not self.computed_here:
+                runs = self.state in (State.STARTING, State.RUNNING) and not self.computed_here
+                # a check of values has opened verdicts, perhaps, and its repetition opens others
+                if runs or (self.under_check and not self.dealt):
                     self.set_back(PeerUnavailable.code, event.reason, now)
                 self.drift(now)
             case events.Interrupted():

@@ -24,6 +24,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SHA256_BYTES = 32
 # of a piece with which the link is measured: many packets, and no wait for the hellos behind it
 LOAD_BYTES = 1 << 16
+# the most runs of the protocol for one round
+MOST_RUNS = 1000
 
 
 def new_round_id(number: int) -> str:
@@ -119,6 +121,10 @@ class Open(RoundMessage):
     release: bool = False
     # what the cohort's results have cost each client so far, as S0 knows it (`mpc.rounds.privacy`)
     spent: float = 0.0
+    # whether both servers refuse what one of them could turn into more than a bounded leak
+    one_malicious_server: bool = False
+    # how often S0 runs the protocol for this round at most
+    runs: int = MOST_RUNS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,6 +138,7 @@ class Open(RoundMessage):
         if self.participants != sorted(set(self.participants)):
             raise ConfigError("`participants` is not sorted, or names a client twice")
         _check_spent(self.spent)
+        _check_runs(self.runs)
 
 
 @dataclass(frozen=True)
@@ -142,10 +149,13 @@ class Opened(RoundMessage):
     session: bytes
     # the larger of what S0 knows to be spent and what S1 does
     spent: float = 0.0
+    # the smaller of how often S0 runs the protocol at most and how often S1 does
+    runs: int = MOST_RUNS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_spent(self.spent)
+        _check_runs(self.runs)
 
 
 @dataclass(frozen=True)
@@ -285,6 +295,11 @@ def _check_spent(spent: float) -> None:
     # neither negative nor NaN
     if not spent >= 0:
         raise ConfigError(f"`spent` is {spent}")
+
+
+def _check_runs(runs: int) -> None:
+    if not 1 <= runs <= MOST_RUNS:
+        raise ConfigError(f"`runs` is {quoted(runs)}")
 
 
 def _check_session(session: bytes) -> None:

@@ -86,6 +86,8 @@ class RunKeeper:
             opened=opened,
             participants=server_round.asked.participants,
             released=server_round.asked.release,
+            one_malicious_server=server_round.asked.one_malicious_server,
+            runs=server_round.runs,
             zcdp_rho=server_round.spent_after if isfinite(server_round.spent_after) else None,
         )
         return Receipt(record.encode()).signed(f"s{self._party}", self._signing)

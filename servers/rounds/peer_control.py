@@ -60,15 +60,11 @@ class PeerControl:
         self._config, self._register, self._runner = config, register, runner
         self._engines, self._send, self._clock = engines, send, clock
         signing_keys = [signing_key, config.peer.signing_key]
-        agreement = (
-            config.protocol.agreement()
-            | config.engine.agreement()
-            | {
-                "release": securemedian.__version__,
-                # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
-                "signing_keys": signing_keys if config.party == 0 else signing_keys[::-1],
-            }
-        )
+        agreement = config.agreement() | {
+            "release": securemedian.__version__,
+            # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
+            "signing_keys": signing_keys if config.party == 0 else signing_keys[::-1],
+        }
         self._agreement = agreement
         # see `control.Hello`
         self._instance, self._sent = _new_instance(), 0

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
 
+from securemedian.common.policy import refuse, unbounded
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
     NotStored,
+    PeerProtocolError,
     RoundBusy,
     SecureMedianError,
     UnknownRound,
@@ -186,7 +188,8 @@ class Register:
         results of the same updates under two coins reveal more than one.
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
-        PolicyRefused, ConfigError if uploads are too long or `max_clients` or the participants are
+        PolicyRefused, PeerProtocolError if S0 asks for a round with another `one_malicious_server`,
+        ConfigError if uploads are too long or `max_clients` or the participants are
         fewer than this server's own `min_clients`, ClientsDiffer if they leave out clients of an
         earlier attempt that must take part again or if this server does not list a participant, and
         NotStored if the disk is full.
@@ -197,6 +200,13 @@ class Register:
         begun = self._rounds_of_the_hour(asked.cohort)
         spent = max(self.spent(asked.cohort), asked.spent)
         config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
+        if asked.one_malicious_server != config.one_malicious_server:
+            raise PeerProtocolError(
+                f"{config.name} has one_malicious_server = {config.one_malicious_server}, and is "
+                "asked for a round with another value"
+            )
+        if config.one_malicious_server:
+            refuse(config.name, unbounded(params))
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(

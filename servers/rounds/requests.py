@@ -375,6 +375,7 @@ class Desk:
             start=server_round.asked.start,
             clients=server_round.whereabouts(),
             dealt=server_round.whereabouts_of_dealings(),
+            one_malicious_server=server_round.asked.one_malicious_server,
             included=[server_round.names[key] for key in server_round.included],
             groups=server_round.groups,
             left_out=server_round.left_out,
@@ -431,6 +432,17 @@ class Desk:
         when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
         piece = Piece(fields.form, fields.piece, fields.pieces, share)
         self._rounds.deal(entry, call.key, piece, when_stored)
+
+    def _checked(self, call: Call) -> Answer:
+        """Say what was opened of the caller's dealing, which it alone can judge."""
+        entry, key = self._find(call), call.key
+        server_round = entry.server_round
+        _check_listed(call, server_round)
+        server_round.check_asked(key)
+        known = key in server_round.passed or key in server_round.failed
+        verdict = ("passed" if key in server_round.passed else "failed") if known else ""
+        said = {"coin": server_round.coins.get(key, b""), "opened": entry.spool.opened(key)}
+        return Answer({"verdict": verdict} | (said if known else {"coin": b"", "opened": b""}))
 
     def _upload(self, call: Call) -> None:
         entry = self._find(call)
@@ -606,6 +618,7 @@ OPS: dict[str, Op] = {
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
+    "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
     "decline": Op(Desk._decline, OneRound, (CLIENT,)),
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),

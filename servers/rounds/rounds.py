@@ -187,6 +187,8 @@ class Rounds:
             participants=sorted(set(opening.participants)),
             release=opening.release,
             spent=self.register.spent(cohort),
+            one_malicious_server=self._config.one_malicious_server,
+            runs=self._config.max_attempts,
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]

@@ -197,7 +197,8 @@ class RoundRunner:
             )
             halves = [spool.dealing(key) for key in clients]
             examine = spool.examination(clients)
-            engine.check_dealings(shape, halves, server_round.coin, examine)
+            note = spool.noting(clients)
+            engine.check_dealings(shape, halves, server_round.coin, examine, note)
         else:
             uploads = [spool.get(key) for key in clients]
             opening = bytes.fromhex(server_round.toss_opening)

@@ -4,13 +4,15 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,10 +24,11 @@ from securemedian.mpc.errors import (
     DuplicateUpload,
     LocalProtocolError,
     NotStored,
+    PeerProtocolError,
     SecureMedianError,
     quoted,
 )
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.servers.network.control import SHA256_BYTES
@@ -245,6 +248,46 @@ class _Partial:
     sha256_before: Any = None
 
 
+class OpenedFile:
+    """The file of what checks have opened of each client's dealing: `dealing.Opened.hashes`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it; a record that a crash has cut is cut off."""
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        # by client
+        self.of: dict[str, bytes] = {}
+        records, whole = msgpack.Unpacker(), 0
+        records.feed(self._file.read())
+        for client, hashes in records:
+            self.of[client], whole = hashes, records.tell()
+        self._file.truncate(whole)
+        self._file.seek(whole)
+
+    def note(self, clients: Sequence[str], hashes: Sequence[bytes]) -> None:
+        """Note what was opened of these clients' dealings, on the disk, once for each.
+
+        Raises NotStored if it cannot be written, and PeerProtocolError if something else was opened
+        before: whatever was a guess then must not be answered now.
+        """
+        opened = dict(zip(clients, hashes, strict=True))
+        if any(self.of.get(client, now) != now for client, now in opened.items()):
+            raise PeerProtocolError(
+                "the other server has opened other differences of a client's vectors than in the "
+                "check that broke off: it does not follow the protocol"
+            )
+        new = {client: now for client, now in opened.items() if client not in self.of}
+        end = self._file.tell()
+        try:
+            with storing("what a check has opened"):
+                self._file.write(b"".join(map(msgpack.packb, new.items())))
+                os.fdatasync(self._file)
+        except NotStored:
+            self._file.truncate(end)
+            self._file.seek(end)
+            raise
+        self.of |= new
+
+
 class Spool:
     """The uploads of one round by client, and where they deal, their dealings.
 
@@ -274,6 +317,7 @@ class Spool:
             folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
                 self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
+                self._opened = OpenedFile(folder / "opened") if shape else None
                 for each in (folder, folder.parent):
                     sync_folder(each)
 
@@ -424,6 +468,16 @@ class Spool:
             return SeedUpload(layout, row.seed, self._native_aes)
         return StoredUpload(layout, self._file, row.begin)
 
+    def noting(self, clients: Sequence[str]) -> Note:
+        """Return what notes what a check opens of these clients' dealings, for another thread."""
+        if self._opened is None:
+            raise LocalProtocolError("nobody deals in this round")
+        return partial(self._opened.note, clients)
+
+    def opened(self, client: str) -> bytes:
+        """Return the hashes of what checks have opened of a client's dealing; empty if nothing."""
+        return self._opened.of.get(client, b"") if self._opened else b""
+
     def examination(self, clients: Container[str]) -> Callable[[], None]:
         """Return a function that checks what these clients have sent against its SHA-256.
 
@@ -462,7 +516,7 @@ class Spool:
         """
         self._rows.clear()
         self._partial.clear()
-        self._words_file = None
+        self._words_file = self._opened = None
         self._reserve.drop(self._folder)
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)

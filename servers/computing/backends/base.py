@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
@@ -57,7 +57,9 @@ class Computation(Protocol):
     def toss(self) -> tuple[bytes, Cost]:
         """Toss for a check of dealings (`pipeline.toss`)."""
 
-    def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
+    def check_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note
+    ) -> Checked:
         """Check clients' dealings under a coin (`pipeline.check_dealings`)."""
 
     def check_values(

@@ -43,7 +43,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import cutting, pipeline
@@ -590,16 +590,24 @@ class ShardedComputation:
     def toss(self) -> tuple[bytes, Cost]:
         return pipeline.toss(self._checks.channel, self._party)
 
-    def check_dealings(self, shape: Dealing, halves: Sequence[Upload], coin: bytes) -> Checked:
+    def check_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note
+    ) -> Checked:
+        start, crew = time.perf_counter(), self._checks
         slices = _Slices(
             self._workers, halves, lambda half, shard, keep: for_check(half, shape, shard, keep)
         )
-        return self._checked(
-            self._checks,
-            "check_dealings",
+        opened: list[tuple[list[Opened], Cost]] = crew.run(
+            "open_dealings",
             [shard for shard in self._cut(shape.dim) if shard.parts(shape)],
             lambda shard: (shape, slices.of(shard), coin, shard),
         )
+        cost = joined([each for _, each in opened])
+        own = crew.own_cost
+        # the two daemons alone, so that no worker sends a digest before all is noted
+        passed, compared = pipeline.compare_dealings(crew.channel, [one for one, _ in opened], note)
+        cost = _together(cost, _together(own, compared).as_checking())
+        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
     def check_values(
         self, params: RoundParams, uploads: Sequence[Upload], opening: bytes, progress: Progress

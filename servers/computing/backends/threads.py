@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from securemedian.mpc.arrays import RingShare, XorBits
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
@@ -26,6 +26,24 @@ SWITCH_S = 1e-4
 OpenLane = Callable[[bytes, int], ZmqLink]
 
 
+# between two lines that say how far compiling is
+COMPILING_S = 10.0
+
+
+class _Log:
+    """The lines about a compilation that takes long."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= COMPILING_S and done < total:
+            left = (now - self._began) / done * (total - done)
+            logs.event("compiling", done=done, total=total, seconds_to_go=round(left))
+            self._said = now
+
+
 class ThreadBackend:
     """The threads of this process: a `Backend`."""
 
@@ -34,7 +52,7 @@ class ThreadBackend:
 
     def start(self) -> None:
         """Compile the kernels, or load them from the cache on disk."""
-        compiling.compile_kernels(self._protocol)
+        compiling.compile_kernels(self._protocol, _Log().tell)
 
     def open(self, session_id: bytes) -> "ThreadComputation":
         *links, checking = [
@@ -114,12 +132,17 @@ class ThreadComputation:
         shape: Dealing,
         halves: Sequence[Upload],
         coin: bytes,
-        shard: Shard | None = None,
+        note: Note,
     ) -> Checked:
-        parts = shard.parts(shape) if shard else None
-        return pipeline.check_dealings(
-            self._check_channel(), self._party, shape, halves, coin, parts
-        )
+        channel = self._check_channel()
+        return pipeline.check_dealings(channel, self._party, shape, halves, coin, note)
+
+    def open_dealings(
+        self, shape: Dealing, halves: Sequence[Upload], coin: bytes, shard: Shard
+    ) -> tuple[list[Opened], Cost]:
+        """Open what the check of a shard's parts opens (`pipeline.open_dealings`)."""
+        channel, parts = self._check_channel(), shard.parts(shape)
+        return pipeline.open_dealings(channel, self._party, shape, halves, coin, parts)
 
     def check_values(
         self,

@@ -30,7 +30,7 @@ from securemedian.servers.network.transport import (
 # to finish the computation of a chunk
 STOP_S = 30.0
 # the functions of `ThreadComputation` that a daemon may ask for
-STEPS = frozenset({"fill", "check_dealings", "check_values", "survey", "judge", "run_round"})
+STEPS = frozenset({"fill", "open_dealings", "check_values", "survey", "judge", "run_round"})
 
 
 @dataclass(frozen=True)

@@ -222,33 +222,35 @@ class Vectors:
         return vectors[0]
 
     def transposed(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """Transpose 8 vectors of bits: bit i of byte p of them becomes byte 8 p + i of the lane.
+        """Transpose 8 vectors of bits to bytes of one column each, with the lowest row lowest.
 
-        A byte has the bits of one column, the first row's lowest; the 128 columns of a lane follow
-        each other over the 8 vectors that are returned.
+        With GFNI bit i of byte p becomes byte 8 p + i of the lane, over the 8 vectors that are
+        returned, and without byte p of vector i.
         """
-        # the instruction wants the matrix upside down
-        sources = rows[::-1] if GFNI else rows
-        bytewise = self.interleave([self.builder.bitcast(row, self.bytes) for row in sources])
-        return [self.builder.bitcast(self._bits(v), self.words) for v in bytewise]
-
-    def _bits(self, matrices: ir.Value) -> ir.Value:
-        """Transpose the 8x8 bits in each word of a vector of bytes."""
         b = self.builder
-        if GFNI:
-            units = ir.Constant(self.bytes, [1 << i for i in range(8)] * 2 * self.lanes)
-            name = f"llvm.x86.vgf2p8affineqb.{128 * self.lanes}"
-            return self.call(name, self.bytes, units, matrices, ir.Constant(I8, 0))
-        x = b.bitcast(matrices, self.words)
-        for shift, mask in (
-            (7, 0x00AA00AA00AA00AA),
-            (14, 0x0000CCCC0000CCCC),
-            (28, 0x00000000F0F0F0F0),
-        ):
-            by = self.constant([shift] * 2 * self.lanes)
-            swap = b.and_(b.xor(x, b.lshr(x, by)), self.constant([mask] * 2 * self.lanes))
-            x = b.xor(b.xor(x, swap), b.shl(swap, by))
-        return b.bitcast(x, self.bytes)
+        if not GFNI:
+            return self._swapped(rows)
+        # the instruction wants the matrix upside down
+        bytewise = self.interleave([b.bitcast(row, self.bytes) for row in rows[::-1]])
+        units = ir.Constant(self.bytes, [1 << i for i in range(8)] * 2 * self.lanes)
+        name = f"llvm.x86.vgf2p8affineqb.{128 * self.lanes}"
+        found = [self.call(name, self.bytes, units, v, ir.Constant(I8, 0)) for v in bytewise]
+        return [b.bitcast(v, self.words) for v in found]
+
+    def _swapped(self, rows: list[ir.Value]) -> list[ir.Value]:
+        """Exchange bit j of each byte of vector i and bit i of that of vector j, of 8 vectors.
+
+        Between two vectors this takes half of what it takes within words.
+        """
+        b, rows = self.builder, list(rows)
+        for apart, mask in ((4, 0x0F), (2, 0x33), (1, 0x55)):
+            low = self.constant([mask * 0x0101010101010101] * 2 * self.lanes)
+            by = self.constant([apart] * 2 * self.lanes)
+            for i in (i for i in range(8) if not i & apart):
+                one, other = rows[i], rows[i + apart]
+                swap = b.and_(b.xor(b.lshr(one, by), other), low)
+                rows[i], rows[i + apart] = b.xor(one, b.shl(swap, by)), b.xor(other, swap)
+        return rows
 
 
 def offset(builder: ir.IRBuilder, address: ir.Value, words: int | ir.Value) -> ir.Value:

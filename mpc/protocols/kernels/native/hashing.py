@@ -20,7 +20,10 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     offset,
 )
 from securemedian.mpc.protocols.kernels.native.optional import after
-from securemedian.mpc.protocols.kernels.native.processor import HASHED, LANES, VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, VECTOR
+
+# `Vectors.transposed` leaves column t * _STEP + i * _APART of a lane in byte i of vector t.
+_STEP, _APART = (16, 1) if GFNI else (1, 8)
 
 
 def in_a_row(lanes: int, vectors: int) -> list[list[int]]:
@@ -30,7 +33,7 @@ def in_a_row(lanes: int, vectors: int) -> list[list[int]]:
 
 def _sixteen(lanes: int) -> list[list[int]]:
     """Return the places of the columns of `_columns`, counted from the first one of lane 0."""
-    return [[128 * lane + i for lane in range(lanes)] for i in range(16)]
+    return [[128 * lane + _APART * i for lane in range(lanes)] for i in range(16)]
 
 
 def emit_hashes(
@@ -41,7 +44,7 @@ def emit_hashes(
     difference: ir.Value | None,
     keys: ir.Value,
 ) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
-    """Yield the places and hashes of a few vectors of blocks at a time.
+    """Yield the places and hashes of a few vectors sigma(block) at a time.
 
     The tweak of lane l of vector i is `first` + order[i][l]. With a difference of hash inputs, as
     many hashes with it follow.
@@ -51,7 +54,7 @@ def emit_hashes(
         some = order[begin : begin + HASHED]
         tweaked = [
             b.xor(
-                v.sigma(block),
+                block,
                 b.add(first, v.constant([word for place in places for word in (place, 0)])),
             )
             for block, places in zip(blocks[begin : begin + HASHED], some, strict=True)
@@ -90,11 +93,12 @@ def _write_hashes(
 
 
 def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
-    """Transpose the 128 x lanes columns of a vector of each row, and return how to get them.
+    """Transpose the 128 x lanes columns of a vector of each row, and return how to get their sigma.
 
-    Lane l has the columns from 128 l on, of which a call returns those from 16 t on, one per
-    vector. Their bits are transposed 8 rows at a time, which gives 16 bytes of each column: vectors
-    that wait in the first-level cache, and of which every 16 are then 16 columns of each lane.
+    Lane l has the columns from 128 l on, of which a call returns those at the places of `_sixteen`
+    from t * _STEP on, one per vector. Rows are XORed for sigma before they are columns. Their bits
+    are transposed 8 rows at a time, which gives 16 bytes of each column: vectors that wait in the
+    first-level cache, and of which every 16 are then 16 columns of each lane.
     """
     b, tile = v.builder, v.memory(128)
 
@@ -102,11 +106,15 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
         at = b.add(b.mul(t, ir.Constant(I64, 16)), group)
         return offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
 
-    with loop(b, ir.Constant(I64, 16)) as group:
+    def eight(group: ir.Value) -> list[ir.Value]:
         first = offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
-        eight = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
-        for t, vector in enumerate(v.transposed(eight)):
-            v.store(vector, slot(ir.Constant(I64, t), group))
+        return [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
+
+    with loop(b, ir.Constant(I64, 8)) as group:
+        low, other = eight(group), b.add(group, ir.Constant(I64, 8))
+        for place, some in ((group, v.xors(low, eight(other))), (other, low)):
+            for t, vector in enumerate(v.transposed(some)):
+                v.store(vector, slot(ir.Constant(I64, t), place))
 
     def sixteen(t: ir.Value) -> list[ir.Value]:
         vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
@@ -135,7 +143,7 @@ def _emit_columns(
     outs = [out0] if out1 is None else [out0, out1]
     apart = None if difference is None else v.broadcast(difference)
     with loop(builder, ir.Constant(I64, 8)) as t:
-        at = builder.mul(t, ir.Constant(I64, 16))
+        at = builder.mul(t, ir.Constant(I64, _STEP))
         _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, apart, outs)
 
 
@@ -165,7 +173,7 @@ def _emit_planes(
     apart = None if difference is None else v.broadcast(difference)
     lowest = [v.memory(8) for _ in outs]
     with loop(b, ir.Constant(I64, 8)) as t:
-        at = b.mul(t, ir.Constant(I64, 16))
+        at = b.mul(t, ir.Constant(I64, _STEP))
         hashes: list[list[ir.Value]] = [[] for _ in outs]
         first = v.fill(b.add(index, at), stream)
         for some, hashed in emit_hashes(v, columns(t), _sixteen(lanes), first, apart, keys):
@@ -176,6 +184,8 @@ def _emit_planes(
             v.store(b.bitcast(v.lowest(found), v.words), offset(b, memory, place))
     for memory, planes in zip(lowest, outs, strict=True):
         bytes_ = [b.bitcast(vector, v.bytes) for vector in v.loads(memory, 8)]
+        if not GFNI:
+            bytes_ = v.interleave(bytes_)
         # the 64 columns of half a lane
         octets = [
             v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
@@ -203,7 +213,7 @@ def _emit_blocks(
 ) -> None:
     """Hash `abreast` vectors of blocks, as `_write_hashes` does."""
     v = Vectors(builder, lanes)
-    loaded, order = v.loads(blocks, abreast), in_a_row(lanes, abreast)
+    loaded, order = [v.sigma(one) for one in v.loads(blocks, abreast)], in_a_row(lanes, abreast)
     outs = [out0] if out1 is None else [out0, out1]
     apart = None if difference is None else v.broadcast(difference)
     _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, apart, outs)
@@ -235,7 +245,10 @@ def hash_part(
     out0: Words,
     out1: Words | None,
 ) -> None:
-    """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
+    """Set out0[i] = H((index + i, stream), column i of 128 rows), for `words` words of each row.
+
+    out1[i] is the same with sigma(column) ^ difference. Rows are `stride` words apart, out0 (n, 2).
+    """
     start = 0
     while start < words:
         here, at = rows[start:], index + np.uint64(64 * start)
@@ -249,24 +262,6 @@ def hash_part(
 
 
 @kernel(*_ENDS)
-def hash_columns(
-    rows: Words,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    difference: Words | None,
-    out0: Words,
-    out1: Words | None,
-) -> None:
-    """Set out0[i] = H((index + i, stream), column i of the rows), with rows (128, w), out0 (n, 2).
-
-    out1[i] is the same with sigma(column) ^ difference.
-    """
-    words = rows.shape[1]
-    hash_part(rows.reshape(-1), words, words, index, stream, round_keys, difference, out0, out1)
-
-
-@kernel(*_ENDS)
 def hash_blocks(
     blocks: Words,
     index: np.uint64,
@@ -276,7 +271,7 @@ def hash_blocks(
     out0: Words,
     out1: Words | None,
 ) -> None:
-    """Do as `hash_columns` does to blocks (n, 2)."""
+    """Do as `hash_part` does to blocks (n, 2)."""
     count, start = blocks.shape[0], 0
     while start < count:
         here, at = blocks[start:], index + np.uint64(start)

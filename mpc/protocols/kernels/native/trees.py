@@ -54,7 +54,8 @@ def _emit_grow(
         there = offset(b, here, b.mul(width, ir.Constant(I64, 2)))
         parents = v.loads(here, abreast)
         first = v.fill(b.add(index, at), stream)
-        (_, lefts), *_ = emit_hashes(v, parents, order, first, None, keys)
+        inputs = [v.sigma(parent) for parent in parents]
+        (_, lefts), *_ = emit_hashes(v, inputs, order, first, None, keys)
         v.stores(lefts, here)
         v.stores(v.xors(parents, lefts), there)
         for memory, left in zip(sums, lefts, strict=True):

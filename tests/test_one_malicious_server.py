@@ -1,0 +1,219 @@
+"""`one_malicious_server`: what it refuses by name, at servers, at clients and in `plan`."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian import cli
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
+from securemedian.common.policy import BOUNDED, Policy, unbounded
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.mpc.canonical import build
+from securemedian.mpc.errors import ConfigError, PolicyRefused
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.plugins import rounds as plugin
+from securemedian.servers import config
+from securemedian.servers.network.control import Failed, Open, Opened
+from tests.daemons import Pair, running
+from tests.servers_alone import DIM, START, Server, hello
+
+ROUND: dict[str, Any] = {"dim": DIM, "max_clients": 5, "min_clients": 3}
+GOOD: dict[str, dict[str, Any]] = {
+    "buckets": {"method": "bucketed"},
+    "weighted buckets": {"method": "bucketed", "weights": {"a": 2, "b": 1}, "weight_cap": 1.0},
+    "mean": {"method": "mean"},
+    "mean with a bound": {"method": "mean", "norm_bound": 3.0},
+    "mean without": {"method": "mean", "norm_bound": "off"},
+    "mean with noise": {"method": "mean", "norm_bound": 3.0, "noise_multiplier": 1.0},
+}
+BAD: dict[str, dict[str, Any]] = {
+    "schedule scan": {"method": "bucketed", "schedule": "scan"},
+    "uploads unverified": {"method": "bucketed", "uploads": "unverified"},
+    "groups 2": {"method": "bucketed", "groups": 2},
+    **{f"method {name}": {"method": name} for name in METHODS if name not in BOUNDED},
+}
+
+
+def params(given: dict[str, Any]) -> RoundParams:
+    more = {"validator": "v", "clusters": 1} if given["method"] == "zeno" else {}
+    return RoundParams.from_dict(ROUND | more | given)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_it_permits(name: str) -> None:
+    assert unbounded(params(GOOD[name])) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_it_refuses_all_else_by_name_with_the_way_out(name: str) -> None:
+    (said,) = unbounded(params(BAD[name]))
+    assert said.startswith(f"{name}: one_malicious_server = true permits only ")
+    assert "Take " in said and "set it to false at both servers" in said
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_either_server_refuses_it_when_the_round_is_opened(tmp_path: Path, name: str) -> None:
+    asked = params(BAD[name])
+    if asked.method.name == "zeno":
+        asked = params({"method": "pairwise"})
+    models = {"model": np.zeros((2, DIM), np.float32)} if asked.method.groups > 1 else None
+    s0 = Server(0, tmp_path / "s0", asked, one_malicious_server=True)
+    s0.hear(hello(one_malicious_server=True))
+    s0.ask_to_open(models)
+    answer = s0.replies[-1]
+    assert answer.fields["code"] == "policy-refused"
+    assert "s0 refuses " in answer.fields["message"]
+    assert "one_malicious_server = true permits only" in answer.fields["message"]
+    s1 = Server(1, tmp_path / "s1", asked, one_malicious_server=True)
+    s1.hear(hello(one_malicious_server=True))
+    given = asked.to_dict(), bytes(16), True, False, START
+    s1.hear(Open("1-0000000a", 1, *given, one_malicious_server=True))
+    (refusal,) = [message for message in s1.sent if isinstance(message, Failed)]
+    assert refusal.code == "policy-refused" and "s1 refuses " in refusal.reason
+
+
+def test_a_permitted_round_is_opened_and_says_so(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path, params(GOOD["buckets"]), one_malicious_server=True)
+    s0.hear(hello(one_malicious_server=True))
+    s0.ask_to_open()
+    asked = s0.sent[-1]
+    assert isinstance(asked, Open) and asked.one_malicious_server
+    s0.hear(Opened(asked.round, asked.session))
+    status = s0.ask(s0.keys[0], "status", round=asked.round).fields
+    assert status["state"] == "open" and status["one_malicious_server"]
+
+
+def test_both_servers_must_have_it(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path / "s0", params(GOOD["buckets"]), one_malicious_server=True)
+    s0.ask_to_open()
+    assert s0.replies[-1].fields["code"] == "parameters-differ"
+    assert "one_malicious_server: True here, " in s0.replies[-1].fields["message"]
+    # whatever the hello says
+    s1 = Server(1, tmp_path / "s1", params(GOOD["buckets"]))
+    given = s1.params.to_dict(), bytes(16), True, False, START
+    s1.hear(Open("1-0000000a", 1, *given, one_malicious_server=True))
+    assert "asked for a round with another value" in s1.sent[-1].reason
+
+
+def test_silent_ot_is_refused_with_it() -> None:
+    server = config.load(Path("docs/samples/s0.toml"))
+    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
+    values["one_malicious_server"] = True
+    config.ServerConfig(**values)
+    values["protocol"] = ProtocolParams(ot_extension="silent")
+    with pytest.raises(ConfigError, match='set ot_extension = "softspoken" at both servers'):
+        config.ServerConfig(**values)
+
+
+def test_workers_on_ray_are_refused_with_it() -> None:
+    server = config.load(Path("docs/samples/s0.toml"))
+    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
+    values["one_malicious_server"] = True
+    values["engine"] = config.EngineConfig("ray")
+    with pytest.raises(ConfigError, match='set kind = "threads" in .engine. at both servers'):
+        config.ServerConfig(**values)
+
+
+def test_a_client_asks_for_it() -> None:
+    policy = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
+    good = params(GOOD["buckets"])
+    policy.check_round(good, 0, "a", bounded=[True, True])
+    for bounded, where in (
+        ([True, False], "s1"),
+        ([False, True], "s0"),
+        ([False, False], "s0 and s1"),
+        ([], "both"),
+    ):
+        with pytest.raises(PolicyRefused, match=f"without one_malicious_server at {where}: "):
+            policy.check_round(good, 0, "a", bounded=bounded)
+    # and judges the parameters by itself
+    with pytest.raises(PolicyRefused, match="schedule scan: one_malicious_server = true permits"):
+        policy.check_round(params(BAD["schedule scan"]), 0, "a", bounded=[True, True])
+    ClientPolicy().check_round(good, 0, "a", bounded=[])
+
+
+def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--clients", "3", "--dim", "200", "--one-malicious-server"]
+    assert cli.main([*given, "bucketed"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "bucketed b=16 bisect" in out
+    assert "left out: one_malicious_server refuses schedule scan: " in out
+    assert cli.main([*given, "radix"]) == 2
+    assert "permits only bucketed and mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_keygen_writes_it(tmp_path: Path, on: bool) -> None:
+    flag = ["--one-malicious-server"] if on else []
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3", *flag]) == 0
+    for name in ("s0", "s1"):
+        made = config.load(tmp_path / "all" / f"{name}.toml")
+        assert made.one_malicious_server is on
+        assert made.max_attempts == (2 if on else config.ServerConfig.max_attempts)
+    client = ClientConfig.load(tmp_path / "all" / "client-1.toml")
+    assert client.policy.one_malicious_server is on
+    assert client.policy.methods == Policy().methods
+    for role in (["s1"], ["client", "--name", "a"]):
+        assert cli.main(["keygen", str(tmp_path / role[0]), "--role", *role, *flag]) == 0
+    for path in (tmp_path / "s1" / "s1.toml", tmp_path / "client" / "a.toml"):
+        assert f"one_malicious_server = {str(on).lower()}" in path.read_text()
+
+
+@pytest.mark.slow
+def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
+    """As a Flower node or an NVFlare site asks, too; the coordinator is told why."""
+    made = Pair(tmp_path, clients=3)
+    for server in ("s0", "s1"):
+        made.configure(server, one_malicious_server="true", max_attempts=2)
+    with running(made) as pair, ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator.from_config(pair.folder / "coordinator.toml"))
+        own = {"one_malicious_server": True, "allowed": {"norm_bound": ["auto", "off"]}}
+        policy = build(ClientPolicy, own, "[policy]")
+        configs = [
+            replace(
+                ClientConfig.load(pair.folder / f"{name}.toml"),
+                poll_interval_s=0.02,
+                state_dir="",
+                policy=policy,
+            )
+            for name in pair.names
+        ]
+        clients = [stack.enter_context(Client(config)) for config in configs]
+        model = np.zeros(200, np.float32)
+        size = {"dim": 200, "max_clients": 3, "min_clients": 3}
+        with pytest.raises(PolicyRefused, match="schedule scan: one_malicious_server = true perm"):
+            coordinator.open_round(
+                RoundParams.from_dict(size | {"method": "bucketed", "schedule": "scan"}), model
+            )
+        for given in ({"method": "bucketed"}, {"method": "mean"}, GOOD["mean without"]):
+            round_id = coordinator.open_round(RoundParams.from_dict(size | given), model)
+            plugin.check(configs[0], round_id)
+            for number, client in enumerate(clients):
+                client.submit(model + np.float32(number) / 100, round_id)
+            results = [client.result(round_id) for client in clients]
+            assert all(np.array_equal(results[0], result) for result in results)
+            assert coordinator.status(round_id).one_malicious_server
+            record = clients[0].receipt(round_id).record
+            assert record.one_malicious_server and record.runs == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_it_shares_nothing_where_it_is_off(tmp_path: Path) -> None:
+    with running(Pair(tmp_path, clients=3)) as pair:
+        round_id = pair.open(
+            model=np.zeros(40, np.float32), **(GOOD["buckets"] | ROUND | {"dim": 40})
+        )
+        loaded = ClientConfig.load(pair.folder / "client-1.toml")
+        asks = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
+        with pytest.raises(PolicyRefused, match="without one_malicious_server at s0 and s1"):
+            plugin.check(replace(loaded, policy=asks), round_id)
+        assert pair.status()["left_out"] == {"client-1": "its own policy refuses the round"}
+        assert set(pair.status()["dealt"].values()) == {"none"}
