@@ -1,6 +1,7 @@
 """Kernels: each is compiled for the types that it names, and all of them before the first round."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import SETTINGS, START_S, Pair
+from tests.daemons import ROOT, SETTINGS, START_S, Pair
 from tests.parties import make_parties, run_rounds, shared
 from tests.test_methods import published_round, variants
 
@@ -200,11 +201,16 @@ print(len(all_kernels()), missing, saved)
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> None:
     """Whatever the parameters are, and although several processes have compiled at once."""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    # a copy, because beside these files there may be compiled ones
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "securemedian", tmp_path / "securemedian", ignore=without)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, *arguments],
+            cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
