@@ -1,6 +1,7 @@
 """Kernels: each is compiled for the types that it names, and all of them before the first round."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import SETTINGS, START_S, Pair
+from tests.daemons import ROOT, SETTINGS, START_S, Pair
 from tests.parties import make_parties, run_rounds, shared
 from tests.test_methods import published_round, variants
 
@@ -153,15 +154,18 @@ def test_how_far_it_is_is_told_in_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fill_cache(told: compiling.Told) -> None:
-        for done in range(5):
+        for done, seconds in enumerate((0, 1, 20, 22, 23)):
+            monkeypatch.setattr(time, "monotonic", lambda now=seconds: float(now))
             told(done, 4)
 
     monkeypatch.setattr(compiling, "fill_cache", fill_cache)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert cli.main(["compile"]) == 0
     out, error = capsys.readouterr()
     assert error.splitlines() == [
         "securemedian: compiling 4 kernels, once",
-        "securemedian: compiled 4 of 4, about 0 s to go",
+        "securemedian: compiled 2 of 4 kernels, about 20 s to go",
+        "securemedian: compiled 4 kernels",
     ]
     assert "compiled" in out and len(out.splitlines()) == 1
 
@@ -200,11 +204,16 @@ print(len(all_kernels()), missing, saved)
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> None:
     """Whatever the parameters are, and although several processes have compiled at once."""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    # a copy, because beside these files there may be compiled ones
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "securemedian", tmp_path / "securemedian", ignore=without)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [sys.executable, *arguments],
+            cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
@@ -216,7 +225,7 @@ def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> No
     total = sum(len(each.signatures) for each in compiling.all_kernels())
     assert first.returncode == 0, first.stderr
     assert f"compiling {total} kernels, once" in first.stderr
-    assert f"compiled {total} of {total}, about 0 s to go" in first.stderr
+    assert f"compiled {total} kernels" in first.stderr
     assert str(tmp_path) in first.stdout
     assert run(*command).stderr == ""
     second = run("-c", SECOND_START)
