@@ -726,6 +726,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",

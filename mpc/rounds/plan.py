@@ -9,8 +9,8 @@ A chunk's messages depend on its size and on what the chunks before it left in s
 repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
 later rounds find leftovers in stock, and make less. Silent OTs are counted as they are handed out,
 but their bytes are of whole groups of trees. A daemon that fills its pools ahead adds an exchange
-of sizes and a short message per chunk; one that checks dealings as they come, two short messages
-per further toss.
+of sizes and a short message per chunk; one that checks dealings as they come, a short message per
+toss and two more per further one.
 """
 
 import copy
