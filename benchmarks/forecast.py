@@ -186,7 +186,7 @@ def add_verbs(verbs: Any) -> None:
         usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
     add_methods(plan, _add_options, only=PLANNED, default="all methods, to compare them")
-    plan.set_defaults(run=run)
+    plan.set_defaults(run=run, compiles=True)
 
 
 def _add_options(plan: argparse.ArgumentParser) -> None:
@@ -232,11 +232,7 @@ def run(options: argparse.Namespace) -> None:
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], list[SecureMedianError]()
-    print(
-        "measuring this machine (the first time it compiles kernels, for a minute or two) ...",
-        file=sys.stderr,
-        flush=True,
-    )
+    print("measuring this machine ...", file=sys.stderr, flush=True)
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):

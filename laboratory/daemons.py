@@ -29,14 +29,16 @@ NOBODY: Mapping[str, str] = {}
 ShowStatus = Callable[[RoundStatus], None]
 
 
-def make(directory: Path, clients: int) -> list[str]:
+def make(directory: Path, clients: int, one_malicious_server: bool = False) -> list[str]:
     """Write the keys of both servers and so many clients, and return the clients' names.
 
-    These servers take part in every round, also of two clients: they see public data only.
+    These servers take part in every round, also of two clients: they see public data only. With
+    `one_malicious_server` they, and the clients, refuse what that refuses.
     """
     names = keygen.client_names(clients)
     net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
-    keygen.make_all(directory, names, net, Policy.unlimited(), min_clients=2)
+    policy = Policy.unlimited()
+    keygen.make_all(directory, names, net, policy, 2, one_malicious_server)
     return names
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
+from securemedian.common.policy import unbounded
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
 from securemedian.laboratory.processes import unwind_on_sigterm
@@ -49,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
     )
     # in the demo all clients weigh the same, and S0 publishes the result to be compared
     add_methods(verb, _add_options, leave_out=("weights", "weight_cap", "result_to"))
-    verb.set_defaults(run=_demo)
+    verb.set_defaults(run=_demo, compiles=True)
 
 
 def _add_options(verb: argparse.ArgumentParser) -> None:
@@ -206,6 +207,7 @@ def _report(
             "fault_from": scenario.fault.first,
             "faulty": scenario.faulty,
             "params": scenario.params.to_dict(),
+            "one_malicious_server": not unbounded(scenario.params),
             "range": (scenario.policy or policy_from({})).to_dict(),
         },
         "rounds": [one.to_dict() for one in measured],

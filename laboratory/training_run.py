@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.common.policy import unbounded
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
@@ -228,7 +229,7 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = daemons.make(directory, scenario.clients)
+    names = daemons.make(directory, scenario.clients, not unbounded(scenario.params))
     with daemons.running(directory) as (processes, coordinator):
         for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))

@@ -26,6 +26,7 @@ from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
 from securemedian.mpc.errors import ConfigError, RoundBusy, SecureMedianError
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
@@ -180,6 +181,7 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
     else:
         yield _cores(config.protocol.lanes, "lanes")
     yield from _processor(config)
+    yield _kernels(config.protocol)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -321,6 +323,21 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
         )
 
 
+def _kernels(protocol: ProtocolParams) -> Finding:
+    """Find out whether the server would compile when it starts."""
+    from securemedian.mpc.protocols.compiling import kernels_of
+
+    kernels = kernels_of(protocol)
+    missing = sum(len(kernel.missing) for kernel in kernels)
+    if missing:
+        return _warning(
+            f"{missing} kernels are not compiled for this processor, which takes the server a "
+            "minute or two when it starts: run securemedian compile, as the user who runs the "
+            "server and with the same NUMBA_CACHE_DIR, or as the one who has installed it"
+        )
+    return _well("all kernels are compiled for this processor")
+
+
 # What a client or the coordinator sees
 
 
@@ -411,7 +428,7 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
     if compiling:
         return _wait(
             f"kernels are still compiled at {' and '.join(compiling)}, which takes a minute or two "
-            "after the first start: run this again then"
+            "after the first start, unless securemedian compile was run: run this again then"
         )
     if problems:
         return _wrong(f"the servers cannot work together: {'; '.join(problems)}")

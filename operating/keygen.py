@@ -36,6 +36,7 @@ from securemedian.servers.config import MAX_CLIENTS, MIN_CLIENTS
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
 DEFAULT_POLICY = Policy()
+BOUNDED_BY_DEFAULT = False
 
 
 @dataclass(frozen=True)
@@ -385,10 +386,11 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     verb.add_argument(
         "--one-malicious-server",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help=(
             "servers that refuse all rounds but those of which one of them learns little if it "
-            "does not follow the protocol, the same at both; clients that ask for such servers"
+            "does not follow the protocol, the same at both; clients that ask for such servers "
+            f"(default: {_yes_or_no(BOUNDED_BY_DEFAULT)})"
         ),
     )
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
@@ -439,7 +441,7 @@ def _check_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError if flags do not fit together."""
     config = options.join or options.check
     made = options.directory, options.role, options.name, options.clients, options.min_clients
-    if config and (options.one_malicious_server or any(each is not None for each in made)):
+    if config and any(each is not None for each in (*made, options.one_malicious_server)):
         raise ConfigError(
             "--join and --check take a file that is there already: leave out DIR, --role, --name, "
             "--clients, --min-clients and --one-malicious-server"
@@ -457,18 +459,19 @@ def _make_all(options: argparse.Namespace) -> None:
             "or make one party alone: --role, with --name for a client"
         )
     clients, floor = _clients(options)
+    bounded = _bounded(options)
     made = make_all(
         options.directory,
         clients,
         network(options.host0, options.host1, options.base_port),
         min_clients=floor,
-        one_malicious_server=options.one_malicious_server,
+        one_malicious_server=bounded,
     )
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
         f"{len(clients)} clients"
     )
-    _say_floor(floor)
+    _say_floor(floor, bounded)
     print("give every party its own .toml and .key_secret, and nobody those of another")
     print("their public keys, each with its fingerprint:")
     print("\n".join(one.line for one in made))
@@ -487,20 +490,34 @@ def _make_one(options: argparse.Namespace) -> None:
     )
     directory: Path = options.directory
     clients, floor = _clients(options)
-    bounded = options.one_malicious_server
+    bounded = _bounded(options)
     made = make_one(directory, options.role, name, clients, net, floor, bounded)
     if options.role in SERVERS:
-        _say_floor(floor)
+        _say_floor(floor, bounded)
     print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
     print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
 
 
-def _say_floor(floor: int) -> None:
+def _bounded(options: argparse.Namespace) -> bool:
+    """Return whether one server that does not follow the protocol shall learn little."""
+    chosen = options.one_malicious_server
+    return BOUNDED_BY_DEFAULT if chosen is None else bool(chosen)
+
+
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _say_floor(floor: int, bounded: bool) -> None:
     print(
         f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
         "both decide on it"
+    )
+    print(
+        "a server refuses rounds of which one that cheats learns much (one_malicious_server): "
+        f"{_yes_or_no(bounded)}; both decide on it, and clients may ask for it"
     )
 
 

@@ -10,10 +10,14 @@ from securemedian import __version__
 from securemedian.mpc.errors import SecureMedianError, printable
 
 # The verbs, with what --help says of each, by group and by the module whose add_verbs(subparsers)
-# adds them; they set `run`, a function of the parsed options. A module is imported for its verbs.
+# adds them; they set `run`, a function of the parsed options, and `compiles` if it would compile in
+# silence otherwise. A module is imported for its verbs alone.
 VERBS = {
     "the service": {
         "securemedian.operating.keygen": {"keygen": "make keys and configurations"},
+        "securemedian.operating.compiling": {
+            "compile": "compile for this processor, once after an installation",
+        },
         "securemedian.operating.doctor": {
             "doctor": "examine a configuration and what it needs: keys, ports, both servers, "
             "clocks, disk",
@@ -71,15 +75,21 @@ def _run(arguments: Sequence[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     # the options before the verb take no values
     verb = next((each for each in given if not each.startswith("-")), "")
-    options, unknown = _parser(verb).parse_known_args(given)
+    try:
+        parser = _parser(verb)
+    # there may be no folder for compiled kernels
+    except SecureMedianError as error:
+        return _refused(error)
+    options, unknown = parser.parse_known_args(given)
     if unknown:
         # with the usage of the verb, not with that of the command
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
+        if options.compiles:
+            import_module("securemedian.operating.compiling").compile_all()
         options.run(options)
     except SecureMedianError as error:
-        print(f"securemedian: {printable(str(error))}", file=sys.stderr)
-        return 2
+        return _refused(error)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -92,6 +102,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"securemedian: {text} (PYTHONDEVMODE=1 shows where it comes from)", file=sys.stderr)
         return 1
     return 0
+
+
+def _refused(error: SecureMedianError) -> int:
+    print(f"securemedian: {printable(str(error))}", file=sys.stderr)
+    return 2
 
 
 def _drop_unread() -> None:
@@ -131,7 +146,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(traceback=sys.flags.dev_mode)
+    parser.set_defaults(traceback=sys.flags.dev_mode, compiles=False)
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
     # the help of the verbs themselves is suppressed, because they are listed below by group
     verbs = parser.add_subparsers(

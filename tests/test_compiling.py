@@ -1,18 +1,30 @@
 """Kernels: each is compiled for the types that it names, and all of them before the first round."""
 
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
 
-from securemedian.mpc.protocols.kernels.jit import KERNELS, kernel
+from securemedian import cli
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols import compiling
+from securemedian.mpc.protocols.kernels.jit import KERNELS, Cache, Kernel, callee, kernel
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import SETTINGS, START_S, Pair
+from tests.daemons import ROOT, SETTINGS, START_S, Pair
 from tests.parties import make_parties, run_rounds, shared
 from tests.test_methods import published_round, variants
 
@@ -57,6 +69,164 @@ def test_a_kernel_is_compiled_for_the_types_that_it_names_and_no_others() -> Non
         with pytest.raises(TypeError, match="No matching definition"):
             double(*wrong)
     assert len(made.signatures) == 2
+
+
+def add(values: Any, out: Any) -> None:
+    out += values
+
+
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+def test_a_kernel_knows_what_the_cache_on_disk_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    one, other = (Kernel(callee(add), ["u8[1] u8[1]!", "u4[1] u4[1]!"]) for _ in range(2))
+    assert one.missing == one.signatures and tmp_path in one.folder.parents
+    one.compile_for(one.signatures[1])
+    assert one.missing == other.missing == one.signatures[:1]
+    other.compile()
+    assert one.missing == []
+
+
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+def test_what_lies_beside_a_kernel_serves_those_with_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image, where root has compiled what others load."""
+    source = tmp_path / "kernels" / "adding.py"
+    source.parent.mkdir()
+    source.write_text("def add(values, out):\n    out += values\n")
+    made: dict[str, Any] = {"__name__": "adding"}
+    exec(compile(source.read_text(), str(source), "exec"), made)
+    given = "u8[1] u8[1]!"
+    Kernel(callee(made["add"]), [given]).compile()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(Cache, "save_overload", lambda *_: pytest.fail("it compiles"))
+    other = Kernel(callee(made["add"]), [given])
+    assert other.missing == [] and tmp_path / "own" in other.folder.parents
+    other.compile()
+
+
+def test_processes_add_to_the_cache_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one had added to numba's index was lost when another wrote it."""
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    seen: list[str] = []
+
+    def save(*_: object) -> None:
+        seen.append("begins")
+        time.sleep(0.1)
+        seen.append("ends")
+
+    monkeypatch.setattr(IndexDataCacheFile, "save", save)
+    monkeypatch.setattr(CompileResultCacheImpl, "check_cachable", lambda *_: True)
+    monkeypatch.setattr(CompileResultCacheImpl, "reduce", lambda *_: None)
+    caches, compiled = (
+        [Cache(add) for _ in range(3)],
+        SimpleNamespace(codegen=SimpleNamespace(magic_tuple=lambda: ())),
+    )
+    threads = [threading.Thread(target=each.save_overload, args=("", compiled)) for each in caches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == ["begins", "ends"] * 3
+
+
+def test_where_no_folder_can_be_written_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere(*_: object) -> None:
+        raise RuntimeError("cannot cache function 'add': no locator available")
+
+    monkeypatch.setattr(CompileResultCacheImpl, "__init__", nowhere)
+    with pytest.raises(ConfigError, match=r"set NUMBA_CACHE_DIR to a folder that this user"):
+        Cache(add)
+    # kernels are made when a verb's module is imported
+    monkeypatch.setattr(cli, "import_module", lambda _: Cache(add))
+    assert cli.main(["compile"]) == 2
+    assert "set NUMBA_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_how_far_it_is_is_told_in_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill_cache(told: compiling.Told) -> None:
+        for done in range(5):
+            told(done, 4)
+
+    monkeypatch.setattr(compiling, "fill_cache", fill_cache)
+    assert cli.main(["compile"]) == 0
+    out, error = capsys.readouterr()
+    assert error.splitlines() == [
+        "securemedian: compiling 4 kernels, once",
+        "securemedian: compiled 4 of 4, about 0 s to go",
+    ]
+    assert "compiled" in out and len(out.splitlines()) == 1
+
+
+def test_verbs_that_need_every_kernel_compile_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill_cache(_: object) -> None:
+        raise ConfigError("was asked")
+
+    monkeypatch.setattr(compiling, "fill_cache", fill_cache)
+    for verb in ("plan pairwise", "demo", "bench ot", "soak", "experiment digits"):
+        assert cli.main(verb.split()) == 2
+        assert capsys.readouterr().err == "securemedian: was asked\n", verb
+
+
+def test_there_is_no_kernel_that_no_parameters_take() -> None:
+    ours = {name: kernels for name, kernels in KERNELS.items() if name.startswith("securemedian.")}
+    assert {each for kernels in ours.values() for each in kernels} == set(compiling.all_kernels())
+
+
+# prints what the cache on disk lacks, and what a process compiles that loads all kernels
+SECOND_START = """
+from securemedian.mpc.protocols.compiling import all_kernels
+from securemedian.mpc.protocols.kernels.jit import Cache
+saved = []
+Cache.save_overload = lambda self, sig, data: saved.append(self)
+missing = [each for kernel in all_kernels() for each in kernel.missing]
+for kernel in all_kernels():
+    kernel.compile()
+print(len(all_kernels()), missing, saved)
+"""
+
+
+@pytest.mark.release
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> None:
+    """Whatever the parameters are, and although several processes have compiled at once."""
+    # a copy, because beside these files there may be compiled ones
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "securemedian", tmp_path / "securemedian", ignore=without)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+        )
+
+    command = ["-m", "securemedian", "compile"]
+    first = run(*command)
+    total = sum(len(each.signatures) for each in compiling.all_kernels())
+    assert first.returncode == 0, first.stderr
+    assert f"compiling {total} kernels, once" in first.stderr
+    assert f"compiled {total} of {total}, about 0 s to go" in first.stderr
+    assert str(tmp_path) in first.stdout
+    assert run(*command).stderr == ""
+    second = run("-c", SECOND_START)
+    assert second.stdout == f"{len(compiling.all_kernels())} [] []\n", second.stderr
 
 
 @pytest.mark.slow

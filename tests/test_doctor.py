@@ -7,12 +7,13 @@ from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from securemedian import cli
-from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols import compiling, wire
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
@@ -102,6 +103,17 @@ def test_an_address_of_another_machine(folder: Path) -> None:
 def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 5, 5))
     assert "make some" in one(found(folder / "s1.toml", Level.WARNING), "of room")
+
+
+def test_a_server_that_would_compile_when_it_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = [SimpleNamespace(missing=[]), SimpleNamespace(missing=["u8", "u4"])]
+    monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking)
+    warning = one(found(folder / "s1.toml", Level.WARNING), "2 kernels are not compiled")
+    assert "run securemedian compile" in warning
+    monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking[:1])
+    one(found(folder / "s1.toml", Level.WELL), "all kernels are compiled")
 
 
 def test_the_disk_of_a_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -560,8 +560,8 @@ MASKS: dict[str, Mask] = {
         "every rotation is the bucket itself",
         (
             (
-                "deal",
-                "secret.words(ring.packed_words(count, shape.slot_bits))",
+                "_slots",
+                "drawn.words(ring.packed_words(count, shape.slot_bits))",
                 "np.zeros(ring.packed_words(count, shape.slot_bits), np.uint64)",
             ),
         ),
@@ -570,7 +570,7 @@ MASKS: dict[str, Mask] = {
     ),
     "a secret of its own for the slots": Mask(
         "the server that is sent the seed expands it to the slots",
-        (("deal", "Stream(entropy(SEED_BYTES))", "Stream(seeded.seed)"),),
+        (("deal", "secret = entropy(SEED_BYTES)", "secret = seeded.seed"),),
         (dealings.slots_beside_the_seed,),
         silent=True,
     ),
@@ -579,7 +579,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "OwnDealing.rotations",
-                "index.astype(np.uint8) - self._slots",
+                "index.astype(np.uint8) - slots",
                 "index.astype(np.uint8)",
             ),
         ),
@@ -761,7 +761,9 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("read", "upload.words(row, first, last)"): "reads a share",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
     ("weighted_sum", "member.words(row, first, last)"): "reads a share",
-    ("check", "Stream(seed, nonce=index)"): "a public permutation",
+    ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
+    ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
+    ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",

@@ -1,5 +1,7 @@
 """`one_malicious_server`: what it refuses by name, at servers, at clients and in `plan`."""
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +9,20 @@ import numpy as np
 import pytest
 
 from securemedian import cli
+from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import BOUNDED, Policy, unbounded
+from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.plugins import rounds as plugin
 from securemedian.servers import config
 from securemedian.servers.network.control import Failed, Open, Opened
+from tests.daemons import Pair, running
 from tests.servers_alone import DIM, START, Server, hello
 
 ROUND: dict[str, Any] = {"dim": DIM, "max_clients": 5, "min_clients": 3}
@@ -159,3 +165,55 @@ def test_keygen_writes_it(tmp_path: Path, on: bool) -> None:
         assert cli.main(["keygen", str(tmp_path / role[0]), "--role", *role, *flag]) == 0
     for path in (tmp_path / "s1" / "s1.toml", tmp_path / "client" / "a.toml"):
         assert f"one_malicious_server = {str(on).lower()}" in path.read_text()
+
+
+@pytest.mark.slow
+def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
+    """As a Flower node or an NVFlare site asks, too; the coordinator is told why."""
+    made = Pair(tmp_path, clients=3)
+    for server in ("s0", "s1"):
+        made.configure(server, one_malicious_server="true", max_attempts=2)
+    with running(made) as pair, ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator.from_config(pair.folder / "coordinator.toml"))
+        own = {"one_malicious_server": True, "allowed": {"norm_bound": ["auto", "off"]}}
+        policy = build(ClientPolicy, own, "[policy]")
+        configs = [
+            replace(
+                ClientConfig.load(pair.folder / f"{name}.toml"),
+                poll_interval_s=0.02,
+                state_dir="",
+                policy=policy,
+            )
+            for name in pair.names
+        ]
+        clients = [stack.enter_context(Client(config)) for config in configs]
+        model = np.zeros(200, np.float32)
+        size = {"dim": 200, "max_clients": 3, "min_clients": 3}
+        with pytest.raises(PolicyRefused, match="schedule scan: one_malicious_server = true perm"):
+            coordinator.open_round(
+                RoundParams.from_dict(size | {"method": "bucketed", "schedule": "scan"}), model
+            )
+        for given in ({"method": "bucketed"}, {"method": "mean"}, GOOD["mean without"]):
+            round_id = coordinator.open_round(RoundParams.from_dict(size | given), model)
+            plugin.check(configs[0], round_id)
+            for number, client in enumerate(clients):
+                client.submit(model + np.float32(number) / 100, round_id)
+            results = [client.result(round_id) for client in clients]
+            assert all(np.array_equal(results[0], result) for result in results)
+            assert coordinator.status(round_id).one_malicious_server
+            record = clients[0].receipt(round_id).record
+            assert record.one_malicious_server and record.runs == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_asks_for_it_shares_nothing_where_it_is_off(tmp_path: Path) -> None:
+    with running(Pair(tmp_path, clients=3)) as pair:
+        round_id = pair.open(
+            model=np.zeros(40, np.float32), **(GOOD["buckets"] | ROUND | {"dim": 40})
+        )
+        loaded = ClientConfig.load(pair.folder / "client-1.toml")
+        asks = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
+        with pytest.raises(PolicyRefused, match="without one_malicious_server at s0 and s1"):
+            plugin.check(replace(loaded, policy=asks), round_id)
+        assert pair.status()["left_out"] == {"client-1": "its own policy refuses the round"}
+        assert set(pair.status()["dealt"].values()) == {"none"}

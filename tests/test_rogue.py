@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from securemedian import cli
+from securemedian.common.policy import BOUNDED
 from securemedian.laboratory.experiments import rogue_server
 from securemedian.laboratory.rogue.deviations import DEVIATIONS
 
@@ -18,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
 
 
-def row(deviation: str, method: str) -> dict[str, Any]:
+def row(deviation: str, method: str, protected: bool = False) -> dict[str, Any]:
     (attack,) = (
         one
         for one in rogue_server.attacks()
         if (one.deviation, one.method.name) == (deviation, method)
     )
-    return rogue_server.run(attack, DIM, seed=1)
+    return rogue_server.run(attack, DIM, 1, protected)
 
 
 def test_told_bits_are_those_of_fano() -> None:
@@ -63,7 +64,7 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cli.main(command) == 0
     rows = json.loads(file.read_text())
     every = [attack.method.name for attack in rogue_server.attacks()]
-    assert len(rows) == len(every) + sum(name in rogue_server.PROTECTED for name in every)
+    assert len(rows) == len(every) + sum(name in BOUNDED for name in every)
     assert all(
         {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
@@ -84,8 +85,24 @@ def test_lowered_flags_open_a_whole_word_of_radix() -> None:
 @pytest.mark.slow
 def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
     found = row("rank", "bucketed")
-    assert (found["client_bits"], found["sum_bits"]) == (0, found["bound_bits"]) == (0, 4)
+    assert (found["client_bits"], found["sum_bits"], found["bound_bits"]) == (0, 4, 12)
     assert not found["noticed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protected", [False, True])
+def test_who_is_left_out_by_a_lie_bares_nobody_where_min_clients_counts_helpers(
+    protected: bool,
+) -> None:
+    found = row("digests", "bucketed", protected)
+    assert found["client_bits"] == (0 if protected else 4)
+    assert found["when"].startswith("a client when it submits: NotAllowed")
+
+
+@pytest.mark.release
+def test_runs_that_break_off_tell_what_the_claim_allows_and_no_more() -> None:
+    found = row("rerun", "bucketed", protected=True)
+    assert found["client_bits"] == 0 and found["sum_bits"] == found["bound_bits"] == 12
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardedServers]:
     """Servers whose clusters are not of the same size, for rounds of three shards."""
-    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda *_: None)
     made = ShardedServers(SMALL, workers=[2, 3], shards=3)
     yield made
     made.close()
@@ -334,7 +334,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
 def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: None)
+    monkeypatch.setattr(compiling, "compile_kernels", lambda *_: None)
     port = free_ports(1)[0]
     worker = ShardWorker(1, LOOPBACK, SMALL, f"{port}-{port}")
     keys, theirs = (KeyPair(*zmq.curve_keypair()) for _ in range(2))

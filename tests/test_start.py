@@ -13,6 +13,7 @@ import pytest
 from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.servers.computing.backends import threads
 from securemedian.servers.computing.backends.threads import ThreadBackend
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.network.control import Hello
@@ -25,10 +26,10 @@ import pathlib, sys, time
 from securemedian import cli
 from securemedian.mpc.protocols import compiling
 go_on, compile_kernels = pathlib.Path(sys.argv.pop(1)), compiling.compile_kernels
-def slowly(protocol):
+def slowly(protocol, told):
     while not go_on.exists():
         time.sleep(0.05)
-    compile_kernels(protocol)
+    compile_kernels(protocol, told)
 compiling.compile_kernels = slowly
 sys.exit(cli.main())
 """
@@ -36,7 +37,7 @@ NO_COMPILER = """
 import sys
 from securemedian import cli
 from securemedian.mpc.protocols import compiling
-def compile_kernels(protocol):
+def compile_kernels(protocol, told):
     raise OSError("no such compiler")
 compiling.compile_kernels = compile_kernels
 sys.exit(cli.main())
@@ -55,7 +56,7 @@ def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     may_end = threading.Event()
-    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol: may_end.wait(30))
+    monkeypatch.setattr(compiling, "compile_kernels", lambda protocol, told: may_end.wait(30))
     engine = an_engine()
     engine.compile()
     assert not engine.ready and engine.phase == "compiling"
@@ -68,7 +69,7 @@ def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
 
 
 def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_kernels(protocol: ProtocolParams) -> None:
+    def compile_kernels(protocol: ProtocolParams, told: object) -> None:
         raise OSError("no such compiler")
 
     monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
@@ -77,6 +78,22 @@ def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.Monk
     wait_until(engine.close)
     with pytest.raises(LocalProtocolError, match="could not be compiled"):
         engine.check()
+
+
+def test_a_server_that_compiles_for_long_logs_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile_kernels(protocol: ProtocolParams, told: compiling.Told) -> None:
+        for seconds, done in ((1, 10), (20, 25), (21, 26), (80, 100)):
+            monkeypatch.setattr(threads.time, "monotonic", lambda now=seconds: float(now))
+            told(done, 100)
+
+    monkeypatch.setattr(threads.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
+    logged: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(threads.logs, "event", lambda name, **about: logged.append((name, about)))
+    ThreadBackend(0, ProtocolParams(), lambda *_: pytest.fail("no lane is needed")).start()
+    assert logged == [("compiling", {"done": 25, "total": 100, "seconds_to_go": 60})]
 
 
 @pytest.mark.parametrize("party", [0, 1])

@@ -53,7 +53,7 @@ def add_verbs(verbs: Any) -> None:
         help="what decides which fault strikes when (default: %(default)s)",
     )
     verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    verb.set_defaults(run=_soak)
+    verb.set_defaults(run=_soak, compiles=True)
 
 
 def _soak(options: argparse.Namespace) -> None:

@@ -113,7 +113,7 @@ def add_verbs(verbs: Any) -> None:
         "--json", type=Path, metavar="FILE", help="write the rows of an analysis to FILE as well"
     )
     verb.add_argument("--fresh", action="store_true", help="redo runs that are saved already")
-    verb.set_defaults(run=_experiment)
+    verb.set_defaults(run=_experiment, compiles=True)
 
 
 def _experiment(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,14 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.upload import RangeWarning, Round
+from securemedian.common.policy import BOUNDED
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plots
 from securemedian.laboratory.plots import Grid
 from securemedian.laboratory.processes import Processes
 from securemedian.laboratory.rogue.deviations import DEVIATIONS, HELPER, VICTIM
-from securemedian.mpc.errors import RoundFailed, SecureMedianError
+from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
@@ -44,17 +45,13 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-from securemedian.servers.config import ServerConfig
 
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design
 
 Array = NDArray[Any]
 
-# both servers have it in their files once it is there
 SWITCH = "one_malicious_server"
-# the methods with which it permits rounds
-PROTECTED = ("bucketed", "mean")
 # a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
 BUCKETS, VALUE_BITS = 16, 10
 MODEL, RANGE = 1.5, 0.5
@@ -62,7 +59,15 @@ MODEL, RANGE = 1.5, 0.5
 THRESHOLDS = [7, 11, 13, 14]
 # for a round, whose servers wait for each other no longer than these settings say
 LIMIT_S, POLL_S = 180.0, 0.1
-SETTINGS = {"retry_wait_s": 0.2, "channel_timeout_s": 30, "round_limit_s": 120}
+RUNS = 3
+SETTINGS = {
+    "retry_wait_s": 0.2,
+    "channel_timeout_s": 30,
+    "round_limit_s": 120,
+    "max_attempts": RUNS,
+}
+# where servers are protected: the one that helps, and three among whom the victim is hidden
+GUARDED = {SWITCH: "true", "min_clients": 4}
 
 
 @dataclass(frozen=True)
@@ -305,11 +310,6 @@ class _Player(Client):
         return dealt
 
 
-def switch_exists() -> bool:
-    """Return whether servers can be told to be safe from one malicious server."""
-    return any(one.name == SWITCH for one in fields(ServerConfig))
-
-
 def run(attack: Attack, dim: int, seed: int, protected: bool = False) -> dict[str, Any]:
     """Return the row of one attack, which runs in a round of its own."""
     folder = Path(tempfile.mkdtemp(prefix="securemedian-rogue-"))
@@ -336,22 +336,21 @@ def run(attack: Attack, dim: int, seed: int, protected: bool = False) -> dict[st
 def _bound(seen: Seen) -> float | None:
     """Return the most that one server that deviates may learn per coordinate, by the claim.
 
-    Of `bucketed` that is a bit per opened comparison, in every run of the protocol. Of `mean` it is
-    the sum, and the verdict on each client. Of other methods there is none.
+    Of `bucketed` that is q = (1 + R) ceil(log2 b), a bit per opened comparison of R reruns. Of
+    `mean` it is the sum, and the verdict on each client in every check. Of other methods there is
+    none.
     """
     name, clients = seen.params.method.name, len(seen.values)
     if name == "bucketed":
-        return max(1, seen.status.attempt) * math.log2(BUCKETS)
+        return RUNS * math.ceil(math.log2(BUCKETS))
     if name == "mean":
-        return VALUE_BITS + math.log2(clients) + clients / seen.params.dim
+        return VALUE_BITS + math.log2(clients) + RUNS * clients / seen.params.dim
     return None
 
 
 def _configure(path: Path, protected: bool) -> None:
     """Set short limits, one lane, and the switch."""
-    settings: dict[str, Any] = dict(SETTINGS)
-    if protected:
-        settings[SWITCH] = "true"
+    settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})
     kept = [
         line for line in path.read_text().splitlines() if line.partition(" = ")[0] not in settings
     ]
@@ -383,6 +382,9 @@ def _round(
                     # the one that helps has nothing but large values
                     warnings.simplefilter("ignore", RangeWarning)
                     player.submit(own, round_id)
+            except (RoundClosed, RoundFailed):
+                # what the servers have noticed, they say below
+                break
             except SecureMedianError as error:
                 notes.append(f"{_who(number)} when it submits: {type(error).__name__}")
                 if number == VICTIM:
@@ -449,10 +451,7 @@ def _values(
 
 def _config(folder: Path, name: str, protected: bool) -> ClientConfig:
     """Return a client's configuration, which keeps nothing on disk."""
-    policy = ClientPolicy.unlimited()
-    if protected and any(one.name == SWITCH for one in fields(ClientPolicy)):
-        changes: dict[str, Any] = {SWITCH: True}
-        policy = replace(policy, **changes)
+    policy = replace(ClientPolicy.unlimited(), one_malicious_server=protected)
     loaded = ClientConfig.load(folder / f"{name}.toml")
     return replace(loaded, poll_interval_s=POLL_S, state_dir="", policy=policy)
 
@@ -477,12 +476,12 @@ def _who(number: int) -> str:
 
 
 def by_attack(design: "Design") -> list[dict[str, Any]]:
-    """Return a row per deviation and method, twice where servers have the switch."""
+    """Return a row per deviation and method, twice where `one_malicious_server` permits it."""
     (dim,), (seed, *_) = design.dims, design.seeds
     rows = []
-    for protected in (False, True) if switch_exists() else (False,):
+    for protected in (False, True):
         for attack in attacks():
-            if protected and attack.method.name not in PROTECTED:
+            if protected and attack.method.name not in BOUNDED:
                 continue
             rows.append(run(attack, dim, seed, protected))
     return rows

@@ -1,5 +1,10 @@
 """The kernels that a server computes with, all of which are compiled before its first round."""
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
 from securemedian.mpc.protocols.kernels import (
     extension,
     gaussian,
@@ -21,16 +26,70 @@ from securemedian.mpc.protocols.kernels.native import (
     trees,
     weighing,
 )
-from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+
+# Processes that compile at the same time, at most: each takes 200 MB.
+PROCESSES = 8
+# Limit of all of it. Two cores take half a minute.
+LIMIT_S = 3600.0
+# is told how many signatures of kernels there are by now, of how many
+Told = Callable[[int, int], None]
 
 
-def compile_kernels(params: ProtocolParams | None = None) -> None:
+def untold(done: int, total: int) -> None:
+    """Do nothing."""
+
+
+def compile_kernels(params: ProtocolParams | None = None, told: Told = untold) -> None:
     """Compile every kernel that a round of any method uses, for every type that it takes.
 
     Kernels that are in the cache on disk are loaded instead.
     """
-    for kernel in kernels_of(params or ProtocolParams()):
+    kernels = kernels_of(params or ProtocolParams())
+    done, total = 0, sum(len(kernel.signatures) for kernel in kernels)
+    for kernel in kernels:
         kernel.compile()
+        done += len(kernel.signatures)
+        told(done, total)
+
+
+def fill_cache(told: Told = untold) -> None:
+    """Compile into the cache on disk what it lacks for any parameters, on all cores.
+
+    `told` hears of nothing where nothing is missing.
+    """
+    lacking = [
+        (number, signature)
+        for number, kernel in enumerate(all_kernels())
+        for signature in kernel.missing
+    ]
+    if not lacking:
+        return
+    told(0, len(lacking))
+    # not forked: threads of numba may hold locks
+    context = get_context("spawn")
+    processes = min(os.cpu_count() or 1, PROCESSES, len(lacking))
+    with ProcessPoolExecutor(processes, context) as pool:
+        compiled = [pool.submit(_compile_one, *each) for each in lacking]
+        for done, each in enumerate(as_completed(compiled, LIMIT_S), 1):
+            each.result()
+            told(done, len(lacking))
+
+
+def _compile_one(number: int, signature: str) -> None:
+    all_kernels()[number].compile_for(signature)
+
+
+def all_kernels() -> list[Kernel]:
+    """Return the kernels that any parameters need on this processor, in the same order always."""
+    return list(
+        dict.fromkeys(
+            kernel
+            for extension in OT_EXTENSIONS
+            for native in (True, False)
+            for kernel in kernels_of(ProtocolParams(ot_extension=extension, native_aes=native))
+        )
+    )
 
 
 def kernels_of(params: ProtocolParams) -> list[Kernel]:

@@ -270,7 +270,7 @@ class OwnDealing:
             guards, rest = np.split(lying[order.order], [part.guards])
             turns = (kept - rest.reshape(part.partners, part.kept)) & np.uint8(shape.slots - 1)
             ones = (np.arange(shape.slots)[:, None] == guards).astype(np.uint64)
-            hashes += _hash(ones, turns)
+            hashes += _hash(ones, ring.pack(turns, shape.slot_bits))
         return hashes
 
 
@@ -289,10 +289,10 @@ def _slots(
         yield part, kept, others
 
 
-def _hash(guards: NDArray[Any], turns: NDArray[np.uint8]) -> bytes:
-    """Return the SHA-256 of opened guards (W, g) and turns (B-1, N)."""
+def _hash(guards: NDArray[Any], turns: Words) -> bytes:
+    """Return the SHA-256 of opened guards (W, g) and packed turns (B-1, N), as 64-bit words."""
     found = hashlib.sha256(guards.astype("<u8", copy=False).tobytes())
-    found.update(turns.data.cast("B"))
+    found.update(turns.astype("<u8", copy=False).data.cast("B"))
     return found.digest()
 
 
@@ -582,7 +582,7 @@ class _Pairs:
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
         self._turns += theirs.reshape(self._turns.shape)
         self._turns &= np.uint8(shape.slots - 1)
-        self._verdict.hashes += _hash(entries, self._turns)
+        self._verdict.hashes += _hash(entries, ring.pack(self._turns, shape.slot_bits))
         bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
         orders = self._rest.reshape(self._turns.shape)
         # chunk by chunk, so that a kept vector is in the cache for all its partners

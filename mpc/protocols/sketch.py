@@ -35,7 +35,8 @@ def sketch(
     if begin % PER_BYTE or rows % BLOCK_BYTES:
         raise InputError(f"no sketch of {rows} rows begins at coordinate {begin}")
     seed = digest("sketch", coin)[:SEED_BYTES]
-    own = np.ascontiguousarray(shares)
+    # values of 16 bits or less, which lengths are hardly ever of, are not worth a kernel
+    own = np.ascontiguousarray(shares, max(shares.dtype, np.dtype(np.uint32)))
     clients, dim = own.shape
     total = np.zeros((-(-clients // ABREAST), rows, ABREAST), np.uint64)
     groups, piece = -(-dim // PER_BYTE), max(1, _PIECE // rows)

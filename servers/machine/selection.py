@@ -296,7 +296,7 @@ class RoundSelection(RoundFacts):
             count = len(self.included)
             raise TooFewClients(
                 f"{count} complete upload{'' if count == 1 else 's'}, "
-                f"and s{self.party} asks for at least {self.needed}. {self._reasons()}"
+                f"and s{self.party} asks for at least {self.needed}: {self._reasons()}"
             )
         validator = getattr(self.params.method, "validator", "")
         if validator and validator not in self.included:

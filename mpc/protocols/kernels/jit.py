@@ -9,26 +9,103 @@ Arrays are in C order. An array that is read may be read-only, as what came from
 the peer is.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 from numba.core.compiler_lock import global_compiler_lock
 
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.kernels.native.processor import COMPILES
+
+try:
+    import fcntl
+except ImportError:
+    # Windows, where processes that compile at the same time must have folders of their own
+    fcntl = None  # type: ignore[assignment]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# of numba, without its types, which are not complete
+FORM: Any = CompileResultCacheImpl
+FILE: Any = IndexDataCacheFile
 # the dtypes of ring elements
 RINGS = ("u1", "u2", "u4", "u8")
+
+
+class Cache(NullCache):
+    """The compiled code of a function on disk, which several processes may add to at once.
+
+    What lies beside the function's own file is found, too, although its folder may not be the one
+    that is written to: who has installed the package has compiled it for all.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Find the folder. Raises ConfigError where none can be written."""
+        beside = Path(function.__code__.co_filename).parent / "__pycache__"
+        try:
+            self._form: Any = FORM(function)
+        except RuntimeError as error:
+            raise ConfigError(
+                "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor "
+                f"{beside} nor the user's own can be written: set NUMBA_CACHE_DIR to a folder "
+                "that this user, and nobody else, may write"
+            ) from error
+        self._files: list[Any] = [
+            FILE(str(folder), self._form.filename_base, self._form.locator.get_source_stamp())
+            for folder in (self.cache_path, beside)
+        ]
+        # of the function, and of what it closes over, which for kernels is nothing
+        self._hashes = tuple(
+            hashlib.sha256(each).hexdigest() for each in (function.__code__.co_code, b"")
+        )
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._form.locator.get_cache_path())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        data = self._found(sig, target_context)
+        return None if data is None else self._form.rebuild(target_context, data)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        if self._form.check_cachable(data):
+            self._form.locator.ensure_cache_path()
+            # numba adds a line to the index without looking whether another process does so
+            with self._locked():
+                self._files[0].save(self._key(sig, data.codegen), self._form.reduce(data))
+
+    def has(self, sig: Any, target_context: Any) -> bool:
+        """Return whether there is code for these types and this processor."""
+        return self._found(sig, target_context) is not None
+
+    def _found(self, sig: Any, target_context: Any) -> Any:
+        # as numba does: it is part of what a processor is known by
+        target_context.refresh()
+        key = self._key(sig, target_context.codegen())
+        return next((data for file in self._files if (data := file.load(key)) is not None), None)
+
+    def _key(self, sig: Any, codegen: Any) -> Any:
+        return sig, codegen.magic_tuple(), self._hashes
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (Path(self.cache_path) / "kernels.lock").open("a") as file:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 class Kernel:
     """A kernel, and the types that it takes."""
 
     def __init__(self, dispatcher: Any, signatures: Sequence[str]) -> None:
-        self._dispatcher, self._signatures = dispatcher, signatures
+        self._dispatcher, self.signatures = dispatcher, signatures
         self._compile, self._compiled = dispatcher.compile, False
         # numba calls it when the kernel is called with types that it is not compiled for
         dispatcher.compile = self._first_called
@@ -38,10 +115,25 @@ class Kernel:
         # another thread may be at it
         with global_compiler_lock:
             if not self._compiled:
-                for signature in self._signatures:
-                    self._compile(tuple(map(_type_of, signature.split())))
+                for signature in self.signatures:
+                    self.compile_for(signature)
                 self._dispatcher.disable_compile()
                 self._compiled = True
+
+    def compile_for(self, signature: str) -> None:
+        """Do it for one of the signatures."""
+        self._compile(_types_of(signature))
+
+    @property
+    def missing(self) -> list[str]:
+        """The signatures for which the cache on disk has no code."""
+        cache, context = self._dispatcher._cache, self._dispatcher.targetctx
+        return [each for each in self.signatures if not cache.has(_types_of(each), context)]
+
+    @property
+    def folder(self) -> Path:
+        """Where its compiled code is kept."""
+        return Path(self._dispatcher._cache.cache_path)
 
     def _first_called(self, given: object) -> Any:
         self.compile()
@@ -69,8 +161,20 @@ def kernel(*signatures: str) -> Callable[[F], F]:
 
 
 def callee(function: F) -> F:
-    """Compile a function that only kernels call, for the types that they call it with."""
-    return cast(F, numba.njit(nogil=True, cache=True)(function))
+    """Compile a function that only kernels call, for the types that they call it with.
+
+    Raises ConfigError where no folder for compiled code can be written.
+    """
+    # numba's types know fewer options than numba, which would add a way for C to call it
+    njit: Any = numba.njit
+    compiled = njit(nogil=True, no_cfunc_wrapper=True)(function)
+    if COMPILES:
+        compiled._cache = Cache(function)
+    return cast(F, compiled)
+
+
+def _types_of(signature: str) -> tuple[Any, ...]:
+    return tuple(map(_type_of, signature.split()))
 
 
 def _type_of(code: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.processor import COMPILES
 from securemedian.mpc.protocols.kernels.native.signing import eight_rows
 
@@ -46,12 +46,12 @@ def _tabulate(shares: NDArray[Any], client: int, begin: int, tables: Words) -> N
                     table[(1 << j) + subset, c] = one[c] + table[subset, c]
 
 
-@kernel(*(f"{ring}[2] i8 u8[2] u8[3]!" for ring in RINGS))
+@kernel("u4[2] i8 u8[2] u8[3]!", "u8[2] i8 u8[2] u8[3]!")
 def add_rows(shares: NDArray[Any], begin: int, signs: Words, total: Words) -> None:
     """Add to `total` (blocks, rows, 8) what coordinates from `begin` on add to sketches.
 
-    shares (clients, dim) of any dtype; signs (groups, rows / 8), a byte per four coordinates and
-    row. Client i has column i mod 8 of block i // 8.
+    shares (clients, dim) of 32 or 64 bits; signs (groups, rows / 8), a byte per four coordinates
+    and row. Client i has column i mod 8 of block i // 8.
     """
     groups, words = signs.shape
     flat = signs.reshape(-1)

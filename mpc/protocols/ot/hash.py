@@ -57,13 +57,12 @@ class Hash:
         difference: Words | None = None,
         out1: Blocks | None = None,
     ) -> None:
-        """Hash the columns of 128 rows of bits (128, n / 64)."""
-        given = rows, np.uint64(index), stream
-        if self.round_keys is not None:
-            hashing.hash_columns(*given, self.round_keys, difference, out0, out1)
-        else:
-            kernels.transpose_and_tweak(*given, out0)
-            self._finish_all(out0, difference, out1)
+        """Hash the columns of 128 rows of bits (128, n / 64), with OpenSSL.
+
+        Leaves that the processor's AES expands are hashed in the same pass.
+        """
+        kernels.transpose_and_tweak(rows, np.uint64(index), stream, out0)
+        self._finish_all(out0, difference, out1)
 
     def blocks(
         self,

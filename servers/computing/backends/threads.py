@@ -26,6 +26,24 @@ SWITCH_S = 1e-4
 OpenLane = Callable[[bytes, int], ZmqLink]
 
 
+# between two lines that say how far compiling is
+COMPILING_S = 10.0
+
+
+class _Log:
+    """The lines about a compilation that takes long."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= COMPILING_S and done < total:
+            left = (now - self._began) / done * (total - done)
+            logs.event("compiling", done=done, total=total, seconds_to_go=round(left))
+            self._said = now
+
+
 class ThreadBackend:
     """The threads of this process: a `Backend`."""
 
@@ -34,7 +52,7 @@ class ThreadBackend:
 
     def start(self) -> None:
         """Compile the kernels, or load them from the cache on disk."""
-        compiling.compile_kernels(self._protocol)
+        compiling.compile_kernels(self._protocol, _Log().tell)
 
     def open(self, session_id: bytes) -> "ThreadComputation":
         *links, checking = [

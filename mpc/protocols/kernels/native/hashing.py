@@ -245,7 +245,10 @@ def hash_part(
     out0: Words,
     out1: Words | None,
 ) -> None:
-    """Do as `hash_columns` does to `words` words of each row; rows are `stride` words apart."""
+    """Set out0[i] = H((index + i, stream), column i of 128 rows), for `words` words of each row.
+
+    out1[i] is the same with sigma(column) ^ difference. Rows are `stride` words apart, out0 (n, 2).
+    """
     start = 0
     while start < words:
         here, at = rows[start:], index + np.uint64(64 * start)
@@ -259,24 +262,6 @@ def hash_part(
 
 
 @kernel(*_ENDS)
-def hash_columns(
-    rows: Words,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    difference: Words | None,
-    out0: Words,
-    out1: Words | None,
-) -> None:
-    """Set out0[i] = H((index + i, stream), column i of the rows), with rows (128, w), out0 (n, 2).
-
-    out1[i] is the same with sigma(column) ^ difference.
-    """
-    words = rows.shape[1]
-    hash_part(rows.reshape(-1), words, words, index, stream, round_keys, difference, out0, out1)
-
-
-@kernel(*_ENDS)
 def hash_blocks(
     blocks: Words,
     index: np.uint64,
@@ -286,7 +271,7 @@ def hash_blocks(
     out0: Words,
     out1: Words | None,
 ) -> None:
-    """Do as `hash_columns` does to blocks (n, 2)."""
+    """Do as `hash_part` does to blocks (n, 2)."""
     count, start = blocks.shape[0], 0
     while start < count:
         here, at = blocks[start:], index + np.uint64(start)

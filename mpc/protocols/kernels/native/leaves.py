@@ -303,7 +303,7 @@ def expand_to_keys(
     keys0: Words,
     keys1: Words | None,
 ) -> None:
-    """Do as `expand` does, and hash the columns as `hash_columns` does: keys (n, 2).
+    """Do as `expand` does, and hash the columns as `hash_part` does: keys (n, 2).
 
     The rows go to `strips` (s, 128, STRIP), of which a sender may have one for all.
     """

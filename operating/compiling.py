@@ -1,0 +1,100 @@
+"""The verb `compile`, which other verbs that need every kernel begin with."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# between two lines where standard error is no terminal
+LINE_S = 5.0
+
+_DESCRIPTION = """\
+Compile what servers compute with, for this machine's processor, and keep it on disk: once
+after an installation or an update, in half a minute or a few, on all cores. What is there
+already is left alone. A server that finds nothing compiles by itself at its first start,
+which takes longer; the demo, experiments, benchmarks and `plan` do so, too.
+
+It is kept in NUMBA_CACHE_DIR, or else beside the package, or else in the user's own cache
+folder: the first of these that can be written. What lies beside the package serves all users
+of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or home. Nobody else may write
+there: the server runs what is in it."""
+
+
+def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `compile` to the `securemedian` command."""
+    layout = argparse.RawDescriptionHelpFormatter
+    verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=layout)
+    verb.set_defaults(run=_compile)
+
+
+def _compile(_: argparse.Namespace) -> None:
+    from securemedian.mpc.protocols.compiling import all_kernels
+
+    compile_all()
+    folders = [str(kernel.folder) for kernel in all_kernels()]
+    if folders:
+        print(f"all kernels are compiled for this processor, in {os.path.commonpath(folders)}")
+    else:
+        print("nothing is compiled, because NUMBA_DISABLE_JIT is set")
+
+
+def compile_all() -> None:
+    """Compile what the cache on disk lacks, and show on standard error how far that is.
+
+    Raises ConfigError where there is no folder for it.
+    """
+    from securemedian.mpc.protocols.compiling import fill_cache
+
+    with _shown() as told:
+        fill_cache(told)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[int, int], None]]:
+    """Show what is told as a bar on a terminal, and otherwise as lines."""
+    if not sys.stderr.isatty():
+        yield _Lines().tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (
+        TextColumn("compiling kernels, once"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("remaining"),
+        Remaining(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, speed_estimate_period=600.0
+    ) as progress:
+        task = progress.add_task("", total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, visible=True)
+
+        yield show
+
+
+class _Lines:
+    """Lines that say how far it is and how long it will take."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == 0:
+            print(f"securemedian: compiling {total} kernels, once", file=sys.stderr, flush=True)
+        elif done == total or now - self._said >= LINE_S:
+            left = (now - self._began) / done * (total - done)
+            print(
+                f"securemedian: compiled {done} of {total}, about {left:.0f} s to go",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._said = now
