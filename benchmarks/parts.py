@@ -23,7 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.work import COMPARE_BATCH, Point
+from securemedian.benchmarks.work import COMPARE_BATCH, Point, random_ots
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import (
@@ -40,7 +40,14 @@ from securemedian.mpc.protocols import (
 from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
-from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
+from securemedian.mpc.protocols.kernels.native import (
+    aes,
+    hashing,
+    processor,
+    slicing,
+    trees,
+    weighing,
+)
 from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
 from securemedian.mpc.protocols.ot import ferret, leaves
 from securemedian.mpc.protocols.ot.extension import BLOCK
@@ -202,6 +209,8 @@ EXTENDING: tuple[Place, ...] = (
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
     ("all in one pass", native_leaves, "expand_to_keys", _expanded),
+    ("check", weighing, "weigh", None),
+    ("check", extension, "weigh", None),
     ("hash", hashing, "hash_blocks", _hashed),
     ("trees", FerretSender, "grow_trees", None),
     ("trees", FerretReceiver, "grow_trees", None),
@@ -369,9 +378,7 @@ def _ot_parts(
     count = -(-options.ots // block) * block
 
     def work(party: Party) -> None:
-        for start in range(0, count, BLOCK):
-            end = party.pool.ends.sender if sending else party.pool.ends.receiver
-            end.extend(min(BLOCK, count - start))
+        random_ots([party.pool.ends.sender if sending else party.pool.ends.receiver], count)
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes: defaultdict[str, float] = defaultdict(float)
@@ -497,8 +504,8 @@ def _measure_processes(
     one, both, *compared = settings.measure(points, chosen, "comparisons:")
     rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
     rates["CURVE over loopback, each of both ways at once"] = both["per_second"] / 1e9
+    # of one direction, like the link's rate: both directions run at the same time
     for rows, result in zip(comparisons.values(), compared, strict=True):
-        # of one direction, like the link's rate: both directions run at the same time
         rows[LINK] = result["bytes_each"] / 2 / both["per_second"] * NS
         rows[TOGETHER] = rows[f"ahead: {WHOLE}"] + rows[f"online: {WHOLE}"] + rows[LINK]
         rows[TWO] = NS / result["per_second"]
@@ -507,7 +514,7 @@ def _measure_processes(
         (result,) = settings.measure([point], replace(chosen, protocol=protocol), f"{name}:")
         for table in ots.values():
             table[name] |= {
-                LINK: result["bytes_each"] / one["per_second"] * NS,
+                LINK: result["bytes_each"] / 2 / both["per_second"] * NS,
                 TWO: NS / result["per_second"],
             }
 

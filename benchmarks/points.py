@@ -21,7 +21,7 @@ DEFAULT_COMPARISONS = 1 << 20
 
 
 def add_kinds(kinds: Any) -> None:
-    ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
+    ot = kinds.add_parser("ot", help="random OTs, half in either direction, the check included")
     settings.add_counts(ot, ("--count", DEFAULT_OTS, "OTs per repetition"))
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
 

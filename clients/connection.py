@@ -48,6 +48,9 @@ TRIAL_S = 5.0
 SLICE_S = 0.2
 # the longest that a server takes for one message
 MESSAGE_S = 1800.0
+# the longest that nothing of what is sent reaches the other end's host, before the connection is
+# made anew, to the address that the server's name then has. A slow line is never silent.
+SILENCE_S = 10.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
@@ -230,8 +233,8 @@ class Connection:
                 proven = self._proven
                 if self._event() == zmq.EVENT_DISCONNECTED and proven:
                     raise ServerUnreachable(
-                        f"{self._where} hung up on {op!r}: "
-                        f"it was restarted, or {size:,} bytes are more than its max_message_bytes"
+                        f"{self._where} hung up on {op!r}: it was restarted, the line is cut, "
+                        f"or {size:,} bytes are more than its max_message_bytes"
                     )
         raise self._no_answer(op)
 
@@ -346,6 +349,8 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     context: zmq.Context[Any] = zmq.Context.instance()
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
+    # TCP's own limit, TCP_USER_TIMEOUT, where the system has one
+    socket.tcp_maxrt = int(SILENCE_S * 1000)
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()
     return socket

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -84,17 +83,18 @@ class _Lines:
     """Lines that say how far it is and how long it will take."""
 
     def __init__(self) -> None:
-        self._began = self._said = time.monotonic()
+        # as what it is told of, imported when it is needed
+        from securemedian.mpc.protocols.compiling import Pace
+
+        self._pace = Pace(LINE_S)
 
     def tell(self, done: int, total: int) -> None:
-        now = time.monotonic()
         if done == 0:
-            print(f"securemedian: compiling {total} kernels, once", file=sys.stderr, flush=True)
-        elif done == total or now - self._said >= LINE_S:
-            left = (now - self._began) / done * (total - done)
-            print(
-                f"securemedian: compiled {done} of {total}, about {left:.0f} s to go",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._said = now
+            text = f"compiling {total} kernels, once"
+        elif done == total:
+            text = f"compiled {total} kernels"
+        elif (left := self._pace.seconds_to_go(done, total)) is not None:
+            text = f"compiled {done} of {total} kernels, about {left:.0f} s to go"
+        else:
+            return
+        print(f"securemedian: {text}", file=sys.stderr, flush=True)

@@ -154,15 +154,18 @@ def test_how_far_it_is_is_told_in_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fill_cache(told: compiling.Told) -> None:
-        for done in range(5):
+        for done, seconds in enumerate((0, 1, 20, 22, 23)):
+            monkeypatch.setattr(time, "monotonic", lambda now=seconds: float(now))
             told(done, 4)
 
     monkeypatch.setattr(compiling, "fill_cache", fill_cache)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     assert cli.main(["compile"]) == 0
     out, error = capsys.readouterr()
     assert error.splitlines() == [
         "securemedian: compiling 4 kernels, once",
-        "securemedian: compiled 4 of 4, about 0 s to go",
+        "securemedian: compiled 2 of 4 kernels, about 20 s to go",
+        "securemedian: compiled 4 kernels",
     ]
     assert "compiled" in out and len(out.splitlines()) == 1
 
@@ -222,7 +225,7 @@ def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> No
     total = sum(len(each.signatures) for each in compiling.all_kernels())
     assert first.returncode == 0, first.stderr
     assert f"compiling {total} kernels, once" in first.stderr
-    assert f"compiled {total} of {total}, about 0 s to go" in first.stderr
+    assert f"compiled {total} kernels" in first.stderr
     assert str(tmp_path) in first.stdout
     assert run(*command).stderr == ""
     second = run("-c", SECOND_START)

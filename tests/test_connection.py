@@ -3,6 +3,8 @@
 The servers are small ones of the test's own.
 """
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import zmq
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.clients.connection import Connection
+from securemedian.clients.connection import SILENCE_S, Connection
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record
 from securemedian.coordinator.coordinator import Coordinator
@@ -114,6 +116,16 @@ def test_question_and_answer() -> None:
                 {"word": "x", "cohort": "default", "id": number},
             )
             assert answer.arrays["numbers"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such limit")
+def test_a_line_that_is_dead_is_given_up_within_seconds() -> None:
+    """Who waited for the result of a server that had moved noticed after `reply_timeout_s`."""
+    with serving(echo) as server, connected(server) as connection:
+        connection.ask("hello")
+        with socket.socket(fileno=os.dup(connection._descriptor)) as line:
+            limit_ms = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit_ms == 1000 * SILENCE_S
 
 
 def test_an_array_of_many_pieces_goes_both_ways() -> None:

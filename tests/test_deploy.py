@@ -59,6 +59,7 @@ def test_the_image_takes_what_the_package_has_and_no_keys() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     taken = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines
+    assert "deploy/requirements.txt" in taken
     packages = {
         link.resolve().relative_to(ROOT).parts[0]
         for link in (ROOT / "securemedian").iterdir()
@@ -123,10 +124,11 @@ def test_the_commands_of_the_containers_run_a_round(tmp_path: Path) -> None:
         text = re.sub(r"tcp://(s0|s1|0\.0\.0\.0):", "tcp://127.0.0.1:", path.read_text())
         path.write_text(re.sub(r":(700[012])", lambda match: f":{ports[match[1]]}", text))
     updates = np.arange(4.0), np.ones(4)
-    processes = []
+    processes, mounted = [], {}
     try:
         for party in PARTIES:
             root = container(tmp_path, party)
+            mounted[party] = files(tmp_path, party)
             if party.startswith("client"):
                 np.save(root / "data" / "update.npy", updates[int(party[-1]) - 1])
             processes.append(started(root, party))
@@ -138,6 +140,10 @@ def test_the_commands_of_the_containers_run_a_round(tmp_path: Path) -> None:
         for process in processes:
             process.wait(60)
     expected = np.minimum(*updates).astype(np.float32)
+    for party in PARTIES:
+        # all else is read-only in a container
+        written = {path for path in files(tmp_path, party) if path.name != "log"}
+        assert written == mounted[party]
     for client in ("client-1", "client-2"):
         assert np.array_equal(np.load(tmp_path / client / "median.npy"), expected)
     assert np.array_equal(np.load(tmp_path / "run" / "model-1.npy"), expected)
@@ -166,11 +172,17 @@ def container(folder: Path, service: str) -> Path:
         source = folder / host if (folder / host).exists() else DEPLOY / host
         if not source.is_file():
             source = folder / host
-            source.mkdir()
+            source.mkdir(0o700)
             there.symlink_to(source)
         else:
             shutil.copy2(source, there)
     return root
+
+
+def files(folder: Path, service: str) -> set[Path]:
+    """Return what a container has outside of the folders that are mounted."""
+    root = folder / f"root-of-{service}"
+    return {Path(at) / name for at, below, names in os.walk(root) for name in below + names}
 
 
 def started(root: Path, service: str) -> "subprocess.Popen[bytes]":

@@ -769,7 +769,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
-    ("Weighing.__init__", "Stream(seed)"): "public coefficients",
+    ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",

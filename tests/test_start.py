@@ -85,10 +85,10 @@ def test_a_server_that_compiles_for_long_logs_how_far_it_is(
 ) -> None:
     def compile_kernels(protocol: ProtocolParams, told: compiling.Told) -> None:
         for seconds, done in ((1, 10), (20, 25), (21, 26), (80, 100)):
-            monkeypatch.setattr(threads.time, "monotonic", lambda now=seconds: float(now))
+            monkeypatch.setattr(time, "monotonic", lambda now=seconds: float(now))
             told(done, 100)
 
-    monkeypatch.setattr(threads.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
     logged: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(threads.logs, "event", lambda name, **about: logged.append((name, about)))

@@ -1,6 +1,7 @@
 """The kernels that a server computes with, all of which are compiled before its first round."""
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -38,6 +39,22 @@ Told = Callable[[int, int], None]
 
 def untold(done: int, total: int) -> None:
     """Do nothing."""
+
+
+class Pace:
+    """How long it will take still, which is said every so many seconds."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._began = self._said = time.monotonic()
+
+    def seconds_to_go(self, done: int, total: int) -> float | None:
+        """Return it if it is time to say so; not of the first tenth, which tells little."""
+        now = time.monotonic()
+        if now - self._said < self._every_s or 10 * done < total:
+            return None
+        self._said = now
+        return (now - self._began) / done * (total - done)
 
 
 def compile_kernels(params: ProtocolParams | None = None, told: Told = untold) -> None:
@@ -96,7 +113,9 @@ def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
     modules = [gaussian, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, leaves, weighing] if native else [extension]
+    modules += [aes, leaves] if native else [extension]
+    if processor.taken(True):
+        modules.append(weighing)
     if processor.FEATURES:
         modules.append(slicing)
     if params.silent and native:

@@ -24,24 +24,8 @@ from securemedian.servers.network.transport import ZmqLink
 SWITCH_S = 1e-4
 # opens this server's end of a lane of a session
 OpenLane = Callable[[bytes, int], ZmqLink]
-
-
 # between two lines that say how far compiling is
 COMPILING_S = 10.0
-
-
-class _Log:
-    """The lines about a compilation that takes long."""
-
-    def __init__(self) -> None:
-        self._began = self._said = time.monotonic()
-
-    def tell(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._said >= COMPILING_S and done < total:
-            left = (now - self._began) / done * (total - done)
-            logs.event("compiling", done=done, total=total, seconds_to_go=round(left))
-            self._said = now
 
 
 class ThreadBackend:
@@ -52,7 +36,13 @@ class ThreadBackend:
 
     def start(self) -> None:
         """Compile the kernels, or load them from the cache on disk."""
-        compiling.compile_kernels(self._protocol, _Log().tell)
+        pace = compiling.Pace(COMPILING_S)
+
+        def tell(done: int, total: int) -> None:
+            if (left := pace.seconds_to_go(done, total)) is not None and done < total:
+                logs.event("compiling", done=done, total=total, seconds_to_go=round(left))
+
+        compiling.compile_kernels(self._protocol, tell)
 
     def open(self, session_id: bytes) -> "ThreadComputation":
         *links, checking = [
