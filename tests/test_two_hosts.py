@@ -14,8 +14,11 @@ LIMIT_S = 600
 
 def test_everything_that_the_page_prints_is_typed() -> None:
     """All lines of all blocks, in their order, and what others type likewise."""
-    printed = [line for _, lines in two_hosts.blocks("deploying.md") for line in lines]
-    typed = list(two_hosts.commands("deploying.md"))
+    install, rest = two_hosts.tutorial()
+    assert "securemedian --version" in next(two_hosts.blocks(install))[1]
+    printed = [line for _, lines in two_hosts.blocks(rest) for line in lines]
+    assert all(line.startswith(("securemedian ", "python -c ")) for line in printed)
+    typed = list(two_hosts.commands())
     assert [command for _, command in typed if command in printed] == printed
     likewise = [command for _, command in typed if command not in printed]
     assert len(likewise) == 3 and all("hospital-" in command for command in likewise)
