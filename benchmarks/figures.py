@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    from securemedian.benchmarks.yardstick import Yardstick
 
 # parameters of the networks 784-200-200-10 and CNNMnist
 MLP, CNN_MNIST = 199_210, 1_663_370
@@ -257,7 +260,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
         phases += clear
     reached = [_reached(one, other, clear[0].seconds) for one, other in pairs]
     title = f"Table 1: d = {dim:,}, n = {clients}"
-    printed = [_phases(title, phases)]
+    printed = [_phases(title, phases, chosen.yardstick), str(chosen.yardstick)]
     if not options.data:
         printed.append("training is left out: name MNIST's folder with --data to time it, too")
     printed += [REACHED.format(**one) for one in reached]
@@ -267,7 +270,11 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
     }
     names = [f"{one.name.strip()} ({one.setting or one.where.split(',')[0]})" for one in phases]
     draw = partial(plots.save_bars, title=title, bars=Bars("seconds", names, series))
-    saved = {"phases": [asdict(phase) for phase in phases], "reached": reached}
+    saved = {
+        "phases": [asdict(phase) for phase in phases],
+        "reached": reached,
+        "aes": asdict(chosen.yardstick),
+    }
     return results, Found(printed, draw, saved)
 
 
@@ -402,14 +409,16 @@ def _time(work: Callable[[], object], repeat: int) -> float:
     return statistics.median_low(seconds[1:])
 
 
-def _phases(title: str, phases: Sequence[Phase]) -> Any:
-    columns = ["phase", "where", "setting", "s", "MB", "the paper, s"]
-    rows = [
-        [one.name, one.where, one.setting]
-        + [report.figure(value) for value in (one.seconds, one.megabytes, one.theirs)]
-        for one in phases
-    ]
-    note = f"MB: both directions together; the paper's: {reported.PAPER[7:]}, as printed"
+def _phases(title: str, phases: Sequence[Phase], stick: "Yardstick") -> Any:
+    columns = ["phase", "where", "setting", "s", "AES, GB", "MB", "the paper, s"]
+    rows = []
+    for one in phases:
+        figures = one.seconds, stick.bytes_in(one.seconds) / 1e9, one.megabytes, one.theirs
+        rows.append([one.name, one.where, one.setting, *map(report.figure, figures)])
+    note = (
+        "AES: what one core encrypts in this time; MB: both directions together; the paper's: "
+        f"{reported.PAPER[7:]}, as printed"
+    )
     return report.table(title, columns, rows, note)
 
 

@@ -9,7 +9,6 @@ between the kernels, and memory that is used for the first time.
 import argparse
 import os
 import time
-import timeit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +19,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import modes
 
-from securemedian.benchmarks import settings
-from securemedian.benchmarks.work import COMPARE_BATCH, Point
+from securemedian.benchmarks import settings, yardstick
+from securemedian.benchmarks.work import COMPARE_BATCH, Point, random_ots
+from securemedian.benchmarks.yardstick import BUFFER, SMALL
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import (
@@ -40,7 +40,13 @@ from securemedian.mpc.protocols import (
 from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
-from securemedian.mpc.protocols.kernels.native import aes, hashing, processor, slicing, trees
+from securemedian.mpc.protocols.kernels.native import (
+    hashing,
+    processor,
+    slicing,
+    trees,
+    weighing,
+)
 from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
 from securemedian.mpc.protocols.ot import ferret, leaves
 from securemedian.mpc.protocols.ot.extension import BLOCK
@@ -76,10 +82,6 @@ Size = Callable[..., int]
 NS = 1e9
 # bytes, far more than any cache holds
 LARGE = 1 << 27
-# bytes of one row of a block, three of which fit into the first-level cache
-SMALL = 1 << 14
-# bytes
-AES_BUFFER = 1 << 16
 # bytes sent over loopback
 TRAFFIC = 1 << 28
 # widths of the rings whose comparisons are timed; the last is that of the counts of 8 clients
@@ -89,14 +91,15 @@ OTS = 16 * BLOCK
 CLIENTS, COORDINATES = 10, 1 << 13
 # of a sketch: the clients that a kernel adds side by side, and the rows of a norm check
 SKETCHED, ROWS = 8, 512
-AES_CTR, AES_ECB = (f"AES-128 {mode}, {AES_BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
+AES_CTR, AES_ECB = (f"AES-128 {mode}, {BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
 AES_NATIVE = f"AES-128 hash by the processor's own instructions, {SMALL:,} B at a time"
 SUM, OTHER, WHOLE = "sum of the parts", "other", "measured as a whole"
 AES_BYTES, AES_LIMIT = "bytes of AES", "the AES alone, at full speed"
 LINK, TOGETHER, TWO = "link, at full speed", "ahead, online and link", "two processes over loopback"
+IN_AES = "AES of one core in as long, B"
 ROLES = ("sender", "receiver")
 PHASES = ("ahead", "online")
-LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO)
+LAST = (SUM, OTHER, WHOLE, AES_BYTES, AES_LIMIT, LINK, TOGETHER, TWO, IN_AES)
 
 
 class Clocks:
@@ -202,6 +205,8 @@ EXTENDING: tuple[Place, ...] = (
     ("hash", extension, "sigma_and_tweak", None),
     ("hash", extension, "xor_constant", None),
     ("all in one pass", native_leaves, "expand_to_keys", _expanded),
+    ("check", weighing, "weigh", None),
+    ("check", extension, "weigh", None),
     ("hash", hashing, "hash_blocks", _hashed),
     ("trees", FerretSender, "grow_trees", None),
     ("trees", FerretReceiver, "grow_trees", None),
@@ -319,46 +324,46 @@ def run(options: argparse.Namespace) -> None:
         f"ns per coordinate of a sketch of {ROWS} rows, at either party": sketches,
         f"ns per coordinate of {CLIENTS} clients, at either party": rounds,
     }
+    own = processor.taken(options.native)
+    stick = yardstick.of(options.native, 1e9 * rates[AES_NATIVE if own else AES_CTR])
+    for name in list(found)[1:]:
+        for rows in found[name].values():
+            wholes = [each for row, each in rows.items() if row.rpartition(": ")[2] == WHOLE]
+            rows[IN_AES] = stick.bytes_in(sum(wholes) / NS)
     points = [
         {"table": name, "column": column, "row": row, "figure": figure}
         for name, columns in found.items()
         for column, rows in columns.items()
         for row, figure in rows.items()
     ]
-    report.save(file, asdict(chosen), points)
+    report.save(file, asdict(chosen), points, aes=asdict(stick))
     for name, columns in found.items():
         console.print(_table(name, columns))
+    console.print(str(stick))
     console.print(f"saved to {file}")
 
 
 def hardware(repeat: int) -> dict[str, float]:
     """Return what one core does at its best, in GB/s."""
 
-    def rate(size: int, function: Callable[[], Any]) -> float:
-        timer = timeit.Timer(function, timer=time.thread_time)
-        number, _ = timer.autorange()
-        return size * number / median_low(timer.repeat(repeat, number)) / 1e9
-
-    key, counter = bytes(16), modes.CTR(bytes(16))
-    row, keys = BLOCK // 8, 16 * BLOCK
-    rates = {}
-    for name, mode, size in (
-        (AES_CTR, counter, AES_BUFFER),
-        (f"AES-128 CTR, {row:,} B: a row of a block", counter, row),
-        (AES_ECB, modes.ECB(), AES_BUFFER),
-        (f"AES-128 ECB, {keys:,} B: the keys of a block", modes.ECB(), keys),
-    ):
-        update = Cipher(algorithms.AES(key), mode).encryptor().update_into
-        rates[name] = rate(size, partial(update, bytes(size), bytearray(size + 15)))
+    counter, row, keys = modes.CTR(bytes(16)), BLOCK // 8, 16 * BLOCK
+    rates = {
+        name: yardstick.openssl_rate(mode, size, repeat)
+        for name, mode, size in (
+            (AES_CTR, counter, BUFFER),
+            (f"AES-128 CTR, {row:,} B: a row of a block", counter, row),
+            (AES_ECB, modes.ECB(), BUFFER),
+            (f"AES-128 ECB, {keys:,} B: the keys of a block", modes.ECB(), keys),
+        )
+    }
     large, small = (np.ones((2, size // 8), np.uint64) for size in (LARGE, SMALL))
-    rates[f"copy of {LARGE >> 20} MiB"] = rate(LARGE, partial(np.copyto, large[0], large[1]))
+    copy = partial(np.copyto, large[0], large[1])
+    rates[f"copy of {LARGE >> 20} MiB"] = yardstick.rate(LARGE, copy, repeat)
     if processor.taken(True):
-        blocks, zero = small[0].reshape(-1, 2), np.uint64(0)
-        given = blocks, zero, zero, aes.round_keys(key)[0], None, blocks, None
-        rates[AES_NATIVE] = rate(blocks.nbytes, partial(hashing.hash_blocks, *given))
+        rates[AES_NATIVE] = yardstick.native_rate(repeat)
     xor = partial(np.bitwise_xor, small[0], small[1], small[0])
-    rates[f"XOR of two arrays of {SMALL >> 10} KiB"] = rate(SMALL, xor)
-    return rates
+    rates[f"XOR of two arrays of {SMALL >> 10} KiB"] = yardstick.rate(SMALL, xor, repeat)
+    return {name: speed / 1e9 for name, speed in rates.items()}
 
 
 def _ot_parts(
@@ -369,9 +374,7 @@ def _ot_parts(
     count = -(-options.ots // block) * block
 
     def work(party: Party) -> None:
-        for start in range(0, count, BLOCK):
-            end = party.pool.ends.sender if sending else party.pool.ends.receiver
-            end.extend(min(BLOCK, count - start))
+        random_ots([party.pool.ends.sender if sending else party.pool.ends.receiver], count)
 
     parts, clocks = _measure(protocol, lambda party: None, work, EXTENDING, options.repeat, count)
     aes: defaultdict[str, float] = defaultdict(float)
@@ -497,8 +500,8 @@ def _measure_processes(
     one, both, *compared = settings.measure(points, chosen, "comparisons:")
     rates["CURVE over loopback, one way"] = one["per_second"] / 1e9
     rates["CURVE over loopback, each of both ways at once"] = both["per_second"] / 1e9
+    # of one direction, like the link's rate: both directions run at the same time
     for rows, result in zip(comparisons.values(), compared, strict=True):
-        # of one direction, like the link's rate: both directions run at the same time
         rows[LINK] = result["bytes_each"] / 2 / both["per_second"] * NS
         rows[TOGETHER] = rows[f"ahead: {WHOLE}"] + rows[f"online: {WHOLE}"] + rows[LINK]
         rows[TWO] = NS / result["per_second"]
@@ -507,7 +510,7 @@ def _measure_processes(
         (result,) = settings.measure([point], replace(chosen, protocol=protocol), f"{name}:")
         for table in ots.values():
             table[name] |= {
-                LINK: result["bytes_each"] / one["per_second"] * NS,
+                LINK: result["bytes_each"] / 2 / both["per_second"] * NS,
                 TWO: NS / result["per_second"],
             }
 

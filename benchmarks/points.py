@@ -21,7 +21,7 @@ DEFAULT_COMPARISONS = 1 << 20
 
 
 def add_kinds(kinds: Any) -> None:
-    ot = kinds.add_parser("ot", help="random OTs from S0 to S1, extension and hash included")
+    ot = kinds.add_parser("ot", help="random OTs, half in either direction, the check included")
     settings.add_counts(ot, ("--count", DEFAULT_OTS, "OTs per repetition"))
     ot.set_defaults(points=lambda o: [Point("ot", "random", count=o.count)])
 
@@ -93,6 +93,7 @@ def run(options: argparse.Namespace) -> None:
     results = settings.measure(options.points(options), chosen)
     console = report.console()
     console.print(_table(results))
+    console.print(str(chosen.yardstick))
     for line in growth(results):
         console.print(line)
     if options.json:
@@ -110,7 +111,7 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         "dealt, sent: MB of a client before and after its training, to the server that gets more"
         if medians
         else "seconds = ahead of the inputs + online; MB: both directions; "
-        "k/s: thousands per second"
+        "k/s: thousands per second; AES B each: what one core encrypts in the time of one"
     )
     title = f"{first['extension']}, {first['link']}"
     return report.table(title, ["work", *columns], rows, note)
@@ -133,6 +134,7 @@ _COUNTED: Figures = {
     **_REST,
     "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
     "B each": lambda r: f"{r['bytes_each']:.1f}",
+    "AES B each": lambda r: report.figure(r["aes_bytes_per_second"] / r["per_second"]),
 }
 _MEDIANS: Figures = {
     **_SECONDS,

@@ -4,12 +4,15 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
+
+if TYPE_CHECKING:
+    from securemedian.benchmarks.yardstick import Yardstick
 
 DEFAULT_OUT = Path("results/bench")
 # the parameters of every OT extension, by its name in results
@@ -44,6 +47,13 @@ class Settings:
         from securemedian.mpc.protocols.kernels.native.processor import taken
 
         return taken(self.protocol.native_aes)
+
+    @property
+    def yardstick(self) -> "Yardstick":
+        """Return the AES of one core, which is measured once per run."""
+        from securemedian.benchmarks.yardstick import measured
+
+        return measured(self.protocol.native_aes)
 
 
 def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
@@ -165,7 +175,8 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
             settings.link,
         )
     conditions = {"extension": settings.extension, "link": settings.link, "native": settings.native}
-    return [result | conditions for result in results]
+    speed = settings.yardstick.bytes_per_second
+    return [result | conditions | {"aes_bytes_per_second": speed} for result in results]
 
 
 # Types of options, whose error messages argparse completes with the option's name

@@ -16,8 +16,14 @@ from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
+from securemedian.mpc.protocols.correlations.pool import PORTION
 from securemedian.mpc.protocols.dealing import DealtUpload
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.protocols.ot.extension import (
+    ALIGN,
+    BLOCK,
+    RandomOtReceiver,
+    RandomOtSender,
+)
 from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream, os_entropy
@@ -122,7 +128,7 @@ def run_point(
     meet()
     meter = Meter(parties)
     if point.bench == "ot":
-        _random_ots(parties[0], point.count or 0)
+        _both_ways(parties[0], point.count or 0)
     elif point.bench == "bytes":
         _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
@@ -244,12 +250,33 @@ def _words(layout: share.Layout, stream: Stream) -> share.WordsUpload:
     return share.WordsUpload(layout, packed)
 
 
-def _random_ots(party: Party, count: int) -> None:
-    """Make random OTs in one direction, with S0 as the sender, and keep none of their keys."""
-    for start in range(0, count, BLOCK):
-        size = min(BLOCK, -(-(count - start) // ALIGN) * ALIGN)
-        end = party.pool.ends.sender if party.number == 0 else party.pool.ends.receiver
-        end.extend(size)
+def random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
+    """Make `count` random OTs with each end, check them, and keep none of their keys."""
+    senders = [end for end in ends if isinstance(end, RandomOtSender)]
+    receivers = [end for end in ends if isinstance(end, RandomOtReceiver)]
+    for start in range(0, count, PORTION):
+        stop = min(start + PORTION, count)
+        for end in ends:
+            for first in range(start, stop, BLOCK):
+                end.extend(min(BLOCK, stop - first))
+            if isinstance(end, RandomOtReceiver):
+                end.seal()
+        for sender in senders:
+            sender.challenge()
+        for receiver in receivers:
+            receiver.weigh()
+    for receiver in receivers:
+        receiver.prove()
+    for sender in senders:
+        sender.verify()
+
+
+def _both_ways(party: Party, count: int) -> None:
+    """Make random OTs, half of them in either direction."""
+    sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
+    receiver.prepare()
+    half = -(-count // (2 * ALIGN)) * ALIGN
+    random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
 
 
 def _bytes(party: Party, count: int, both_ways: bool) -> None:

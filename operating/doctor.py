@@ -317,8 +317,7 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
     from securemedian.mpc.protocols.kernels.native import processor
 
     if processor.taken(config.protocol.native_aes):
-        vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[processor.LANES]
-        yield _well(f"AES runs on {vectors}{' and GFNI' if processor.GFNI else ''}")
+        yield _well(f"AES runs on {processor.described()}")
     elif processor.taken(True):
         yield _warning("native_aes is false: rounds take longer than this processor needs")
     else:

@@ -4,7 +4,7 @@ What it is told and asked goes in, and what it says comes out.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -105,10 +105,12 @@ class FakeEngine:
         self.session_id = session_id
         self.sessions.append(session_id)
 
-    def toss(self) -> None:
+    def toss(self, vouch: Callable[[bytes], bytes]) -> None:
         """Toss at once: in each session something else, and alike at both servers."""
         assert self.session_id
-        self.result = Coin(self.session_id[:SEED_BYTES])
+        coin = self.session_id[:SEED_BYTES]
+        # as if both servers had one secret
+        self.result = Coin(coin, vouch(coin))
 
     def check_dealings(
         self,

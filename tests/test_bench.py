@@ -12,9 +12,10 @@ import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import points, settings
+from securemedian.benchmarks import points, settings, yardstick
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, round_params
+from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.servers.network.transport import ZmqLink
@@ -61,10 +62,20 @@ def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_ots_cost_what_the_extension_says(tmp_path: Path) -> None:
+def test_ots_cost_what_the_extension_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (point,) = run(tmp_path, "ot", "--count", str(1 << 18))
-    assert point["ots"] == 1 << 18 and point["rounds"] == 1 and point["bytes_s0_to_s1"] == 0
-    assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.01 and point["per_second"] > 0
+    # the features of the processor, and the AES of the same run in the time of an OT
+    stick = yardstick.measured(True)
+    printed = capsys.readouterr().out
+    assert point["aes_bytes_per_second"] == stick.bytes_per_second
+    assert str(stick) in printed and stick.made_by in str(stick)
+    assert f" {report.figure(stick.bytes_in(1 / point['per_second']))}\n" in printed
+    # corrections, the challenge, and the proof
+    assert point["ots"] == 1 << 18 and point["rounds"] == 3
+    assert point["bytes_s0_to_s1"] == point["bytes_s1_to_s0"]
+    assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.02 and point["per_second"] > 0
     assert point["native"] is processor.taken(True)
 
 
@@ -152,7 +163,11 @@ def test_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert phases[setting, "deal, before it has trained"]["megabytes"] > 0.02
         assert phases[setting, "rotate"]["megabytes"] < 0.01
     assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert "training is left out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "training is left out" in printed
+    stick = yardstick.Yardstick(**saved["aes"])
+    assert str(stick) in printed
+    assert report.figure(stick.bytes_in(median) / 1e9) in printed
 
 
 @pytest.mark.release

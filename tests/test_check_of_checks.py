@@ -212,16 +212,17 @@ def test_a_check_that_opens_something_else_the_second_time_ends_the_round(
     s1.engine.hashes = b"l" * 32
     checked(s1)
     coin = s1.engine.coins[0]
+    told = coin + s1.latest.server_round.token(first, coin)
     if restarted:
         s1.restart()
         s1.engine.hashes = b"l" * 32
     # S0 says that it has lost its verdict
-    s1.hear(Resume(ROUND, bytes([1] * 16), "open", 0, b"", {}, [first], [], [], {first: coin}))
+    s1.hear(Resume(ROUND, bytes([1] * 16), "open", 0, b"", {}, [first], [], [], {first: told}))
     s1.hear(Check(ROUND, [first], coin))
     s1.engine.end_check()
     s1.rounds.engine_ended()
     assert s1.ask(first, "checked", round=ROUND).fields["verdict"] == "passed"
-    s1.hear(Resume(ROUND, bytes([2] * 16), "open", 0, b"", {}, [first], [], [], {first: coin}))
+    s1.hear(Resume(ROUND, bytes([2] * 16), "open", 0, b"", {}, [first], [], [], {first: told}))
     s1.hear(Check(ROUND, [first], coin))
     s1.engine.hashes = b"t" * 32
     with pytest.raises(PeerProtocolError, match="does not follow the protocol"):

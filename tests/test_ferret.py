@@ -516,7 +516,7 @@ PINNED = {
     "scan": "ccbf3b7c331605a68fc9cde555eac332",
     "scan-unverified": "06d6ec485f6f66b39205c55bc345d918",
     "radix": "175c0b831a1583ba1b1cd663bb214c30",
-    "pairwise": "45e5192988a0f9baae330e7764fe1639",
+    "pairwise": "ec35f04a34eee55f6258ea7e29f4bf1a",
 }
 
 

@@ -342,7 +342,7 @@ def all_messages(server: Server) -> list[control.Message]:
     digest = latest.server_round.digest if latest else bytes(32)
     attempt = latest.server_round.attempt if latest else 0
     held_there, keys, none = held(server.keys), server.keys, list[str]()
-    coins = dict.fromkeys(server.keys, bytes(16))
+    coins = dict.fromkeys(server.keys, bytes(48))
     another = Open("2-0000000b", 2, PARAMS.to_dict(), bytes(16), True, False, START)
     signature = bytes(64)
     return [

@@ -295,9 +295,9 @@ def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers)
     shape, halves = two_dealings()
     for _ in range(2):
         for each in servers.engines:
-            each.toss()
+            each.toss(lambda coin: coin * 2)
         coin, other = (wait_until(each.poll) for each in servers.engines)
-        assert coin == other and len(coin.seed) == SEED_BYTES
+        assert coin == other and len(coin.seed) == SEED_BYTES and coin.tokens == coin.seed * 2
         for each, own in zip(servers.engines, halves, strict=True):
             each.check_dealings(shape, own, coin.seed)
             assert each.phase == "preparing and checking dealings"

@@ -142,7 +142,7 @@ def test_vectors_of_counter_mode() -> None:
         np.empty((127, 8), np.uint64),
     )
     given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows
-    native_leaves.expand(keys, *given)
+    native_leaves.expand(keys, *given, np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64))
     assert (rows[0] == alone).all()
     assert alone.tobytes().hex() == (
         "ec8cdf7398607cb0f2d21675ea9ea1e4"
@@ -354,19 +354,25 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
         for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
             width = count // 64
             speak = [(words(width), words(len(made) - 1, width)) for _ in range(2)]
-            keys = [words(count, 2) for _ in range(3)]
+            keys = [words(count, 2) for _ in range(4)]
             planes = [np.full((11, width + 4), 7, np.uint64) for _ in range(3)]
             corrections = np.ascontiguousarray(given[:, :width])
             (choices, spoken), (others, spoken_next) = speak
-            strips, sums = words(*receiver.strips(width)), np.zeros((3, 128, 2), np.uint64)
+            strips, sums = words(*receiver.strips(width)), np.zeros((6, 128, 2), np.uint64)
             receiver.keys(tweaked, choices, None, spoken, Rows(strips), keys[0])
-            # what stays there
+            # what is there, by itself and by the calls that overwrite it
             receiver.weigh(strips, weights[:width], sums[0])
-            receiver.planes(tweaked, others, None, spoken_next, Rows(strips), 3, planes[0])
+            rows = Rows(strips, weights[:width], sums[1])
+            receiver.planes(tweaked, others, None, spoken_next, rows, 3, planes[0])
+            assert (sums[0] == sums[1]).all()
+            receiver.weigh(strips, weights[:width], sums[2])
+            rows = Rows(strips, weights[:width], sums[3])
+            receiver.keys(tweaked, choices, None, spoken, rows, keys[3])
+            assert (sums[2] == sums[3]).all()
             sent = tweaked, None, masks, corrections
             one = strips[:1]
-            sender.keys(*sent, Rows(one, weights[:width], sums[1]), keys[1], difference, keys[2])
-            rows = Rows(one, weights[:width], sums[2])
+            sender.keys(*sent, Rows(one, weights[:width], sums[4]), keys[1], difference, keys[2])
+            rows = Rows(one, weights[:width], sums[5])
             sender.planes(*sent, rows, 3, planes[1], difference, planes[2])
             # nothing is written before or behind them
             assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
@@ -374,7 +380,7 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
         return found
 
     portable, own = everything(False), everything(True)
-    assert len(own) == 33 and all((a == b).all() for a, b in zip(portable, own, strict=True))
+    assert len(own) == 36 and all((a == b).all() for a, b in zip(portable, own, strict=True))
     # the first keys are those of the definition
     rows, keys = words(128, 2), words(ALIGN, 2)
     expander(made, 3, False).rows(words(2), None, words(len(made) - 1, 2), rows)

@@ -16,7 +16,7 @@ from securemedian.mpc.protocols.correlations.base import Demand, Kind
 from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tables, Triples
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender, _key, _to_group
-from securemedian.mpc.protocols.ot.consistency import Weighing
+from securemedian.mpc.protocols.ot.consistency import reduced
 from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, bit_planes
 from securemedian.mpc.protocols.ot.ggm import _seeds, receiver_setup, sender_setup
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
@@ -266,9 +266,15 @@ def test_streams_of_equal_leaves_differ() -> None:
     assert len(set(flat)) == len(flat) and not set(flat) & {*sum(_seeds(b"another", same), [])}
 
 
+def weighed(sender: SoftSpokenSender, receiver: SoftSpokenReceiver) -> None:
+    """End a portion of what was extended."""
+    run_both(lambda j: (sender.challenge, receiver.seal)[j]())
+    receiver.weigh()
+
+
 def checked(sender: SoftSpokenSender, receiver: SoftSpokenReceiver) -> None:
     """Check what was extended."""
-    run_both(lambda j: (sender.challenge, receiver.seal)[j]())
+    weighed(sender, receiver)
     run_both(lambda j: (sender.verify, receiver.prove)[j]())
 
 
@@ -291,7 +297,10 @@ def flipping(channel: Channel, flips: list[tuple[int, int]]) -> Lying:
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("native_aes", [True, False])
 def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
-    """However many OTs there are, check after check, and if there is nothing to check."""
+    """However many OTs and portions there are, check after check, and if there is nothing to check.
+
+    Rows are weighed by the call that takes their memory, which some find and others do not.
+    """
     one, two = local_pair(20)
     (delta, holes), leaves = run_both(
         lambda j: (
@@ -302,14 +311,18 @@ def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
     )
     sender = SoftSpokenSender(Direction(one, SESSION, 0, 0, native_aes), delta, holes)
     receiver = SoftSpokenReceiver(Direction(two, SESSION, 0, 0, not native_aes), leaves)
-    for counts in ([ALIGN], [], [3 * ALIGN, ALIGN], [200 * ALIGN]):
-        for count in counts:
-            choices, keys = receiver.extend(count)
-            keys0, keys1 = sender.extend(count)
-            bits = bits_of(choices, count)
-            assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+    alike = [[3, 1], [1, 3], [], [3, 3], [3], [2]]
+    checks: list[list[list[int]]] = [[[1]], [], [[3, 1]], [[]], alike, [[200], [1, 1], [200]]]
+    for portions in checks:
+        for counts in portions:
+            for count in counts:
+                choices, keys = receiver.extend(count * ALIGN)
+                keys0, keys1 = sender.extend(count * ALIGN)
+                bits = bits_of(choices, count * ALIGN)
+                assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+            weighed(sender, receiver)
         checked(sender, receiver)
-    assert sender.index == receiver.index == 205 * ALIGN
+    assert sender.index == receiver.index == 426 * ALIGN
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
@@ -331,29 +344,60 @@ def test_a_wrong_block_passes_who_guesses_its_delta(field_bits: int, block: int)
         receiver.extend(ALIGN)
         sender.extend(ALIGN)
 
-        def lie(original: Any, *given: Any, guess: int = guess) -> None:
-            """Add to v~ what the sender's w~ is off by if the guess is right."""
-            original(*given)
-            weighing, weights, choices, _, own = given
-            if weighing.told:
-                return
-            weighing.told = True
-            shifted = np.array([int(weights[0]) << 5 & 2**64 - 1, int(weights[0]) >> 59], np.uint64)
-            if block == 0:
-                # all other blocks are right for this u
-                own[0] ^= shifted
-            for t in range(field_bits):
-                weighing.sums[block * field_bits + t] ^= shifted * np.uint64(guess >> t & 1)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Weighing, "told", False, raising=False)
-            patch.setattr(receiver, "_weigh", partial(lie, receiver._weigh))
-            try:
-                checked(sender, receiver)
-                passed.add(guess)
-            except PeerProtocolError as error:
-                assert "corrections of OTs are not those of one vector" in str(error)
+        weighed(sender, receiver)
+        # v~ is off by what the sender's w~ is off by if the guess is right
+        weighing, shifted = receiver._weighing, shifted_by_5(receiver)
+        assert weighing is not None
+        if block == 0:
+            # all other blocks are right for this u
+            weighing.choices[0] ^= shifted
+        for t in range(field_bits):
+            weighing.rows[block * field_bits + t] ^= shifted * np.uint64(guess >> t & 1)
+        try:
+            run_both(lambda j, ends=(sender.verify, receiver.prove): ends[j]())  # type: ignore[misc]
+            passed.add(guess)
+        except PeerProtocolError as error:
+            assert "corrections of OTs are not those of one vector" in str(error)
     assert passed == {right}
+
+
+def shifted_by_5(receiver: SoftSpokenReceiver) -> np.ndarray:
+    """Return chi_0 x^5 of the last portion, low word first: the weight of its bit 5."""
+    chi = int(receiver._weighted[0][1][0])
+    return np.array([chi << 5 & 2**64 - 1, chi >> 59], np.uint64)
+
+
+@pytest.mark.parametrize("later", ["the words that hide", "the same again", "nothing"])
+def test_later_portions_do_not_make_up_for_a_wrong_one(later: str) -> None:
+    """Whoever knows the seed of a portion has told all that its weights count for.
+
+    The words that hide all others have weight 1. Made after a seed is told, they would be off by
+    what the sum is off by, and every wrong block would pass.
+    """
+    (delta, holes), leaves = base_of(4)
+    # one in which it matters
+    block = 1 + int(np.argmax(delta.reshape(32, 4)[1:].any(axis=1)))
+    one, two = local_pair(20)
+    off: list[np.uint64] = []
+
+    def lie(label: str, array: np.ndarray) -> None:
+        if label != "ot.corrections":
+            return
+        if lying.sent.count(label) == 1 or later == "the same again" and array.shape[1] > 2:
+            array[block - 1, 0] ^= np.uint64(1 << 5)
+        elif off and array.shape[1] == 2 and later == "the words that hide":
+            array[block - 1, 1] ^= off[0]
+
+    lying = Lying(two, lie)
+    receiver = SoftSpokenReceiver(Direction(lying, SESSION, 0, 0), leaves)
+    sender = SoftSpokenSender(Direction(one, SESSION, 0, 0), delta, holes)
+    for _ in range(2):
+        receiver.extend(2 * ALIGN)
+        sender.extend(2 * ALIGN)
+        weighed(sender, receiver)
+        off += reduced(shifted_by_5(receiver)[None]).tolist()
+    with pytest.raises(PeerProtocolError, match="none of these OTs is used"):
+        run_both(lambda j: (sender.verify, receiver.prove)[j]())
 
 
 def base_of(field_bits: int) -> tuple[Any, Any]:
@@ -409,7 +453,7 @@ def test_corrections_of_dabits_follow_the_check() -> None:
 
 def test_a_fill_is_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a receiver keeps few rows; what is made is the same at both parties."""
-    monkeypatch.setattr(pool, "CHECKED", 5 * ALIGN)
+    monkeypatch.setattr(pool, "PORTION", 5 * ALIGN)
     one, two = local_pair(20)
     pair = Lying(one, lambda label, array: None), Lying(two, lambda label, array: None)
     parties = [lanes[0] for lanes in make_parties(pairs=[pair])]
@@ -421,6 +465,7 @@ def test_a_fill_is_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     run_both(lambda j: parties[j].pool.reserve(Demand(kinds)))
     # for about 2,400 OTs and about 6,400, in portions of at least 640
     assert [end.sent.count("ot.challenge") for end in pair] == [4, 9]
+    assert [end.sent.count("ot.proof") for end in pair] == [1, 1]
     made = [party.pool.stock for party in parties]
     assert all(made[0][kind] == made[1][kind][::-1] for kind in kinds)
     assert all(made[0][kind] >= kinds[kind] for kind in kinds)

@@ -896,13 +896,12 @@ def proofs(fills: int = COUNT // 64) -> None:
     for _ in range(fills):
         choices, _, _ = extended(sender, receiver, ALIGN)
         run_both(lambda j: (sender.challenge, receiver.seal)[j]())
+        receiver.weigh()
         run_both(lambda j: (sender.verify, receiver.prove)[j]())
-        own = np.zeros((1, 2), np.uint64)
-        seed = pair[1].received[-1][1].tobytes()
+        own, weighing = np.zeros((1, 2), np.uint64), Weighing()
+        weighing.begin(pair[1].received[-1][1].tobytes())
         words = np.packbits(choices, bitorder="little").view(np.uint64)
-        extension_kernels.weigh(
-            words.reshape(1, 1, -1), Weighing(seed).coefficients(words.size), own
-        )
+        extension_kernels.weigh(words.reshape(1, 1, -1), weighing.coefficients(words.size), own)
         seen["sum of the choices"].append(reduced(own))
         seen["proof"].append(pair[0].received[-1][1][:1])
     check_uniform(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from securemedian import cli
-from securemedian.benchmarks import parts, settings
+from securemedian.benchmarks import parts, settings, yardstick
 from securemedian.benchmarks.work import Point
 from securemedian.mpc.protocols.kernels import extension
 from securemedian.mpc.protocols.kernels.native import processor
@@ -93,6 +93,14 @@ def test_the_parts_and_the_rest_are_the_whole(
             rows[prefix + parts.SUM] + rows[prefix + parts.OTHER]
         )
         assert rows[prefix + parts.WHOLE] > 0
+    # the features of the processor, and the AES of the same run
+    saved = json.loads((tmp_path / "parts.json").read_text())["aes"]
+    stick = yardstick.Yardstick(**saved)
+    for rows in made.values():
+        assert rows[parts.IN_AES] == pytest.approx(stick.bytes_in(rows[parts.WHOLE] / 1e9))
+    for rows in both:
+        spent = sum(rows[f"{phase}: {parts.WHOLE}"] for phase in parts.PHASES)
+        assert rows[parts.IN_AES] == pytest.approx(stick.bytes_in(spent / 1e9))
     assert all(rows[parts.TWO] == 1 for rows in [*made.values(), *compared.values()])
     # what each extension encrypts for an OT: 16 trees of 256 leaves, and the hash
     assert made["ns per random OT, at the receiver", "softspoken-8"][
@@ -109,8 +117,8 @@ def test_the_parts_and_the_rest_are_the_whole(
     # iteration's worth of OTs begins or ends in; and two keys
     a_leaf = (16 + 40) * ferret.CODE.outputs / ferret.CODE.yields
     assert silent[parts.AES_BYTES] == pytest.approx(a_leaf + 32, rel=0.06)
-    # a nanosecond a byte: 8 bytes an OT in one direction, 4 of a comparison's 8
-    assert all(rows[parts.LINK] == pytest.approx(8) for rows in made.values())
+    # a nanosecond a byte: of 8 bytes 4 go in each direction
+    assert all(rows[parts.LINK] == pytest.approx(4) for rows in made.values())
     assert compared["l = 64"][parts.LINK] == pytest.approx(4)
     online = {
         name: {row.removeprefix("online: ") for row in rows if row.startswith("online: ")}
@@ -134,4 +142,5 @@ def test_the_parts_and_the_rest_are_the_whole(
     assert "online: ANDs" in compared["l = 32"] and "online: ANDs" not in compared["l = 4"]
     printed = capsys.readouterr().out
     transposing = "all in one pass" if processor.taken(True) else "transpose"
+    assert str(stick) in printed
     assert transposing in printed and "AES-128 CTR, 65,536 B at a time" in printed

@@ -461,15 +461,15 @@ PINNED = {
     "radix": "be1a3e7c4c1215eb27aa820b407c7d39",
     # what words stand for is nothing to the servers
     "predictions": "be1a3e7c4c1215eb27aa820b407c7d39",
-    "trimmed-mean": "d34c09b297a062f347c5deb3b9a21e5c",
-    "pairwise": "3e43988a766497940c5389131eafe9cd",
-    "reclustered": "bf173b546bd14208fda46ed08515e284",
-    "reclustered-radix": "84a2c01a526b4eb2ca18a62fe10dedd1",
+    "trimmed-mean": "9c81a338be8fbbdae3679e3437ee58da",
+    "pairwise": "2983b31e9a81a65c92b4f8e3f0d23b5f",
+    "reclustered": "e2d5b4e469794cd12a2a5b228c9ca51d",
+    "reclustered-radix": "f0a5be4a2c57e88d28c3986ebe06c4e7",
 }
 PINNED_DEALING = "d03e201a7bb7f68a3ef6e9c2c625d7e0"
 PINNED_CHECKS = {
-    "trimmed-mean": "2294c9ab8a9bf57ca6d17d5c368eb958",
-    "pairwise": "c67374011d096f85861231cda3b79e52",
+    "trimmed-mean": "81c882b6c380d327f2763503d799f91f",
+    "pairwise": "b4aeefb6328d492d658ef1068099ad3a",
 }
 
 

@@ -110,6 +110,7 @@ def a_round(
 ) -> ServerRound:
     asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False, START)
     made = ServerRound(party, asked, params(**changes), NAMES, floor, LIMITS, frozenset(repeats))
+    made.toss_opening = f"what s{party} opens"
     made.signing_key = SIGNING[1 - party].public
     if state:
         made._enter(state, 0.0)
@@ -168,6 +169,18 @@ def received(message: RoundMessage) -> RoundMessage:
     return taken
 
 
+@functools.cache
+def token(party: int, client: str, coin: bytes) -> bytes:
+    """Return what a server vouches for a coin with."""
+    return a_round(party).token(client, coin)
+
+
+def tossed(here: ServerRound, coin: bytes = COIN) -> Tossed:
+    """Return what a server gets of a toss for the check that is under way."""
+    tokens = (token(1 - here.party, client, coin) for client in here.under_check)
+    return Tossed(coin, b"".join(tokens))
+
+
 class Both:
     """Two servers' rounds. Messages are passed at once, and Start is noted.
 
@@ -198,7 +211,7 @@ class Both:
             elif (
                 action is Effect.CHECK and self.rounds[party].dealt and not self.rounds[party].coin
             ):
-                self.feed(party, Tossed(COIN), now)
+                self.feed(party, tossed(self.rounds[party]), now)
             elif action is Effect.CHECK:
                 self.checks[party].append(self.rounds[party].under_check)
                 if not self.slow:
@@ -814,7 +827,7 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
     here = a_round(1, State.OPEN, **DEALT)
     here.dealt_here |= {"key-a": b"", "key-b": b""}
     assert here.handle(Check(ID, ["key-a"]), 1.0) == [Effect.CHECK]
-    here.handle(Tossed(COIN), 1.0)
+    here.handle(tossed(here), 1.0)
     # one at a time
     fails(copy.deepcopy(here), Check(ID, ["key-b"]), "peer-protocol")
     here.handle(CheckEnded(["key-a"], []), 1.0)
@@ -838,12 +851,13 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     here = a_round(1, State.OPEN, **DEALT)
     here.dealt_here |= {"key-a": b"", "key-b": b""}
     here.handle(Check(ID, ["key-a"]), 1.0)
-    assert here.handle(Tossed(COIN), 1.0) == [Effect.CHECK] and here.coins == {"key-a": COIN}
+    assert here.handle(tossed(here), 1.0) == [Effect.CHECK] and here.coins == {"key-a": COIN}
     # it breaks off before there are verdicts
     here.handle(Interrupted("timeout", "why"), 1.0)
     said = Resume(ID, SECOND, "open", 0, b"", {}, ["key-a", "key-b"], [], [], {})
     answer = here.handle(said, 1.0)[-1]
-    assert isinstance(answer, Resume) and answer.coins == {"key-a": COIN}
+    known = COIN + token(0, "key-a", COIN)
+    assert isinstance(answer, Resume) and answer.coins == {"key-a": known}
     for clients, coin in (
         (["key-a"], OTHER_COIN),
         # which would toss once more
@@ -872,6 +886,40 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     leader.handle(Turn(FIRST, True), 30.0)
     leader.handle(replace(answer, session=FIRST), 30.0)
     assert leader.state is State.FAILED and "tossed differently" in leader.reason
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_server_takes_no_coin_that_it_has_not_tossed(party: int, restarted: bool) -> None:
+    """The other one could choose one that suits a client that helps it."""
+
+    def told(tokens: bytes, coin: bytes = COIN) -> ServerRound:
+        here = a_round(party, State.OPEN, **DEALT)
+        here.dealt_here |= {"key-a": b""}
+        if restarted:
+            opening = here.saved()
+            here = a_round(party, State.OPEN, **DEALT)
+            here.restore(json.loads(json.dumps(opening)))
+            here.dealt_here |= {"key-a": b""}
+        here.handle(Unlinked("why"), 1.0)
+        if party == 0:
+            here.handle(Turn(SECOND, True), 10.0)
+        coins = {"key-a": coin + tokens}
+        here.handle(Resume(ID, SECOND, "open", 0, b"", {}, ["key-a"], [], [], coins), 10.0)
+        return here
+
+    own = token(party, "key-a", COIN)
+    assert told(own).coins == {"key-a": COIN}
+    for forged in (bytes(32), token(1 - party, "key-a", COIN), token(party, "key-b", COIN)):
+        assert told(forged).state is State.FAILED
+        assert told(forged).reason == f"s{1 - party} names a coin that s{party} has not tossed"
+    assert told(own, OTHER_COIN).state is State.FAILED
+    if party == 1:
+        # nor does it take one without being asked to go on
+        here = told(own)
+        here.dealt_here |= {"key-b": b""}
+        here.handle(Check(ID, ["key-b"], COIN), 11.0)
+        assert here.state is State.FAILED and "cannot be checked" in here.reason
 
 
 @pytest.mark.parametrize(
@@ -1146,7 +1194,7 @@ class Walk:
                 kept = self.prepared[0]
                 yield party, Turn(kept, False) if kept else Turn(new, True)
             if self.busy[party] and here.dealt and not here.coin:
-                yield party, Tossed(here.session)
+                yield party, tossed(here, here.session)
             elif self.busy[party]:
                 clients = list(here.under_check)
                 failed = [key for key in clients if key in self.scenario.wrong]
@@ -1231,6 +1279,7 @@ class Walk:
         if old.live:
             new.here, new.dealt_here = dict(old.here), dict(old.dealt_here)
             new.coins, new.passed, new.failed = dict(old.coins), set(old.passed), set(old.failed)
+            new.tokens = dict(old.tokens)
         self._unlink(party)
 
     def cut(self) -> None:

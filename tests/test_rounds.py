@@ -492,7 +492,8 @@ def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(
     assert not s1.engine.checked and s1.state[0] == "open"
     resume = Resume("1-0000000a", bytes([1] * 16), "open", 0, b"", {}, s1.keys[:1], [], [], {})
     s1.hear(resume)
-    assert s1.sent[-1].coins == {s1.keys[0]: coin} and s1.engine.session_id == resume.session
+    known = coin + s1.latest.server_round.token(s1.keys[0], coin)
+    assert s1.sent[-1].coins == {s1.keys[0]: known} and s1.engine.session_id == resume.session
     s1.hear(Check("1-0000000a", s1.keys[:1], coin))
     assert s1.engine.coins == [coin, coin]
     begun = [vars(one)["fields"] for one in caplog.records if one.message == "check-begun"]

@@ -247,9 +247,10 @@ def test_verdicts_on_dealings_are_joined(
     dealt[2].words.packed[0, shape.parts[3].first] ^= np.uint64(2)
     halves: list[list[Upload]] = [[d.words for d in dealt], [d.seeded for d in dealt]]
     session = servers.session()
-    tossed = run_both(lambda j: session[j].toss())
+    tossed = run_both(lambda j: session[j].toss(lambda coin: bytes([j] * 32)))
     coin = tossed[0][0]
-    assert coin == tossed[1][0] and tossed[0][1].bytes_sent > 0
+    assert coin == tossed[1][0] and tossed[0][2].bytes_sent > 0
+    assert [tokens for _, tokens, _ in tossed] == [bytes([1] * 32), bytes(32)]
     noted: list[list[bytes]] = [[], []]
     checked = run_both(lambda j: session[j].check_dealings(shape, halves[j], coin, noted[j].extend))
     assert checked[0].passed == checked[1].passed == [True, True, False]

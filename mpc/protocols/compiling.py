@@ -113,7 +113,9 @@ def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
     modules = [gaussian, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, leaves, weighing] if native else [extension]
+    modules += [aes, leaves] if native else [extension]
+    if processor.taken(True):
+        modules.append(weighing)
     if processor.FEATURES:
         modules.append(slicing)
     if params.silent and native:

@@ -71,6 +71,20 @@ def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[
     return dealing.toss(channel, number, entropy), cost_since(channel, start, before)
 
 
+def toss_for_check(
+    channel: Channel, number: int, vouch: Callable[[bytes], bytes]
+) -> tuple[bytes, bytes, Cost]:
+    """Return the coin of a toss, what the other party vouches for it with, and the cost.
+
+    `vouch` returns as many bytes for a coin as the other party's does, a multiple of 8.
+    """
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    coin = dealing.toss(channel, number)
+    theirs = channel.exchange("toss.tokens", np.frombuffer(vouch(coin), np.uint64))
+    return coin, theirs.tobytes(), cost_since(channel, start, before)
+
+
 def check_dealings(
     channel: Channel,
     number: int,

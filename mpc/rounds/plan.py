@@ -9,8 +9,8 @@ A chunk's messages depend on its size and on what the chunks before it left in s
 repeats, so that few chunks of a long vector are run. It predicts the first round of a session:
 later rounds find leftovers in stock, and make less. Silent OTs are counted as they are handed out,
 but their bytes are of whole groups of trees. A daemon that fills its pools ahead adds an exchange
-of sizes and a short message per chunk; one that checks dealings as they come, two short messages
-per further toss.
+of sizes and a short message per chunk; one that checks dealings as they come, a short message per
+toss and two more per further one.
 """
 
 import copy
@@ -244,7 +244,9 @@ class _DrySender(RandomOtSender):
 
     def __init__(self, channel: "DryChannel", protocol: ProtocolParams) -> None:
         self._channel, self._protocol = channel, protocol
-        self.sender_speaks, self._unchecked = protocol.silent, False
+        self.sender_speaks = protocol.silent
+        # whether a check is under way, and whether its portion in hand has OTs
+        self._checking = self._portion = False
 
     def prepare(self) -> None:
         self._channel.events.append(_Asked(True, 0))
@@ -252,18 +254,20 @@ class _DrySender(RandomOtSender):
     def extend(self, count: int) -> tuple[Blocks, Blocks]:
         self._channel.events.append(_Asked(True, checked_block(count)))
         self.index += count
-        self._unchecked = not self._protocol.silent
+        self._portion = not self._protocol.silent
         return _KEYS[:count], _KEYS[:count]
 
     def challenge(self) -> None:
-        if self._unchecked:
+        if self._portion and not self._checking:
             self._channel.events.append(_Asked(True, ALIGN))
+        if self._portion:
             self._channel.send("ot.challenge", np.zeros(SEED_BYTES, np.uint8))
+            self._checking, self._portion = True, False
 
     def verify(self) -> None:
-        if self._unchecked:
+        if self._checking:
             self._channel.recv("ot.proof", np.uint64, (PROOF_WORDS,))
-        self._unchecked = False
+        self._checking = False
 
 
 class _DryReceiver(RandomOtReceiver):
@@ -274,7 +278,9 @@ class _DryReceiver(RandomOtReceiver):
 
     def __init__(self, channel: "DryChannel", protocol: ProtocolParams) -> None:
         self._channel, self._protocol = channel, protocol
-        self.sender_speaks, self._unchecked, self.most_unchecked = protocol.silent, 0, 0
+        self.sender_speaks, self.most_unchecked = protocol.silent, 0
+        # whether a check is under way, and the OTs of its portion in hand
+        self._checking, self._portion = False, 0
 
     def prepare(self) -> None:
         self._channel.events.append(_Asked(False, 0))
@@ -282,19 +288,24 @@ class _DryReceiver(RandomOtReceiver):
     def extend(self, count: int) -> tuple[Words, Blocks]:
         self._channel.events.append(_Asked(False, checked_block(count)))
         self.index += count
-        self._unchecked += 0 if self._protocol.silent else count
-        self.most_unchecked = max(self.most_unchecked, self._unchecked)
+        self._portion += 0 if self._protocol.silent else count
+        self.most_unchecked = max(self.most_unchecked, self._portion)
         return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
 
     def seal(self) -> None:
-        if self._unchecked:
+        if self._portion and not self._checking:
             self._channel.events.append(_Asked(False, ALIGN))
+            self._checking = True
+
+    def weigh(self) -> None:
+        if self._portion:
+            self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,))
+        self._portion = 0
 
     def prove(self) -> None:
-        if self._unchecked:
-            self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,))
+        if self._checking:
             self._channel.send("ot.proof", np.zeros(PROOF_WORDS, np.uint64))
-        self._unchecked = 0
+        self._checking = False
 
 
 def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:

@@ -50,6 +50,8 @@ class Coin:
     """What the servers have tossed for a check of dealings."""
 
     seed: bytes = field(repr=False)
+    # what the other one vouches for it with: `RoundFacts.token` of each client that is checked
+    tokens: bytes = field(default=b"", repr=False)
 
 
 Result = Outcome | Checked | Coin
@@ -190,13 +192,13 @@ class Engine:
         self._computing = False
         self._begin("preparing", lambda session: self._fill(session, params, hurry))
 
-    def toss(self) -> None:
-        """Toss for a check of dealings together with the other server."""
+    def toss(self, vouch: Callable[[bytes], bytes]) -> None:
+        """Toss for a check of dealings together with the other server (`pipeline`)."""
 
         def toss(session: _Session) -> Coin:
-            coin, cost = session.computation.toss()
+            coin, tokens, cost = session.computation.toss(vouch)
             session.checks = cost.as_checking().after(session.checks)
-            return Coin(coin)
+            return Coin(coin, tokens)
 
         self._check_job = _Job(self._opened(), toss, None, self._wake)
 

@@ -70,6 +70,8 @@ class Tossed(LocalEvent):
     """The servers have tossed for the check of dealings that is under way."""
 
     coin: bytes
+    # the other server's `RoundFacts.token` of each client that is checked, one after the other
+    tokens: bytes = b""
 
 
 @dataclass(frozen=True)

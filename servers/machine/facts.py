@@ -79,6 +79,8 @@ class RoundFacts:
     unlisted: list[str] = field(default_factory=list)
     # the coin of the check of these clients' dealings
     coins: dict[str, bytes] = field(default_factory=dict)
+    # the other server's `token` of each of these coins
+    tokens: dict[str, bytes] = field(default_factory=dict)
     # the clients of the current check, its coin, and the clients that failed it here and at S1
     under_check: list[str] = field(default_factory=list)
     coin: bytes = b""
@@ -206,6 +208,18 @@ class RoundFacts:
         clients = self.included, sorted(self.failed), sorted(self.excluded.items())
         agreed = self.params.to_dict(), self.asked.participants, *clients
         return digest(self.round_id, self.number, *agreed)
+
+    def token(self, client: str, coin: bytes) -> bytes:
+        """Return what this server alone can make, and knows its own toss for a client again by.
+
+        The other server stores it with the coin. It tells nothing of the secret that makes it,
+        which no round opens in which clients deal.
+        """
+        return digest("coin", self.toss_opening, self.round_id, client, coin)
+
+    def tokens_of(self, coin: bytes) -> bytes:
+        """Return the tokens of the clients that are checked, one after the other."""
+        return b"".join(self.token(client, coin) for client in self.under_check)
 
     @property
     def noise(self) -> bytes:

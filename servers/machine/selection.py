@@ -256,10 +256,11 @@ class RoundSelection(RoundFacts):
     def may_check(self, clients: list[str], coin: bytes) -> bool:
         """Return whether S1 can check these clients now, as S0 asks it to.
 
-        SECURITY: a dealing is checked again only under the coin of its first check. Where lengths
-        are compared, all chosen clients are checked together, whoever has passed before, and no
-        part of them that S0 picks. Values are checked as often as `runs` allows, because each check
-        opens verdicts, which a server that deviates asks of something else each time.
+        SECURITY: a dealing is checked again only under the coin of its first check, which this
+        server has stored; no other coin is S0's to name. Where lengths are compared, all chosen
+        clients are checked together, whoever has passed before, and no part of them that S0 picks.
+        Values are checked as often as `runs` allows, because each check opens verdicts, which a
+        server that deviates asks of something else each time.
         """
         if not self.dealt and self.setbacks >= self.runs:
             return False
@@ -270,11 +271,10 @@ class RoundSelection(RoundFacts):
             held = set(self.dealt_here)
         else:
             held = set(self.here) if self.state is State.CHECKING else set()
-        known = {self.coins[key] for key in clients if key in self.coins}
         return (
             not self.under_check
             and set(clients) <= held - self.passed - self.failed
-            and known <= {coin}
+            and all(self.coins.get(key, b"") == coin for key in clients)
         )
 
     def is_lost(self, key: str) -> bool:

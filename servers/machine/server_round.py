@@ -14,11 +14,13 @@ from securemedian.mpc.errors import (
     PeerUnavailable,
     cut,
 )
+from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.servers.machine import events
 from securemedian.servers.machine.conditions import obstacle
 from securemedian.servers.machine.selection import RoundSelection
 from securemedian.servers.machine.table import LATE, TABLE
 from securemedian.servers.network import control
+from securemedian.servers.network.control import SHA256_BYTES
 
 # by the state of S0, the states in which S1 may be when they resynchronise
 BESIDE: dict[str, tuple[str, ...]] = {
@@ -188,7 +190,10 @@ class ServerRound(RoundSelection):
                 sorted(self.dealt_here),
                 sorted(self.passed),
                 sorted(self.failed),
-                dict(sorted(self.coins.items())),
+                {
+                    key: coin + self.tokens.get(key, bytes(SHA256_BYTES))
+                    for key, coin in sorted(self.coins.items())
+                },
             )
         if kind is control.Dealt and isinstance(event, events.DealingStored):
             return control.Dealt(self.round_id, event.client)
@@ -255,6 +260,10 @@ class ServerRound(RoundSelection):
                 self.discord = "s0 asks to check clients that cannot be checked now"
             case events.Tossed():
                 self._keep_coin(event.coin)
+                self.tokens |= {
+                    key: event.tokens[SHA256_BYTES * at : SHA256_BYTES * (at + 1)]
+                    for at, key in enumerate(self.under_check if event.tokens else [])
+                }
             case control.Verdicts() if (
                 event.clients == self.under_check and self.failed_there is None
             ):
@@ -348,8 +357,14 @@ class ServerRound(RoundSelection):
                 "the state folder of one of them is not its latest"
             )
             return
-        if any(self.coins.get(key, coin) != coin for key, coin in said.coins.items()):
+        coins = {key: coin[:SEED_BYTES] for key, coin in said.coins.items()}
+        if any(self.coins.get(key, coin) != coin for key, coin in coins.items()):
             self.discord = "the two servers have tossed differently for the same client"
+            return
+        # SECURITY: otherwise the other server could choose one that suits a client that helps it
+        unknown = {key: coins[key] for key in coins.keys() & self.dealt_here.keys() - self.coins}
+        if any(said.coins[key][SEED_BYTES:] != self.token(key, unknown[key]) for key in unknown):
+            self.discord = f"s{1 - self.party} names a coin that s{self.party} has not tossed"
             return
         self.computed_there = False
         if said.signature and said.attempt == self.attempt:
@@ -360,7 +375,7 @@ class ServerRound(RoundSelection):
         self.adrift = False
         self.dealt_there = set(said.dealt) & self.names.keys()
         self._note_held(said.held)
-        self.coins |= {key: said.coins[key] for key in said.coins.keys() & self.dealt_here.keys()}
+        self.coins |= unknown
         if self.party == 1 and not self.ran:
             # verdicts that S0 does not have are found again
             self.passed &= set(said.passed)

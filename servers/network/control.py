@@ -179,7 +179,8 @@ class Resume(RoundMessage):
     dealt: list[str]
     passed: list[str]
     failed: list[str]
-    # what was tossed for the check of these clients' dealings
+    # what was tossed for the check of these clients' dealings, and behind each coin the receiver's
+    # `RoundFacts.token` of it
     coins: dict[str, bytes]
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ class Resume(RoundMessage):
             _check_keys(name, getattr(self, name))
         _check_digests(self.held)
         for coin in self.coins.values():
-            _check_coin(coin)
+            _check_coin(coin, SHA256_BYTES)
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,8 @@ def _check_digests(digests: Mapping[str, object]) -> None:
         raise ConfigError("there is something that is not a digest in place of one")
 
 
-def _check_coin(coin: object) -> None:
-    if type(coin) is not bytes or len(coin) != SEED_BYTES:
+def _check_coin(coin: object, token_bytes: int = 0) -> None:
+    if type(coin) is not bytes or len(coin) != SEED_BYTES + token_bytes:
         raise ConfigError("there is something that is not a coin in place of one")
 
 

@@ -464,7 +464,9 @@ class Register:
             held[row.client] = row.sha256
         for client, verdict in database.verdicts(made.round).items():
             if verdict.coin is not None:
-                server_round.coins[client] = verdict.coin
+                server_round.coins[client] = verdict.coin[:SEED_BYTES]
+                if token := verdict.coin[SEED_BYTES:]:
+                    server_round.tokens[client] = token
             if verdict.passed is not None:
                 (server_round.passed if verdict.passed else server_round.failed).add(client)
         files = {
@@ -515,4 +517,5 @@ def _changed_verdicts(old: ServerRound, new: ServerRound) -> dict[str, Verdict]:
 
 def _verdict(one: ServerRound, key: str) -> Verdict:
     known = key in one.passed or key in one.failed
-    return Verdict(one.coins.get(key), key in one.passed if known else None)
+    coin = one.coins[key] + one.tokens.get(key, b"") if key in one.coins else None
+    return Verdict(coin, key in one.passed if known else None)

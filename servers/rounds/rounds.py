@@ -355,7 +355,7 @@ class Rounds:
             case SecureMedianError():
                 event: events.Event = event_of(result)
             case Coin():
-                event = events.Tossed(result.seed)
+                event = events.Tossed(result.seed, result.tokens)
             case Checked():
                 event = self._verdicts(entry, result)
             case _:

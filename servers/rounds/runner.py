@@ -186,7 +186,7 @@ class RoundRunner:
         clients, shape = server_round.under_check, server_round.params.dealing
         self._require_session(entry)
         if shape and not server_round.coin:
-            engine.toss()
+            engine.toss(server_round.tokens_of)
         elif shape:
             # before anything is opened under the coin
             logs.event(

@@ -69,7 +69,7 @@ SCHEMA = """
     CREATE TABLE verdicts (
         round TEXT NOT NULL,
         client TEXT NOT NULL,
-        -- what was tossed for the check of its dealing
+        -- what was tossed for the check of its dealing, and the other server's token of it
         coin BLOB,
         -- 1 if it has passed, 0 if it has failed, NULL while it is not known
         passed INTEGER,
@@ -139,6 +139,7 @@ class SavedRound:
 class Verdict:
     """What is known of one client's check."""
 
+    # with the other server's token behind it
     coin: bytes | None
     passed: bool | None
 

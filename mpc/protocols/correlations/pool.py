@@ -2,11 +2,10 @@
 
 import hashlib
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, zip_longest
-from operator import itemgetter
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from securemedian.mpc.protocols.correlations.base import Demand, Ends, Half, Han
 from securemedian.mpc.protocols.ot.extension import BLOCK, RandomOtReceiver, RandomOtSender
 from securemedian.mpc.protocols.prg import Stream
 
-# The OTs of one direction that are checked at once: so many that waiting for the peer costs little.
-# A receiver keeps 16 bytes of each until then, which is 33 MB.
-CHECKED = 16 * BLOCK
+# The OTs of one direction that a sender challenges at once, or a few more: so many that waiting for
+# the peer costs little. A receiver keeps 16 bytes of each until then, which is 8 MB.
+PORTION = 4 * BLOCK
 
 # Kinds in the order in which both parties make them, each with how many items.
 Orders = list[tuple[Kind[Any], int]]
@@ -106,8 +105,8 @@ class Pool:
     def reserve(self, demand: Demand) -> None:
         """Make what the stock lacks of `demand`, and count what that takes.
 
-        It takes four rounds at most, however much is made. Nothing is in stock before the OTs that
-        it is made of are checked. Raises PeerProtocolError if the peer's are wrong.
+        Nothing is in stock before the OTs that all of it is made of are checked. Raises
+        PeerProtocolError if the peer's are wrong.
         """
         start, traffic = time.perf_counter(), self.ends.channel.traffic
         before = replace(traffic)
@@ -141,21 +140,23 @@ class Pool:
     # made of keys, and so they come after the check of all OTs.
 
     def _make_where_receivers_speak(self, to_send: Orders, to_receive: Orders) -> None:
-        """Receive a portion, send one, check both, and so on; then finish everything."""
+        """Receive a portion, send one, weigh it, and so on; check all, and finish everything."""
         sender, receiver = self.ends.sender, self.ends.receiver
-        sent: Begun = []
-        received: Begun = []
+        giving, taking = _portions(to_send), _portions(to_receive)
+        sent, received = _Begun(giving, self._sent), _Begun(taking, self._received)
         nothing: Orders = []
-        portions = _portions(to_send), _portions(to_receive)
-        for giving, taking in zip_longest(*portions, fillvalue=nothing):
-            received += [(kind, kind.receive(self.ends, items)) for kind, items in taking]
+        for to_give, to_take in zip_longest(giving, taking, fillvalue=nothing):
+            for kind, items in to_take:
+                received.add(kind, kind.receive(self.ends, items))
             receiver.seal()
-            sent += [(kind, kind.send(self.ends, items)) for kind, items in giving]
+            for kind, items in to_give:
+                sent.add(kind, kind.send(self.ends, items))
             sender.challenge()
-            receiver.prove()
-            sender.verify()
-        self._correct_all(sent)
-        self._finish_all(received)
+            receiver.weigh()
+        receiver.prove()
+        sender.verify()
+        sent.put(lambda kind, half: kind.correct(self.ends, half))
+        received.put(lambda kind, half: kind.finish(self.ends, half))
 
     def _make_where_senders_speak(self, to_send: Orders, to_receive: Orders) -> None:
         """Prepare, send everything, then receive and finish everything.
@@ -165,45 +166,71 @@ class Pool:
         """
         if any(missing > 0 for _, missing in to_receive):
             self.ends.receiver.prepare()
-        giving, taking = (chain(*_portions(orders)) for orders in (to_send, to_receive))
-        self._correct_all([(kind, kind.send(self.ends, items)) for kind, items in giving])
-        self._finish_all([(kind, kind.receive(self.ends, items)) for kind, items in taking])
-
-    def _correct_all(self, begun: "Begun") -> None:
-        for kind, halves in _by_kind(begun):
-            self._sent[kind].put(_joined([kind.correct(self.ends, half) for half in halves]))
-
-    def _finish_all(self, begun: "Begun") -> None:
-        for kind, halves in _by_kind(begun):
-            self._received[kind].put(_joined([kind.finish(self.ends, half) for half in halves]))
+        giving, taking = _portions(to_send), _portions(to_receive)
+        sent, received = _Begun(giving, self._sent), _Begun(taking, self._received)
+        for kind, items in chain(*giving):
+            sent.add(kind, kind.send(self.ends, items))
+        sent.put(lambda kind, half: kind.correct(self.ends, half))
+        for kind, items in chain(*taking):
+            received.add(kind, kind.receive(self.ends, items))
+        received.put(lambda kind, half: kind.finish(self.ends, half))
 
 
-# Halves of blocks, kind after kind, without corrections.
-Begun = list[tuple[Kind[Any], Half]]
+class _Begun:
+    """Halves of blocks that are made, and that are put into stocks when all are.
 
+    Those of a kind become one, of which protocols take parts as views: each block is copied while
+    it is in the cache.
+    """
 
-def _by_kind(begun: Begun) -> Iterator[tuple[Kind[Any], list[Half]]]:
-    for kind, some in groupby(begun, key=itemgetter(0)):
-        yield kind, [half for _, half in some]
+    def __init__(self, portions: list[Orders], stocks: dict[Kind[Any], Stock]) -> None:
+        self._stocks = stocks
+        self._counts: Counter[Kind[Any]] = Counter()
+        for kind, items in chain(*portions):
+            self._counts[kind] += items
+        self._whole: dict[Kind[Any], Half] = {}
+        self._filled: Counter[Kind[Any]] = Counter()
+        # those of kinds with a correction
+        self._blocks: list[tuple[Kind[Any], Half]] = []
+
+    def add(self, kind: Kind[Any], half: Half) -> None:
+        """Take the half of a block, without its correction."""
+        if kind.corrected:
+            self._blocks.append((kind, half))
+        else:
+            self._copy(kind, half)
+
+    def put(self, complete: Callable[[Kind[Any], Half], Half]) -> None:
+        """Put everything into the stocks, after `complete` has made a whole half of each block."""
+        for kind, half in self._blocks:
+            self._copy(kind, complete(kind, half))
+        for kind, half in self._whole.items():
+            self._stocks[kind].put(half)
+
+    def _copy(self, kind: Kind[Any], half: Half) -> None:
+        size, count, at = half[0].shape[-1], self._counts[kind], self._filled[kind]
+        if size == count:
+            self._whole[kind] = half
+            return
+        if at == 0:
+            self._whole[kind] = tuple(
+                np.empty((*part.shape[:-1], count), part.dtype) for part in half
+            )
+        for array, part in zip(self._whole[kind], half, strict=True):
+            array[..., at : at + size] = part
+        self._filled[kind] += size
 
 
 def _portions(orders: Orders) -> list[Orders]:
-    """Return the blocks of items to be made, in portions of about CHECKED OTs."""
+    """Return the blocks of items to be made, in portions of about PORTION OTs."""
     portions: list[Orders] = []
     room = 0
     for kind, missing in orders:
         while missing > 0:
             if room <= 0:
                 portions.append([])
-                room = CHECKED
+                room = PORTION
             items = kind.block(min(missing, -(-room // kind.ots)))
             portions[-1].append((kind, items))
             missing, room = missing - items, room - items * kind.ots
     return portions
-
-
-def _joined(halves: list[Half]) -> Half:
-    """Return the items of blocks in one piece, of which protocols take parts as views."""
-    if len(halves) == 1:
-        return halves[0]
-    return tuple(np.concatenate(parts, axis=-1) for parts in zip(*halves, strict=True))

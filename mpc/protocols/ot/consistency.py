@@ -2,17 +2,23 @@
 
 A correction that is wrong in block i leaves W_c = V_c + Delta_c (u + e_i), so that keys made of it
 tell Delta_i to a receiver. Before any key is used, both ends weigh what they have with coefficients
-chi_j of GF(2^64), one for each 64 OTs, which the sender draws ahead and tells when it has all
-corrections:
+chi_j of GF(2^64), one for each 64 OTs. The sender draws them ahead, with a seed for each portion of
+OTs, and tells the seed when it has all corrections of the portion. At the end
 
     receiver:  u~ = sum_j chi_j u[j],   v~_c = sum_j chi_j V_c[j];   it sends u~ and SHA-256(v~)
     sender:    w~_c = sum_j chi_j W_c[j];   SHA-256(w~ + Delta u~) must be the same
 
-The last OTs are made for this alone, and the last chi is 1: their words are uniform, and hide all
-others. A block whose corrections are wrong passes if the receiver guesses the k bits of Delta_i,
-and otherwise with 2^-63; what passes with a chance of 2^-t has told t bits of Delta.
+over all portions. The last OTs of the first portion are made for this alone, and their chi is 1:
+their words are uniform, and hide all others. They are fixed before any seed is told, so that they
+make up for nothing.
 
-The sender weighs rows as it makes them. The receiver keeps its rows until it is told.
+A block whose corrections are wrong passes if the receiver guesses the k bits of Delta_i; what
+passes with a chance of 2^-t has told t bits of Delta. Otherwise sum_j chi_j e[j] has to be the same
+for two blocks whose e differ. Whatever seeds are told so far, that of the next portion in which
+they differ makes the difference uniform: it is 0 after one of m portions with at most m 2^-64.
+
+The sender weighs rows as it makes them. The receiver keeps its rows until it knows the seed, which
+are so few portions that rows are still in the cache.
 """
 
 import hashlib
@@ -28,19 +34,31 @@ PROOF_WORDS = 5
 
 
 class Weighing:
-    """The coefficients of one check, from the sender's seed, and the sums of an end's rows."""
+    """The sums of one check at one end, and the coefficients of the portion in hand."""
 
-    def __init__(self, seed: bytes) -> None:
-        self.seed = seed
-        self._stream = Stream(seed)
-        # unreduced, low word first
-        self.sums: Words = np.zeros((SECURITY_BITS, 2), np.uint64)
+    def __init__(self) -> None:
+        # unreduced, low word first: of the rows, and at the receiver of its choices
+        self.rows: Words = np.zeros((SECURITY_BITS, 2), np.uint64)
+        self.choices: Words = np.zeros((1, 2), np.uint64)
+        # of the portion in hand
+        self.seed = b""
+        # those that have begun
+        self.portions = 0
 
     def __repr__(self) -> str:
         return "Weighing(<secrets>)"
 
+    def begin(self, seed: bytes) -> None:
+        """Begin a portion, whose coefficients come from a seed."""
+        self.seed, self._stream = seed, Stream(seed)
+        self.portions += 1
+
+    def end(self) -> None:
+        """End the portion in hand."""
+        self.seed = b""
+
     def coefficients(self, words: int, last: bool = False) -> Words:
-        """Return the next coefficients, which end with 1 if they are the `last`."""
+        """Return the next coefficients, which end with 1 if they are the `last` of a portion."""
         found = self._stream.words(words)
         if last:
             found[-1] = 1
@@ -48,7 +66,7 @@ class Weighing:
 
 
 def seed_of(randomness: Stream) -> bytes:
-    """Draw the seed of a check."""
+    """Draw the seed of a portion."""
     return randomness.words(SEED_BYTES // 8).tobytes()
 
 

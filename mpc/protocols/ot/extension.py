@@ -5,9 +5,10 @@ the key of that choice, and neither learns more. Both ends must be asked for the
 same order: the messages carry no counts, and an end waits for exactly those that its peer sends for
 the same call.
 
-Where OTs are to be checked before their keys are used, the ends call in this order: the receiver
-`seal`, the sender `challenge`, the receiver `prove`, the sender `verify`. An extension that checks
-nothing moves no messages there, and neither does one that made no OTs since the last check.
+Where OTs are to be checked before their keys are used, the ends call in this order: for each
+portion of OTs the receiver `seal`, the sender `challenge`, the receiver `weigh`; after the last of
+them the receiver `prove`, the sender `verify`. An extension that checks nothing moves no messages
+there, and a portion without OTs moves none.
 """
 
 from abc import ABC, abstractmethod
@@ -98,11 +99,11 @@ class RandomOtSender(RandomOtEnd):
         return planes0, planes1
 
     def challenge(self) -> None:
-        """Challenge the receiver, once all messages of `extend` and `seal` are in."""
+        """End a portion: challenge the receiver, once all its messages of `extend` are in."""
         return
 
     def verify(self) -> None:
-        """Wait for the receiver's answer. Raises PeerProtocolError if it deviated."""
+        """Wait for the answer to all challenges. Raises PeerProtocolError if it is wrong."""
         return
 
 
@@ -126,11 +127,15 @@ class RandomOtReceiver(RandomOtEnd):
         return choices, planes
 
     def seal(self) -> None:
-        """End the OTs that are to be checked, with some that are for this alone."""
+        """End a portion of OTs, the first of a check with some that are for this alone."""
+        return
+
+    def weigh(self) -> None:
+        """Wait for the challenge of the portion that is sealed, and weigh what it has kept."""
         return
 
     def prove(self) -> None:
-        """Wait for the sender's challenge, and answer it."""
+        """Answer all challenges."""
         return
 
 

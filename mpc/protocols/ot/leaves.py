@@ -26,11 +26,11 @@ from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a call go, and what they are added to.
+    """Where the rows of a call go, and what is weighed (`ot.consistency`).
 
     strips (s, 128, width) as `Leaves.strips` tells: a receiver's stay there, and a sender may have
-    one strip for all of them. A sender has weights (w,) and sums (128, 2) for its rows
-    (`ot.consistency`).
+    one strip for all of them. With weights (w,) a sender's rows are added to the sums (128, 2), and
+    at a receiver those that were there before.
     """
 
     strips: Words
@@ -69,9 +69,10 @@ class Leaves(ABC):
     def strips(self, words: int) -> tuple[int, int, int]:
         """Return the shape of the strips into which `keys` cuts 128 rows of so many words."""
 
-    @abstractmethod
     def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
         """Add rows in strips, times weights, to their sums, as `extension.weigh` does."""
+        # whatever AES is used: there is none in it
+        (weighing if taken(True) else kernels).weigh(strips, weights, sums)
 
     def keys(
         self,
@@ -86,10 +87,16 @@ class Leaves(ABC):
     ) -> None:
         """Write rows, and hash their columns: keys (64 w, 2)."""
         here = rows.strips[0]
+        if choices is not None:
+            self._weigh(rows)
         self.rows(choices, masks, corrections, here)
+        if masks is not None:
+            self._weigh(rows)
+        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
+
+    def _weigh(self, rows: Rows) -> None:
         if rows.weights is not None and rows.sums is not None:
             self.weigh(rows.strips, rows.weights, rows.sums)
-        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
     def planes(
         self,
@@ -146,9 +153,6 @@ class PortableLeaves(Leaves):
     def strips(self, words: int) -> tuple[int, int, int]:
         return 1, SECURITY_BITS, words
 
-    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
-        kernels.weigh(strips, weights, sums)
-
 
 class NativeLeaves(Leaves):
     """Leaves that the processor's AES instructions expand."""
@@ -165,13 +169,11 @@ class NativeLeaves(Leaves):
     def rows(
         self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
     ) -> None:
-        native.expand(*self._next(rows.shape[1]), choices, masks, corrections, rows)
+        given = *self._next(rows.shape[1]), choices, masks, corrections
+        native.expand(*given, *_weighed(Rows(rows), rows.shape[1]))
 
     def strips(self, words: int) -> tuple[int, int, int]:
         return -(-words // native.STRIP), SECURITY_BITS, native.STRIP
-
-    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
-        weighing.weigh(strips, weights, sums)
 
     def keys(
         self,
@@ -185,8 +187,8 @@ class NativeLeaves(Leaves):
         keys1: Blocks | None = None,
     ) -> None:
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        kept = rows.strips, rows.weights, rows.sums
-        native.expand_to_keys(*given, *kept, *self._hashing(tweaked), difference, keys0, keys1)
+        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
+        native.expand_to_keys(*given, *kept, *hashing, difference, keys0, keys1)
 
     def planes(
         self,
@@ -201,8 +203,7 @@ class NativeLeaves(Leaves):
         planes1: Words | None = None,
     ) -> None:
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        kept = rows.strips, rows.weights, rows.sums
-        hashing = self._hashing(tweaked)
+        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
         native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
@@ -216,6 +217,13 @@ class NativeLeaves(Leaves):
         keys = tweaked.hash.round_keys
         assert keys is not None, "both take the processor's own AES, or neither"
         return np.uint64(tweaked.index), tweaked.stream, keys
+
+
+def _weighed(rows: Rows, words: int) -> tuple[Words, Words, Words]:
+    """Return what kernels take for rows of so many words: with weights of 0 if there are none."""
+    if rows.weights is None or rows.sums is None:
+        return rows.strips, np.zeros(words, np.uint64), np.zeros((SECURITY_BITS, 2), np.uint64)
+    return rows.strips, rows.weights, rows.sums
 
 
 def expander(trees: list[list[bytes]], nonce: int, native_aes: bool) -> Leaves:

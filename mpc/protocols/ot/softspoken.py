@@ -25,6 +25,9 @@ The receiver sends 128/k - 1 uniform bits per OT: one message per `extend`, and 
 not wait for each other.
 """
 
+import itertools
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,20 +82,39 @@ class _SoftSpoken(RandomOtEnd):
         return Tweaked(self._hash, self.index, self._tweaks)
 
 
+_ALONE = -1
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a receiver keeps of a call until it is weighed: u (w,) and the strips of V.
+
+    `number` is that of the memory of the strips; _ALONE stands for OTs for the check alone.
+    """
+
+    choices: Words
+    strips: Words
+    number: int
+
+
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
 
     def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
         super().__init__(direction, leaves)
-        # u and the strips of V of each call since the last check
-        self._unchecked: list[tuple[Words, Words]] = []
+        # of the check that is under way
+        self._weighing: Weighing | None = None
+        # the calls of the portion in hand
+        self._portion: list[_Kept] = []
+        # those before whose rows have weights, and are weighed by the call that takes their memory
+        self._weighted: list[tuple[_Kept, Words]] = []
 
     def extend(self, count: int) -> tuple[Words, Blocks]:
         choices = self._scratch.array("choices", checked_block(count) // 64)
         keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
-        rows = self._rows(count)
+        number, rows = self._rows(count)
         self._leaves.keys(self._tweaked(), choices, None, corrections, rows, keys)
-        self._sent(choices, rows, corrections)
+        self._sent(corrections, _Kept(choices.copy(), rows.strips, number))
         return choices, keys
 
     def extend_planes(self, count: int, width: int) -> tuple[Words, Words]:
@@ -100,49 +122,69 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         planes = np.empty((width, choices.size), np.uint64)
         for words in blocks_of(count):
             mine = choices[words]
-            corrections, rows = self._corrections(64 * mine.size), self._rows(64 * mine.size)
+            corrections = self._corrections(64 * mine.size)
+            number, rows = self._rows(64 * mine.size)
             self._leaves.planes(self._tweaked(), mine, None, corrections, rows, words.start, planes)
-            self._sent(mine, rows, corrections)
+            # a view of what is new in each call
+            self._sent(corrections, _Kept(mine, rows.strips, number))
         return choices, planes
 
     def _corrections(self, count: int) -> Words:
         # new each time, because the channel may still be sending the last ones
         return np.empty(corrections_shape(self._field_bits, count), np.uint64)
 
-    def _rows(self, count: int) -> Rows:
-        """Return memory for the rows of a call, which are kept until they are checked."""
-        name = f"rows {len(self._unchecked)}"
-        return Rows(self._scratch.array(name, *self._leaves.strips(count // 64)))
+    def _rows(self, count: int) -> tuple[int, Rows]:
+        """Return memory, and its number, for the rows of a call, which stay until they are weighed.
 
-    def _sent(self, choices: Words, rows: Rows, corrections: Words) -> None:
+        It is that of a call of as many OTs that has weights, if there is one.
+        """
+        for i, (kept, weights) in enumerate(self._weighted):
+            fits = kept.choices.size == count // 64 and kept.number != _ALONE
+            if fits and self._weighing is not None:
+                del self._weighted[i]
+                return kept.number, Rows(kept.strips, weights, self._weighing.rows)
+        taken = {kept.number for kept in (*self._portion, *(kept for kept, _ in self._weighted))}
+        number = next(number for number in itertools.count() if number not in taken)
+        shape = self._leaves.strips(count // 64)
+        return number, Rows(self._scratch.array(f"rows {number}", *shape))
+
+    def _sent(self, corrections: Words, kept: _Kept) -> None:
         """Send the corrections of OTs that were made, count these, and keep what is checked."""
         self._channel.send("ot.corrections", corrections)
-        self._unchecked.append((choices.copy(), rows.strips))
-        self.index += 64 * choices.size
+        self._portion.append(kept)
+        self.index += 64 * kept.choices.size
 
     def seal(self) -> None:
-        if self._unchecked:
+        if self._portion and self._weighing is None:
+            self._weighing = Weighing()
             choices, rows = self.correlate(ALIGN)
-            self._unchecked.append((choices, rows[None]))
+            self._portion.append(_Kept(choices, rows[None], _ALONE))
+
+    def weigh(self) -> None:
+        if not self._portion or self._weighing is None:
+            return
+        self._weigh_rest(self._weighing)
+        seed = self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,))
+        self._weighing.begin(seed.tobytes())
+        for kept in self._portion:
+            weights = self._weighing.coefficients(kept.choices.size, kept.number == _ALONE)
+            self._leaves.weigh(kept.choices.reshape(1, 1, -1), weights, self._weighing.choices)
+            self._weighted.append((kept, weights))
+        self._portion.clear()
+
+    def _weigh_rest(self, weighing: Weighing) -> None:
+        """Weigh the rows whose memory no call has taken."""
+        for kept, weights in self._weighted:
+            self._leaves.weigh(kept.strips, weights, weighing.rows)
+        self._weighted.clear()
 
     def prove(self) -> None:
-        if not self._unchecked:
+        if self._weighing is None:
             return
-        seed = self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,)).tobytes()
-        weighing, own = Weighing(seed), np.zeros((1, 2), np.uint64)
-        *used, (mask, mask_rows) = self._unchecked
-        for choices, strips in used:
-            self._weigh(weighing, weighing.coefficients(choices.size), choices, strips, own)
-        self._weigh(weighing, weighing.coefficients(mask.size, True), mask, mask_rows, own)
-        self._unchecked.clear()
-        proof = np.concatenate((reduced(own), digest(reduced(weighing.sums))))
+        weighing, self._weighing = self._weighing, None
+        self._weigh_rest(weighing)
+        proof = np.concatenate((reduced(weighing.choices), digest(reduced(weighing.rows))))
         self._channel.send("ot.proof", proof)
-
-    def _weigh(
-        self, weighing: Weighing, weights: Words, choices: Words, strips: Words, own: Words
-    ) -> None:
-        self._leaves.weigh(strips, weights, weighing.sums)
-        self._leaves.weigh(choices.reshape(1, 1, -1), weights, own)
 
     def correlate(self, count: int) -> tuple[Words, Words]:
         """Return the correlated OTs that `extend` would hash: u (count/64,) and V (128, count/64).
@@ -203,24 +245,29 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
 
     def _rows(self, count: int) -> Rows:
         """Return memory for a strip of rows, the weights of the call's rows, and their sums."""
-        self._weighing = self._weighing or Weighing(seed_of(self._randomness))
+        weighing = self._weighing = self._weighing or Weighing()
+        if not weighing.seed:
+            weighing.begin(seed_of(self._randomness))
         _, *strip = self._leaves.strips(count // 64)
         memory = self._scratch.array("rows", 1, *strip)
-        return Rows(memory, self._weighing.coefficients(count // 64), self._weighing.sums)
+        return Rows(memory, weighing.coefficients(count // 64), weighing.rows)
 
     def challenge(self) -> None:
-        if self._weighing is not None:
-            rows, weights = self.correlate(ALIGN), self._weighing.coefficients(ALIGN // 64, True)
-            self._leaves.weigh(rows[None], weights, self._weighing.sums)
-            seed = np.frombuffer(self._weighing.seed, np.uint8)
-            self._channel.send("ot.challenge", seed)
+        weighing = self._weighing
+        if weighing is None or not weighing.seed:
+            return
+        if weighing.portions == 1:
+            rows, weights = self.correlate(ALIGN), weighing.coefficients(ALIGN // 64, True)
+            self._leaves.weigh(rows[None], weights, weighing.rows)
+        self._channel.send("ot.challenge", np.frombuffer(weighing.seed, np.uint8))
+        weighing.end()
 
     def verify(self) -> None:
         if self._weighing is None:
             return
+        weighing, self._weighing = self._weighing, None
         proof = self._channel.recv("ot.proof", np.uint64, (PROOF_WORDS,))
-        wanted = digest(reduced(self._weighing.sums) ^ self._masks & proof[0])
-        self._weighing = None
+        wanted = digest(reduced(weighing.rows) ^ self._masks & proof[0])
         if (proof[1:] != wanted).any():
             raise PeerProtocolError(
                 "the peer's corrections of OTs are not those of one vector of choices: it did not "

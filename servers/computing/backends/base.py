@@ -54,8 +54,8 @@ class Computation(Protocol):
     ) -> Cost:
         """Make the base OTs if there are none yet, and fill the pools (`pipeline.fill`)."""
 
-    def toss(self) -> tuple[bytes, Cost]:
-        """Toss for a check of dealings (`pipeline.toss`)."""
+    def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
+        """Toss for a check of dealings (`pipeline.toss_for_check`)."""
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note

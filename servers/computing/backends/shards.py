@@ -587,8 +587,8 @@ class ShardedComputation:
         cost = _together(joined(costs), ahead)
         return replace(cost, ahead_seconds=time.perf_counter() - start)
 
-    def toss(self) -> tuple[bytes, Cost]:
-        return pipeline.toss(self._checks.channel, self._party)
+    def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
+        return pipeline.toss_for_check(self._checks.channel, self._party, vouch)
 
     def check_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note

@@ -114,8 +114,8 @@ class ThreadComputation:
             self._met = Channel(self._checking)
         return self._met
 
-    def toss(self) -> tuple[bytes, Cost]:
-        return pipeline.toss(self._check_channel(), self._party)
+    def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
+        return pipeline.toss_for_check(self._check_channel(), self._party, vouch)
 
     def check_dealings(
         self,

@@ -5,7 +5,7 @@ from llvmlite import ir
 from securemedian.mpc.protocols.kernels.native.emit import I8, I32, Vectors, inline, offset
 
 
-def _emit_fetch(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, *, write: int) -> None:
+def emit_fetch(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, *, write: int) -> None:
     """Ask for the line of an array's element, which may lie beyond its end."""
     address = builder.bitcast(offset(builder, array, at), I8.as_pointer())
     # into the caches of all levels, and of data
@@ -14,4 +14,4 @@ def _emit_fetch(builder: ir.IRBuilder, array: ir.Value, at: ir.Value, *, write: 
 
 
 # fetch(array, i) begins to load element i into the cache, fetch_to_write(array, i) to write to it
-fetch, fetch_to_write = (inline(_emit_fetch, 2, write=write) for write in (0, 1))
+fetch, fetch_to_write = (inline(emit_fetch, 2, write=write) for write in (0, 1))

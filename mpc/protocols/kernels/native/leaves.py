@@ -27,7 +27,7 @@ from securemedian.mpc.protocols.kernels.native.hashing import (
 from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
 from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_key_planes
-from securemedian.mpc.protocols.kernels.native.weighing import weigh_part
+from securemedian.mpc.protocols.kernels.native.weighing import add_lanes, weigh_rows
 
 # For trees of 2^_SMALL_BITS leaves all sums of 3 vectors are kept in registers.
 _SMALL_BITS = 4
@@ -161,6 +161,10 @@ _expand_tile, _expand_block = (
     inline(_emit_expand, 9, lanes=lanes, abreast=abreast)
     for lanes, abreast in ((LANES, ABREAST), (1, 1))
 )
+_weigh_small, _weigh_tile, _weigh_block = (
+    weigh_rows(lanes, abreast)
+    for lanes, abreast in ((LANES, _SMALL_ABREAST), (LANES, ABREAST), (1, 1))
+)
 
 
 @callee
@@ -174,16 +178,21 @@ def _expand_part(
     first: int,
     words: int,
     rows: Words,
+    weights: Words,
+    lane_sums: Words,
 ) -> None:
     """Do as `expand` does for `words` words of each row, from word `first` on.
 
-    They become the first words of `rows`. `counter` is that of word 0.
+    They become the first words of `rows`. `counter` is that of word 0. `lane_sums` (128, VECTOR)
+    have a sum for each lane. A few vectors are weighed at a time, beside the AES of the next.
     """
     bits, step, row = 128 // leaves.shape[0], rows.shape[1], rows.reshape(-1)
+    weight, lane_sum = weights[first:], lane_sums.reshape(-1)
     if choices is not None:
         choices[first : first + words] = 0
     for tree in range(leaves.shape[0]):
         keys, to = leaves[tree], row[tree * bits * step :]
+        sums = lane_sum[tree * bits * VECTOR :]
         # the first tree has no correction: its sum is the receiver's choices, and no mask counts
         correction = corrections[max(tree - 1, 0), first:]
         if choices is not None:
@@ -197,11 +206,17 @@ def _expand_part(
             # slices that are nowhere kept cost no counting of references
             block = counter + np.uint64((first + start) // 2)
             if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
+                if choices is not None:
+                    _weigh_small(bits, to[start:], step, weight[start:], sums)
                 _expand_small(
                     keys, nonce, block, to[start:], step, plus[start:], its, after(total, start)
                 )
+                if masks is not None:
+                    _weigh_small(bits, to[start:], step, weight[start:], sums)
                 start += _SMALL_TILE
             elif start + _TILE <= words:
+                if choices is not None:
+                    _weigh_tile(bits, to[start:], step, weight[start:], sums)
                 _expand_tile(
                     keys,
                     bits,
@@ -213,8 +228,12 @@ def _expand_part(
                     its,
                     after(total, start),
                 )
+                if masks is not None:
+                    _weigh_tile(bits, to[start:], step, weight[start:], sums)
                 start += _TILE
             else:
+                if choices is not None:
+                    _weigh_block(bits, to[start:], step, weight[start:], sums)
                 _expand_block(
                     keys,
                     bits,
@@ -226,10 +245,15 @@ def _expand_part(
                     its,
                     after(total, start),
                 )
+                if masks is not None:
+                    _weigh_block(bits, to[start:], step, weight[start:], sums)
                 start += 2
 
 
-@kernel("u8[4] u8 u8 u8[1]! none u8[2]! u8[2]!", "u8[4] u8 u8 none u8[1] u8[2] u8[2]!")
+@kernel(
+    "u8[4] u8 u8 u8[1]! none u8[2]! u8[2]! u8[1] u8[2]!",
+    "u8[4] u8 u8 none u8[1] u8[2] u8[2]! u8[1] u8[2]!",
+)
 def expand(
     leaves: Words,
     nonce: np.uint64,
@@ -238,6 +262,8 @@ def expand(
     masks: Words | None,
     corrections: Words,
     rows: Words,
+    weights: Words,
+    sums: Words,
 ) -> None:
     """Expand and fold the leaves of one end: V, the choices and the corrections, or W.
 
@@ -245,12 +271,19 @@ def expand(
     leaf of each tree; `counter` counts the AES blocks of the streams that were used before.
     rows (128, w), written. The receiver's choices (w,) and corrections (128/k - 1, w) are written;
     the sender's corrections are read, and its masks (128,), as `extension.correct` takes them.
+
+    What a sender writes to the rows, or what a receiver overwrites there, is added to `sums`
+    (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps until it
+    has weights are read while there is AES to do, and there is no other pass over them.
     """
-    _expand_part(leaves, nonce, counter, choices, masks, corrections, 0, rows.shape[1], rows)
+    lane_sums, words = np.zeros((128, VECTOR), np.uint64), rows.shape[1]
+    given = choices, masks, corrections
+    _expand_part(leaves, nonce, counter, *given, 0, words, rows, weights, lane_sums)
+    add_lanes(lane_sums, sums)
 
 
 @kernel(
-    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! none none u8 u8 u8[2] none u8[2]! none",
+    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] none u8[2]! none",
     "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] u8[1] u8[2]! u8[2]!",
 )
 def expand_to_keys(
@@ -261,8 +294,8 @@ def expand_to_keys(
     masks: Words | None,
     corrections: Words,
     strips: Words,
-    weights: Words | None,
-    sums: Words | None,
+    weights: Words,
+    sums: Words,
     index: np.uint64,
     stream: np.uint64,
     round_keys: Words,
@@ -272,22 +305,22 @@ def expand_to_keys(
 ) -> None:
     """Do as `expand` does, and hash the columns as `hash_part` does: keys (n, 2).
 
-    The rows go to `strips` (s, 128, STRIP), of which there may be one for all. With `weights` (w,)
-    they are added to `sums` (128, 2) as `weigh` does.
+    The rows go to `strips` (s, 128, STRIP), of which a sender may have one for all.
     """
     width, stride = corrections.shape[1], strips.shape[2]
+    lane_sums = np.zeros((128, VECTOR), np.uint64)
     for first in range(0, width, stride):
         words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
         row = rows.reshape(-1)
-        _expand_part(leaves, nonce, counter, choices, masks, corrections, first, words, rows)
-        if weights is not None and sums is not None:
-            weigh_part(row, stride, 128, words, weights[first:], sums.reshape(-1))
+        given = choices, masks, corrections
+        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
         at, to0, to1 = index + np.uint64(64 * first), keys0[64 * first :], after(keys1, 64 * first)
         hash_part(row, stride, words, at, stream, round_keys, difference, to0, to1)
+    add_lanes(lane_sums, sums)
 
 
 @kernel(
-    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! none none u8 u8 u8[2] i8 none u8[2]! none",
+    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] i8 none u8[2]! none",
     "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] i8 u8[1] u8[2]! u8[2]!",
 )
 def expand_to_planes(
@@ -298,8 +331,8 @@ def expand_to_planes(
     masks: Words | None,
     corrections: Words,
     strips: Words,
-    weights: Words | None,
-    sums: Words | None,
+    weights: Words,
+    sums: Words,
     index: np.uint64,
     stream: np.uint64,
     round_keys: Words,
@@ -317,12 +350,12 @@ def expand_to_planes(
     out0, out1 = planes0.reshape(-1)[begin:], after(flat(planes1), begin)
     near = np.empty((2, 64 * VECTOR, 2), np.uint64)
     near0, near1 = near[0], beside(planes1, near[1])
+    lane_sums = np.zeros((128, VECTOR), np.uint64)
     for first in range(0, width, stride):
         words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
         row = rows.reshape(-1)
-        _expand_part(leaves, nonce, counter, choices, masks, corrections, first, words, rows)
-        if weights is not None and sums is not None:
-            weigh_part(row, stride, 128, words, weights[first:], sums.reshape(-1))
+        given = choices, masks, corrections
+        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
         start = 0
         while start < words:
             at, mine, to = index + np.uint64(64 * (first + start)), row[start:], first + start
@@ -341,6 +374,7 @@ def expand_to_planes(
                 _write_planes(near0, some, count, step, to0)
                 _write_planes(near1, some, count, step, to1)
             start += some
+    add_lanes(lane_sums, sums)
 
 
 @callee

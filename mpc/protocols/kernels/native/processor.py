@@ -52,3 +52,9 @@ def taken(wanted: bool) -> bool:
     Processors that have these also multiply without carries.
     """
     return wanted and {"aes", "pclmul", "sse2"} <= FEATURES
+
+
+def described() -> str:
+    """Return what AES is made by where these kernels are used, in words."""
+    vectors = {4: "AVX-512 with VAES", 2: "AVX2 with VAES", 1: "AES-NI"}[LANES]
+    return f"{vectors}{' and GFNI' if GFNI else ''}"

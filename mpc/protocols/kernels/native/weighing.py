@@ -1,11 +1,58 @@
 """Sums of words times public weights, without carries: the inner loop of OT extension's check."""
 
+from typing import Any
+
 from llvmlite import ir
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import I64, Vectors, inline, loop, offset
+from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.processor import LANES, VECTOR
+
+
+def _emit_rows(
+    builder: ir.IRBuilder,
+    count: ir.Value,
+    rows: ir.Value,
+    stride: ir.Value,
+    weights: ir.Value,
+    sums: ir.Value,
+    *,
+    lanes: int,
+    abreast: int,
+) -> None:
+    """Add the first `abreast` vectors of rows that follow each other, weighed, to sums per lane.
+
+    As many rows that follow these are weighed soon, and begin to be fetched.
+    """
+    b, v = builder, Vectors(builder, lanes)
+    ahead, by = b.mul(count, stride), v.loads(weights, abreast)
+    with loop(b, count) as i:
+        row, total = (
+            offset(b, start, b.mul(i, step))
+            for start, step in ((rows, stride), (sums, ir.Constant(I64, VECTOR)))
+        )
+        for vector in range(abreast):
+            at = b.add(ahead, ir.Constant(I64, 2 * lanes * vector))
+            emit_fetch(b, row, at, write=0)
+        found = v.load(total)
+        for pair in zip(v.loads(row, abreast), by, strict=True):
+            found = b.xor(found, v.products(*pair))
+        v.store(found, total)
+
+
+def weigh_rows(lanes: int, abreast: int) -> Any:
+    """Return a function for kernels: (rows to weigh, rows, stride, weights, sums per lane)."""
+    return inline(_emit_rows, 5, lanes=lanes, abreast=abreast)
+
+
+@callee
+def add_lanes(lane_sums: Words, sums: Words) -> None:
+    """Add the sums of all lanes (r, VECTOR) to one for each row: sums (r, 2)."""
+    for r in range(sums.shape[0]):
+        for i in range(lane_sums.shape[1]):
+            sums[r, i & 1] ^= lane_sums[r, i]
 
 
 def _emit_weigh(
@@ -38,24 +85,16 @@ def _emit_weigh(
 _weigh_tile, _weigh_block = (inline(_emit_weigh, 4, lanes=lanes) for lanes in (LANES, 1))
 
 
-@callee
-def weigh_part(
-    rows: Words, stride: int, count: int, words: int, weights: Words, sums: Words
-) -> None:
-    """Do as `weigh` does for `words` words of `count` rows, which are `stride` words apart."""
-    vectors = words // VECTOR
-    whole = vectors * VECTOR
-    blocks, last = (words - whole) // 2, weights[whole:]
-    for i in range(count):
-        row, to = rows[i * stride :], sums[2 * i :]
-        _weigh_tile(row, vectors, weights, to)
-        _weigh_block(row[whole:], blocks, last, to)
-
-
 @kernel("u8[3] u8[1] u8[2]!")
 def weigh(rows: Words, weights: Words, sums: Words) -> None:
     """Do as `extension.weigh` does. The words of a strip are an even number."""
-    width, count, flat = rows.shape[2], rows.shape[1], sums.reshape(-1)
+    width, flat = rows.shape[2], sums.reshape(-1)
     for strip in range(rows.shape[0]):
         mine = weights[strip * width :]
-        weigh_part(rows[strip].reshape(-1), width, count, min(width, mine.size), mine, flat)
+        vectors = min(width, mine.size) // VECTOR
+        whole = vectors * VECTOR
+        blocks, last = (min(width, mine.size) - whole) // 2, mine[whole:]
+        for i in range(rows.shape[1]):
+            row, to = rows[strip, i], flat[2 * i :]
+            _weigh_tile(row, vectors, mine, to)
+            _weigh_block(row[whole:], blocks, last, to)

@@ -1,0 +1,76 @@
+"""The AES of one core, measured in the same run, which figures of two processors compare by.
+
+Seconds mislead where processors differ in what their vectors do with AES. A figure in bytes of AES
+is what one core encrypts in that time.
+"""
+
+import time
+import timeit
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from securemedian.laboratory import report
+from securemedian.mpc.protocols.kernels.native import aes, hashing, processor
+
+# Bytes that stay in the first-level cache.
+SMALL = 1 << 14
+# Bytes that OpenSSL encrypts at a time.
+BUFFER = 1 << 16
+REPEAT = 3
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """A processor, what makes its AES, and how fast one core is at it."""
+
+    processor: str
+    made_by: str
+    bytes_per_second: float
+
+    def __str__(self) -> str:
+        rate = report.figure(self.bytes_per_second / 1e9)
+        return f"{self.processor}: one core makes {rate} GB/s of AES by {self.made_by}"
+
+    def bytes_in(self, seconds: float) -> float:
+        """Return how many bytes of AES one core makes in this time."""
+        return seconds * self.bytes_per_second
+
+
+@cache
+def measured(native: bool) -> Yardstick:
+    """Return the yardstick of this run, by the processor's own instructions if these are taken."""
+    own = processor.taken(native)
+    speed = native_rate(REPEAT) if own else openssl_rate(modes.CTR(bytes(16)), BUFFER, REPEAT)
+    return of(native, speed)
+
+
+def of(native: bool, bytes_per_second: float) -> Yardstick:
+    """Return the yardstick whose speed was measured already."""
+    made_by = processor.described() if processor.taken(native) else "OpenSSL"
+    return Yardstick(report.machine()["cpu"], made_by, bytes_per_second)
+
+
+def rate(size: int, function: Callable[[], Any], repeat: int) -> float:
+    """Return the bytes per second of processor time of a function that does `size` at a time."""
+    timer = timeit.Timer(function, timer=time.thread_time)
+    number, _ = timer.autorange()
+    return size * number / median_low(timer.repeat(repeat, number))
+
+
+def native_rate(repeat: int) -> float:
+    """Return the bytes per second that are hashed by the processor's own instructions."""
+    blocks, zero = np.ones((SMALL // 16, 2), np.uint64), np.uint64(0)
+    given = blocks, zero, zero, aes.round_keys(bytes(16))[0], None, blocks, None
+    return rate(SMALL, partial(hashing.hash_blocks, *given), repeat)
+
+
+def openssl_rate(mode: modes.CTR | modes.ECB, size: int, repeat: int) -> float:
+    """Return the bytes per second of OpenSSL's AES-128, `size` at a time."""
+    update = Cipher(algorithms.AES(bytes(16)), mode).encryptor().update_into
+    return rate(size, partial(update, bytes(size), bytearray(size + 15)), repeat)
