@@ -25,7 +25,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
-from securemedian.mpc.errors import ConfigError, RoundBusy, SecureMedianError
+from securemedian.mpc.errors import ConfigError, RoundBusy, SecureMedianError, ServerUnreachable
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
@@ -50,6 +50,11 @@ CLOCK_S = 2.0
 OTHER_PROTOCOL = (
     "something listens for {name} at {endpoint}, but speaks another protocol: another program has "
     "that port, or a proxy is between, or the address is wrong"
+)
+# where only short messages pass
+FULL_SIZE_LOST = (
+    "and short messages pass: packets of full size are lost between {between}. Lower the MTU of "
+    "the VPN or tunnel, or let ICMP `fragmentation needed` pass"
 )
 # less room on the disk than this is soon used up
 ROOM_BYTES = 1 << 30
@@ -409,7 +414,14 @@ def _clock(label: str, ahead: float, trip: float) -> Finding:
 def _bandwidth(label: str, connection: "Connection", limit: int, trip: float) -> Finding:
     load = np.zeros(min(LOAD_BYTES, limit // 2), np.uint8)
     start = time.perf_counter()
-    connection.ask("probe", arrays={"load": load})
+    try:
+        connection.ask("probe", arrays={"load": load})
+    except ServerUnreachable:
+        # it would wait for a slow line, as long as anything arrives
+        return _wrong(
+            f"of {load.size / 1e6:.1f} MB to {label} nothing arrived for {REACH_S:g} s, "
+            f"{FULL_SIZE_LOST.format(between=f'here and {label}')}"
+        )
     rate = load.size / max(time.perf_counter() - start - trip, 1e-6)
     text = f"{label} takes {rate / 1e6:,.1f} MB/s from here"
     if rate < SLOW_BYTES_PER_S:
@@ -448,10 +460,7 @@ def _full_size(s0: "Connection") -> Finding:
         f"back in {seconds:.2f} s"
     )
     if not back:
-        return _wrong(
-            f"{text}, and short messages pass: packets of full size are lost between the servers. "
-            "Lower the MTU of the VPN or tunnel, or let ICMP `fragmentation needed` pass"
-        )
+        return _wrong(f"{text}, {FULL_SIZE_LOST.format(between='the servers')}")
     if back < sent or back / seconds < SLOW_BYTES_PER_S:
         return _warning(f"{text}: rounds take long (`securemedian plan --bandwidth` says how long)")
     return _well(text)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from securemedian import cli
+from securemedian.mpc.errors import ServerUnreachable
 from securemedian.mpc.protocols import compiling, wire
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
@@ -197,6 +198,18 @@ class FakeServer:
 def test_what_a_measured_link_means(back: int, seconds: float, level: Level, said: str) -> None:
     finding = doctor._full_size(cast(Any, FakeServer(2**20, back, seconds)))
     assert (finding.level, said in finding.text) == (level, True)
+
+
+def test_a_way_to_a_server_on_which_only_short_messages_pass() -> None:
+    """It was told to look at the server's log."""
+
+    class Deaf:
+        def ask(self, op: str, arrays: dict[str, Any]) -> wire.Message:
+            raise ServerUnreachable(f"{op} got no answer")
+
+    finding = doctor._bandwidth("S1", cast(Any, Deaf()), 1 << 20, 0.04)
+    assert finding.level is Level.WRONG
+    assert "full size are lost between here and S1" in finding.text
 
 
 def test_the_link_is_measured_once_for_all_who_ask() -> None:

@@ -535,26 +535,26 @@ class TwoHosts:
         return linked[0], late
 
     def narrow(self) -> float:
-        """Lower the MTU between the servers, first as a black hole, which `doctor` must find.
+        """Lower the MTU of the line, first as a black hole, which `doctor` must find.
 
         Returns the seconds of a round once ICMP says so.
         """
-        ways = list(NAMES)
-        for one, other in (ways, ways[::-1]):
-            there = f"{NETWORKS[other]}.0/24"
+        for host, network in NETWORKS.items():
             limit = ("mtu", "lock", str(MTU), "table", "200")
-            _run("ip", "route", "add", there, "dev", f"to-{other}", *limit)
-            _rule("20", "from", f"{NETWORKS[one]}.0/24", "to", there, "table", "200")
+            _run("ip", "route", "add", f"{network}.0/24", "dev", f"to-{host}", *limit)
+        _rule("20", "from", "all", "table", "200")
         # what the router itself sends: ICMP alone
         _rule("5", "iif", "lo", "blackhole")
-        self.say(f"packets between the servers have {MTU} bytes, and nobody is told")
+        self.say(f"packets have {MTU:,} bytes at most, and nobody is told")
         examine = "securemedian doctor gamma/coordinator.toml"
         try:
             self.type("clients", examine)
         except subprocess.CalledProcessError as error:
-            (wrong,) = [line for line in error.stdout.splitlines() if line.startswith("wrong")]
-            assert "packets of full size are lost between the servers" in wrong, wrong
-            self.say(wrong)
+            wrong = [line for line in error.stdout.splitlines() if line.startswith("wrong")]
+            betweens = ("here and S0", "here and S1", "the servers")
+            for line, between in zip(wrong, betweens, strict=True):
+                self.say(line)
+                assert f"packets of full size are lost between {between}" in line
         else:
             raise AssertionError("doctor finds nothing wrong")
         _run("ip", "rule", "delete", "priority", "5")
@@ -647,7 +647,7 @@ def play(hosts: TwoHosts, options: argparse.Namespace) -> None:
             rows += [(f"{host} has another address: from then to the link", f"{linked:.1f}")]
             rows += [("from the round's publication to both results", f"{late:.1f}")]
     if "mtu" in options.steps:
-        rows += [(f"a round with an MTU of {MTU:,} between the servers", f"{hosts.narrow():.1f}")]
+        rows += [(f"a round with an MTU of {MTU:,}", f"{hosts.narrow():.1f}")]
     hosts.return_to_loopback()
     near = median([hosts.round("loopback") for _ in range(options.rounds)])
     hosts.stop()
