@@ -11,7 +11,7 @@ the peer is.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -96,8 +96,10 @@ class Cache(NullCache):
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (Path(self.cache_path) / "kernels.lock").open("a") as file:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            # held for as long as one file takes to write. Some file systems have no locks
+            with suppress(OSError):
+                if fcntl:
+                    fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
