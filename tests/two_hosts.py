@@ -56,6 +56,8 @@ NOT_ALLOWED = 77
 # as the servers' files have it by default
 PEER_TIMEOUT_S = 10.0
 TOOLS = ("ip", "unshare", "nsenter", "setpriv", "prlimit", "mount", "sysctl")
+# where section 1 is typed
+CLONE = "clone"
 # what is done after the page, in this order
 STEPS = ("rules", "cut", "s1-moves", "s0-moves", "mtu")
 UNIT = ROOT / "deploy" / "systemd" / "securemedian@.service"
@@ -204,6 +206,9 @@ class TwoHosts:
             program = folder / "bin" / name
             program.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
             program.chmod(0o755)
+        if (folder / CLONE).exists():
+            self._program["PATH"] = f"{folder / CLONE}/venv/bin:{os.environ['PATH']}"
+            self._program["PYTHONPATH"] = ""
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._begun:6.1f} s  {text}", flush=True)
@@ -300,15 +305,6 @@ class TwoHosts:
         return counts
 
     # What is typed
-
-    def install(self) -> None:
-        """Type the page's section 1 in a clone, and take what it installs."""
-        _, lines = next(blocks(tutorial()[0]))
-        _run("git", "clone", "-q", ROOT, self._folder / "clone")
-        for line in lines:
-            self.say(f"everybody$ {line}")
-        _run("bash", "-ec", "\n".join(lines), cwd=self._folder / "clone")
-        self._program = {"PATH": f"{self._folder}/clone/venv/bin:{os.environ['PATH']}"}
 
     def type_page(self) -> None:
         """Type what docs/deploying.md prints, and check what it says comes out."""
@@ -630,8 +626,6 @@ def play(hosts: TwoHosts, options: argparse.Namespace) -> None:
     """Do the steps, and print what they took."""
     rows: list[tuple[str, ...]] = []
     hosts.lay(options.congestion)
-    if options.install:
-        hosts.install()
     hosts.type_page()
     if "rules" in options.steps:
         hosts.rules()
@@ -694,22 +688,41 @@ def main() -> None:
         print(f"scripts/two-hosts needs {', '.join(missing)}", file=sys.stderr)
         sys.exit(NOT_ALLOWED)
     if "TWO_HOSTS" not in os.environ:
-        # with this program ends all that it has started
-        own = ["--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
-        own += ["--user", "--map-root-user"] if os.geteuid() else []
-        command = [sys.executable, "-m", "tests.two_hosts", *sys.argv[1:]]
-        os.execvpe("unshare", ["unshare", *own, *command], os.environ | {"TWO_HOSTS": "inside"})
-    with tempfile.TemporaryDirectory(prefix="two-hosts-") as made:
-        # the servers have users of their own
-        os.chmod(made, 0o755)
-        hosts = TwoHosts(Path(made), options.dim)
-        try:
-            play(hosts, options)
-        except (AssertionError, subprocess.SubprocessError) as error:
-            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
-            logs = [line for name in ("clients", *NAMES) for line in hosts.log(name)[-20:]]
-            print(*logs, f"{error}", said, sep="\n", file=sys.stderr)
-            sys.exit(1)
+        _enter(options.install)
+    folder = Path(os.environ["TWO_HOSTS"])
+    hosts = TwoHosts(folder, options.dim)
+    try:
+        play(hosts, options)
+    except (AssertionError, subprocess.SubprocessError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        logs = [line for name in ("clients", *NAMES) for line in hosts.log(name)[-20:]]
+        print(*logs, f"{error}", said, sep="\n", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _enter(install: bool) -> None:
+    """Begin this program anew in namespaces of its own, with whose end all ends that it starts."""
+    own = ["unshare", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    own += ["--user", "--map-root-user"] if os.geteuid() else []
+    tried = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        print(f"this system gives us no namespaces: {tried.stderr.strip()}", file=sys.stderr)
+        sys.exit(NOT_ALLOWED)
+    folder = tempfile.mkdtemp(prefix="two-hosts-")
+    # the servers have users of their own
+    os.chmod(folder, 0o755)
+    if install:
+        # where an index can be reached
+        subprocess.run(["git", "clone", "-q", ROOT, CLONE], cwd=folder, check=True)
+        lines = next(blocks(tutorial()[0]))[1]
+        shell = ["bash", "-exc", "\n".join(lines)]
+        subprocess.run(
+            shell, cwd=f"{folder}/{CLONE}", env=os.environ | {"PYTHONPATH": ""}, check=True
+        )
+    command = [*own, sys.executable, "-m", "tests.two_hosts", *sys.argv[1:]]
+    os.execvpe("unshare", command, os.environ | {"TWO_HOSTS": folder})
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def fill_cache(told: Told = untold) -> None:
     # not forked: threads of numba may hold locks
     context = get_context("spawn")
     processes = min(os.cpu_count() or 1, PROCESSES, len(lacking))
-    with ProcessPoolExecutor(processes, context) as pool:
-        compiled = [pool.submit(_compile_one, *each) for each in lacking]
+    with ProcessPoolExecutor(processes, context) as workers:
+        compiled = [workers.submit(_compile_one, *each) for each in lacking]
         for done, each in enumerate(as_completed(compiled, LIMIT_S), 1):
             each.result()
             told(done, len(lacking))
