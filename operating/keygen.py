@@ -36,7 +36,7 @@ from securemedian.servers.config import MAX_CLIENTS, MIN_CLIENTS
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
 DEFAULT_POLICY = Policy()
-BOUNDED_BY_DEFAULT = False
+BOUNDED_BY_DEFAULT = True
 
 
 @dataclass(frozen=True)

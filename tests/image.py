@@ -403,7 +403,10 @@ class Buildah:
         for device in ("null", "zero", "random", "urandom"):
             steps.append(f"touch {root}/dev/{device}")
             steps.append(f"mount --bind /dev/{device} {root}/dev/{device}")
-        steps += [f"mount -t tmpfs -o mode=1777 tmpfs {root}{path}" for path in about["tmpfs"]]
+        for path in about["tmpfs"]:
+            # it is root's, of the mode that the folder has in the image, as with docker
+            mode = (root / path[1:]).stat().st_mode & 0o7777
+            steps.append(f"mount -t tmpfs -o mode={mode:o} tmpfs {root}{path}")
         mounts = [f"{self._folder}/hosts:/etc/hosts:ro", *about["volumes"]]
         for source, inside, *how in (mount.split(":") for mount in mounts):
             there, here = root / inside[1:], self._folder / source
@@ -418,7 +421,8 @@ class Buildah:
             steps.append(f"ulimit -{ {'nofile': 'n', 'core': 'c'}[name] } {limit}")
         # without the rights of root none of its capabilities is left
         rights = ["setpriv", "--no-new-privs", "chroot", f"--userspec={about['user']}", "--groups="]
-        place = ["env", "-i", f"--chdir={self._config['WorkingDir']}", *self._config["Env"]]
+        env = [*self._config["Env"], *(f"{name}={v}" for name, v in about["environment"].items())]
+        place = ["env", "-i", f"--chdir={about['working_dir']}", *env]
         steps.append("exec " + shlex.join([*rights, str(root), *place, *words]))
         return ["unshare", "--mount", "sh", "-euc", "\n".join(steps)]
 

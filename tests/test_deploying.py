@@ -119,7 +119,7 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
         "s1": "only s",
     }
-    faults = {method.fault for method in METHODS.values()}
+    faults = {method().fault for method in METHODS.values()}
     for reason in shown:
         assert reason in faults or names.get(reason, reason) in code, reason
     assert faults <= set(shown)

@@ -248,7 +248,7 @@ def test_all_lengths_are_compared_again_when_others_take_a_place(tmp_path: Path)
     assert s0.state[0] == "running" and s0.latest.server_round.included == [second, third]
     assert len(s0.engine.openings) == 3 and len(set(s0.engine.openings)) == 1
     name = s0.config.members["default"].clients[first]
-    assert s0.latest.server_round.left_out == {name: Mean.fault}
+    assert s0.latest.server_round.left_out == {name: Mean().fault}
 
     def told(*asked: list[str]) -> str:
         """Return the state of S1 once S0 has asked it for these checks."""

@@ -152,7 +152,7 @@ def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_keygen_writes_it(tmp_path: Path, on: bool) -> None:
-    flag = ["--one-malicious-server"] if on else []
+    flag = [] if on else ["--no-one-malicious-server"]
     assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3", *flag]) == 0
     for name in ("s0", "s1"):
         made = config.load(tmp_path / "all" / f"{name}.toml")

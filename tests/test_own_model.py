@@ -494,7 +494,7 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
     assert servers.startswith("# servers\n")
     # the loop of one's own, where client 1 was restarted after client 2
     commands.append(
-        "securemedian round open keys/coordinator.toml radix --max-clients 2\n"
+        "securemedian round open keys/coordinator.toml bucketed --max-clients 2\n"
         "python loop.py keys/client-1.toml & python loop.py keys/client-2.toml\nwait\n"
     )
     script = subprocess.Popen(

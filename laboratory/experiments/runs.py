@@ -107,9 +107,10 @@ class Run:
     def params(self, dim: int, exchange: Mapping[str, Any] | None = None) -> RoundParams:
         """Return the parameters of a round of the servers, which takes all honest clients or fails.
 
+        Where lengths are compared it takes more than half, because an honest client may be longest.
         `exchange` is what is special to them where predictions are exchanged.
         """
-        return RoundParams.from_dict(
+        params = RoundParams.from_dict(
             {
                 "dim": dim,
                 "max_clients": self.clients,
@@ -119,6 +120,9 @@ class Run:
                 **(exchange or {}),
             }
         )
+        if params.method.compares_lengths:
+            return replace(params, min_clients=self.clients // 2 + 1)
+        return params
 
 
 @dataclass(frozen=True)

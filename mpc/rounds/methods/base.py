@@ -182,12 +182,15 @@ class Method(ABC):
     summary: ClassVar[str]
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
-    # why a client whose upload fails the check is left out
-    fault: ClassVar[str] = "a value of its update is out of range"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that are wrong in every round."""
         check_choices(self)
+
+    @property
+    def fault(self) -> str:
+        """Return why a client whose upload fails the check is left out."""
+        return "a value of its update is out of range"
 
     def check_round(self, max_clients: int) -> None:
         """Raise ConfigError for options that do not fit a round of `max_clients` clients."""

@@ -31,13 +31,13 @@ AUTO_REACH = 32
 MOST_FRACTION = 40
 # of the ring of lengths
 BITS = 64
+# why a client whose upload fails the check is left out
+FAULT = "its update is longer than its bound allows, or a value is out of range"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounded(FixedPoint):
     """A method on differences to the global model that are not long."""
-
-    fault = "its update is longer than norm_bound allows, or a value is out of range"
 
     norm_bound: float | str = option(
         AUTO,
@@ -53,6 +53,10 @@ class Bounded(FixedPoint):
         "and as many as a difference of length B leaves room for)",
         metavar="S",
     )
+
+    @property
+    def fault(self) -> str:
+        return FAULT
 
     def __post_init__(self) -> None:
         super().__post_init__()

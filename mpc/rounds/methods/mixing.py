@@ -106,6 +106,10 @@ class Neighbours(Method):
                 f"{what} {clients}: lower neighbours or have more clients"
             )
 
+    @property
+    def fault(self) -> str:
+        return bounded.FAULT if self.neighbours else super().fault
+
     # What clients share
 
     def share_bits_for(self, max_clients: int) -> int:
