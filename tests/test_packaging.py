@@ -41,7 +41,8 @@ assert clients.MINE and scripts.MINE and servers.MINE, "another folder's were im
 from securemedian import Client, ClientConfig, Coordinator, RoundParams, SecureMedianError
 
 command = [sys.executable, "-m", "securemedian"]
-subprocess.run([*command, "keygen", "keys", "--clients", "2", "--min-clients", "2", "--no-one-malicious-server"], check=True)
+made = ["keys", "--clients", "2", "--min-clients", "2", "--no-one-malicious-server"]
+subprocess.run([*command, "keygen", *made], check=True)
 daemons = [
     subprocess.Popen([*command, "serve", f"keys/{name}.toml"])
     for name in ("s0", "s1")
