@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
 from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
-from securemedian.common.policy import unbounded
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
 from securemedian.laboratory.processes import unwind_on_sigterm
@@ -207,7 +206,7 @@ def _report(
             "fault_from": scenario.fault.first,
             "faulty": scenario.faulty,
             "params": scenario.params.to_dict(),
-            "one_malicious_server": not unbounded(scenario.params),
+            "one_malicious_server": scenario.bounded,
             "range": (scenario.policy or policy_from({})).to_dict(),
         },
         "rounds": [one.to_dict() for one in measured],

@@ -68,6 +68,11 @@ class Scenario:
             policy = self.policy or policy_from({})
             policy.buckets(policy.start(), self.params.method.range_buckets)
 
+    @property
+    def bounded(self) -> bool:
+        """Return whether `one_malicious_server` permits its rounds, the measuring one included."""
+        return not unbounded(self.params) and not models.measures(self.model)
+
     def fault_of(self, index: int) -> Attack:
         """Return the fault of client `index` (0-based)."""
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
@@ -229,7 +234,7 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = daemons.make(directory, scenario.clients, not unbounded(scenario.params))
+    names = daemons.make(directory, scenario.clients, scenario.bounded)
     with daemons.running(directory) as (processes, coordinator):
         for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))

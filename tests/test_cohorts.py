@@ -175,8 +175,10 @@ class World:
         self.run(self.linked)
         self.ask_to_open(cohort)
         self.settle()
-        entry = self.latest(cohort)
+        entry, other = self.latest(cohort), self.latest(cohort, 1)
         assert entry.server_round.state is State.OPEN
+        # as `FakeEngine.toss` has it: a token is the same at both
+        other.server_round.toss_opening = entry.server_round.toss_opening
         return entry.server_round.round_id
 
     def linked(self) -> bool:

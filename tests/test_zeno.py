@@ -418,7 +418,7 @@ def test_through_real_daemons(pair: Pair) -> None:
         pair.submit(name, update)
     status = pair.wait("published")
     included = status["included"]
-    assert pair.names[4] not in included and "longer than norm_bound" in str(status["left_out"])
+    assert pair.names[4] not in included and "longer than its bound" in str(status["left_out"])
     placed = updates[[pair.names.index(name) for name in included]]
     method = RoundParams.from_dict(given).method
     weights = [0 if name == "client-2" else 1 for name in included]
