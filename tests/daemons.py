@@ -206,13 +206,15 @@ class Pair:
         for server in servers:
             command = ["serve", str(self.folder / f"{server}.toml")]
             with self._log(server).open("ab") as log:
-                self._processes[server] = (
-                    subprocess.Popen([sys.executable, *program, *command], stderr=log, cwd=ROOT)
-                    if program
-                    else forks.source().start(command, log)
-                )
-            limits = self._descriptors, self._descriptors
-            resource.prlimit(self._processes[server].pid, resource.RLIMIT_NOFILE, limits)
+                if program:
+                    command = [sys.executable, *program, *command]
+                    started = subprocess.Popen(command, stderr=log, cwd=ROOT)
+                    # long before it looks
+                    limits = self._descriptors, self._descriptors
+                    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, limits)
+                    self._processes[server] = started
+                else:
+                    self._processes[server] = forks.source().start(command, log, self._descriptors)
         for server, before in logged.items():
             wait_until(partial(self._has_logged, until, server, before), START_S)
 

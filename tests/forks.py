@@ -8,6 +8,7 @@ else: it reads its file, opens its sockets and runs until a signal ends it.
 import functools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -67,9 +68,16 @@ class Source:
             command = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
             subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
 
-    def start(self, arguments: Sequence[str], log: BufferedWriter) -> Forked:
-        """Run `securemedian ARGUMENTS` in a new process, with its standard error in `log`."""
-        request = {"arguments": list(arguments), "environment": dict(os.environ)}
+    def start(self, arguments: Sequence[str], log: BufferedWriter, descriptors: int) -> Forked:
+        """Run `securemedian ARGUMENTS` in a new process, with its standard error in `log`.
+
+        It can open so many `descriptors` from its start on: a server looks once.
+        """
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(os.environ),
+            "descriptors": descriptors,
+        }
         return Forked(self, self.ask(request, log.fileno()))
 
     def ask(self, request: dict[str, Any], *descriptors: int) -> Any:
@@ -110,6 +118,7 @@ def main(asked: socket.socket) -> None:
             os.close(descriptors[0])
             os.environ.clear()
             os.environ.update(request["environment"])
+            resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"],) * 2)
             sys.exit(cli.main(request["arguments"]))
 
 
