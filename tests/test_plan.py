@@ -127,7 +127,9 @@ def counted(
             meter = Meter(parties[j][:1])
             parts = shard.parts(dealt) if shard else None
             if parts is None or parts:
-                dealing.check(parties[j][0].channel, j, dealt, halves, coin=coin, parts=parts)
+                channel = parties[j][0].channel
+                opened = dealing.open_pairs(channel, j, dealt, halves, coin=coin, parts=parts)
+                dealing.compare(channel, opened)
             checked = meter.read().as_checking()
             pairs = zip(halves, given, strict=True)
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]

@@ -344,14 +344,13 @@ def check(
     progress: Callable[[int, int], None] | None = None,
     entropy: Entropy = os_entropy,
     coin: bytes | None = None,
-    parts: Sequence[int] | None = None,
     note: Note = note_nothing,
 ) -> list[bool]:
     """Return which clients' dealings passed, while the other party does the same.
 
     That is `open_pairs`, with the same arguments, and then `compare`; `note` is called between.
     """
-    opened = open_pairs(channel, number, shape, halves, progress, entropy, coin, parts)
+    opened = open_pairs(channel, number, shape, halves, progress, entropy, coin)
     note([each.hashes for each in opened])
     return compare(channel, opened)
 
