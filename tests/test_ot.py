@@ -27,17 +27,27 @@ SESSION = b"a session of the tests"
 RNG = np.random.default_rng(11)
 
 
-def extension(field_bits: int, lane: int = 0) -> tuple[SoftSpokenSender, SoftSpokenReceiver]:
+def base_of(field_bits: int) -> tuple[Any, Any]:
+    """Return what base OTs give both ends: Delta and the seeds but for its, and all seeds."""
     one, two = local_pair(20)
-    (delta, holes), leaves = run_both(
+    return run_both(
         lambda j: (
             sender_setup(one, SESSION, field_bits)
             if j == 0
             else receiver_setup(two, SESSION, field_bits)
         )
     )
-    sender = SoftSpokenSender(Direction(one, SESSION, lane, 0), delta, holes)
-    return sender, SoftSpokenReceiver(Direction(two, SESSION, lane, 0), leaves)
+
+
+def extension(
+    field_bits: int, lane: int = 0, native_aes: tuple[bool, bool] = (True, True)
+) -> tuple[SoftSpokenSender, SoftSpokenReceiver]:
+    (delta, holes), leaves = base_of(field_bits)
+    ends = [
+        Direction(end, SESSION, lane, 0, native)
+        for end, native in zip(local_pair(20), native_aes, strict=True)
+    ]
+    return SoftSpokenSender(ends[0], delta, holes), SoftSpokenReceiver(ends[1], leaves)
 
 
 def bits_of(words: np.ndarray, count: int) -> np.ndarray:
@@ -301,16 +311,7 @@ def test_honest_corrections_pass(field_bits: int, native_aes: bool) -> None:
 
     Rows are weighed by the call that takes their memory, which some find and others do not.
     """
-    one, two = local_pair(20)
-    (delta, holes), leaves = run_both(
-        lambda j: (
-            sender_setup(one, SESSION, field_bits)
-            if j == 0
-            else receiver_setup(two, SESSION, field_bits)
-        )
-    )
-    sender = SoftSpokenSender(Direction(one, SESSION, 0, 0, native_aes), delta, holes)
-    receiver = SoftSpokenReceiver(Direction(two, SESSION, 0, 0, not native_aes), leaves)
+    sender, receiver = extension(field_bits, native_aes=(native_aes, not native_aes))
     alike = [[3, 1], [1, 3], [], [3, 3], [3], [2]]
     checks: list[list[list[int]]] = [[[1]], [], [[3, 1]], [[]], alike, [[200], [1, 1], [200]]]
     for portions in checks:
@@ -398,17 +399,6 @@ def test_later_portions_do_not_make_up_for_a_wrong_one(later: str) -> None:
         off += reduced(shifted_by_5(receiver)[None]).tolist()
     with pytest.raises(PeerProtocolError, match="none of these OTs is used"):
         run_both(lambda j: (sender.verify, receiver.prove)[j]())
-
-
-def base_of(field_bits: int) -> tuple[Any, Any]:
-    one, two = local_pair(20)
-    return run_both(
-        lambda j: (
-            sender_setup(one, SESSION, field_bits)
-            if j == 0
-            else receiver_setup(two, SESSION, field_bits)
-        )
-    )
 
 
 def test_flipped_corrections_are_found_before_a_key_is_used() -> None:
