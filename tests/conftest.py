@@ -4,8 +4,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.parties import Lanes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +33,12 @@ def short() -> Iterator[Path]:
     """Make a folder whose path is short: the names of Ray's sockets have room for no other."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made:
         yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def lanes() -> "Lanes":
+    """Return two lanes of both parties, for the tests of a module that has no others."""
+    # kernels load with it, which many tests do without
+    from tests.parties import make_parties
+
+    return make_parties(lanes=2)

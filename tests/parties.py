@@ -28,6 +28,9 @@ from securemedian.mpc.rounds.pipeline import Outcome, run_round
 SMALL_SETUP = ferret.Code(secrets=200, bins=20, depth=6)
 SMALL = ferret.Code(secrets=300, bins=24, depth=6)
 
+# of both parties
+Lanes = tuple[list[Party], list[Party]]
+
 _sessions = itertools.count(1)
 _lanes = itertools.count()
 
@@ -80,7 +83,7 @@ def make_parties(
     pairs: Sequence[tuple[Channel, Channel]] | None = None,
     session_id: bytes = b"",
     extension: str = "softspoken",
-) -> tuple[list[Party], list[Party]]:
+) -> Lanes:
     """Return the lanes of both parties: new ones of a session that is there already.
 
     A session is made for the caller alone, base OTs included, if it has a say in `entropy`, `pairs`

@@ -10,7 +10,6 @@ from securemedian.mpc.arrays import RingShare, UnpackedXorBits
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import lengths, ring, share
 from securemedian.mpc.protocols.boolean import multiplex_rows, multiplex_rows_demand
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.cost import Cost
@@ -21,17 +20,11 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import additive, check_planned, make_parties, run_both
+from tests.parties import Lanes, additive, check_planned, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
 
-Lanes = tuple[list[Party], list[Party]]
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
-
-
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
 
 
 # The protocols

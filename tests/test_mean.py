@@ -10,22 +10,14 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from tests.daemons import Pair, running
-from tests.parties import make_parties, run_both
+from tests.parties import Lanes, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
-
-Lanes = tuple[list[Party], list[Party]]
-
-
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
 
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ import pytest
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.chunks import demand
@@ -19,6 +18,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from tests import reference
 from tests.parties import (
+    Lanes,
     additive,
     make_parties,
     run_both,
@@ -33,7 +33,6 @@ pytestmark = pytest.mark.slow
 CLIENTS = range(2, 18)
 # random cases a combination: 16 client numbers, thousands in all
 COLUMNS = 40
-Lanes = tuple[list[Party], list[Party]]
 
 
 @pytest.fixture(scope="module", params=OT_EXTENSIONS)

@@ -20,11 +20,9 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import check_planned, make_parties, run_both
-from tests.test_krum import DIM, Lanes, lanes, run
+from tests.parties import Lanes, check_planned, make_parties, run_both
+from tests.test_krum import DIM, run
 from tests.test_privacy import looks_uniform, recorders
-
-__all__ = ["lanes"]
 
 SCALE = 2.0**16
 METHODS = ("pairwise", "trimmed-mean", "radix")

@@ -9,7 +9,6 @@ import pytest
 from securemedian.mpc.arrays import PublicValues, XorWords
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import UniformBuckets
@@ -22,9 +21,8 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from tests import reference
-from tests.parties import additive, make_parties, run_both
+from tests.parties import Lanes, additive, make_parties, run_both
 
-Lanes = tuple[list[Party], list[Party]]
 PROTOCOL = ProtocolParams(lanes=2)
 # subnormals too
 FLOATS = [
@@ -41,11 +39,6 @@ FLOATS = [
     3.4e38,
     0.1,
 ]
-
-
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
 
 
 def random_words(rng: np.random.Generator, clients: int, width: int) -> np.ndarray:

@@ -11,7 +11,6 @@ import pytest
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, ring, share
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SLICE_ALIGN
@@ -34,18 +33,12 @@ from securemedian.mpc.rounds.pipeline import Outcome, check_values, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
 from tests.daemons import Pair, running
-from tests.parties import deterministic_entropy, make_parties, run_both
+from tests.parties import Lanes, deterministic_entropy, make_parties, run_both
 from tests.servers_alone import Server, held, hello
 from tests.test_privacy import looks_uniform, recorders
 
-Lanes = tuple[list[Party], list[Party]]
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
-
-
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
 
 
 def run(

@@ -12,7 +12,6 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share, wide
 from securemedian.mpc.protocols.boolean import unpack_bits
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.methods import zeno
@@ -22,17 +21,11 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import check_planned, make_parties, run_both
+from tests.parties import Lanes, check_planned, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
 
-Lanes = tuple[list[Party], list[Party]]
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
-
-
-@pytest.fixture(scope="module")
-def lanes() -> Lanes:
-    return make_parties(lanes=2)
 
 
 def names(clients: int) -> list[str]:
