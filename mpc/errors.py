@@ -72,6 +72,12 @@ class PeerProtocolError(SecureMedianError):
     code = "peer-protocol"
 
 
+class PeerDeviated(PeerProtocolError):
+    """The other server is proved not to have followed the protocol; the message says in what."""
+
+    code = "peer-deviated"
+
+
 class FrameError(PeerProtocolError):
     """A frame is truncated, over-long, of another version, or not a frame at all."""
 

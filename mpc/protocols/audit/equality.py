@@ -1,0 +1,63 @@
+"""Comparing what must be the same at both parties, of which neither may see the other's.
+
+Each party collects arrays, in the same order. Once all is fixed, the two toss the keys of a
+universal hash (`dealing.Differences`), commit to their digests of everything, and then open them.
+Arrays that differ anywhere, also by what one party has chosen, go unnoticed with a chance below
+2^-128. The commitment keeps a party that waits from sending the other's digest back, and a digest
+that is right tells nothing, because the party that checks it knows it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import Differences, toss
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
+
+NONCE_BYTES = 32
+
+
+class Equality:
+    """What one party has collected for one comparison with the other."""
+
+    def __init__(self, channel: Channel, number: int, entropy: Entropy = os_entropy) -> None:
+        self._channel, self._number, self._entropy = channel, number, entropy
+        self._collected: list[NDArray[np.generic]] = []
+
+    def __repr__(self) -> str:
+        return f"Equality({len(self._collected)} arrays)"
+
+    def add(self, array: NDArray[np.generic]) -> None:
+        """Append an array, which must not change before `settle`.
+
+        SECURITY: it has to be fixed by what was sent before `settle`, because the keys of the hash
+        are known after it.
+        """
+        self._collected.append(np.ascontiguousarray(array))
+
+    def settle(self, what: str) -> None:
+        """Compare all that was appended, while the other party does the same, and begin anew.
+
+        Takes three rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
+        """
+        hashed = Differences(toss(self._channel, self._number, self._entropy))
+        for array in self._collected:
+            hashed.update(array.reshape(-1).view(np.uint8))
+        self._collected.clear()
+        mine = hashed.digest() + self._entropy(NONCE_BYTES)
+        # the party is part of it, so that one cannot send the other's back
+        committed = self._channel.exchange("audit.commit", _words(self._commitment(mine)))
+        theirs = self._channel.exchange("audit.open", _words(mine)).tobytes()
+        if digest("audit commitment", 1 - self._number, theirs) != committed.tobytes():
+            raise PeerProtocolError("the peer opened another digest than it had committed to")
+        if theirs[:-NONCE_BYTES] != mine[:-NONCE_BYTES]:
+            raise PeerDeviated(f"{what}: the peer deviated from the protocol")
+
+    def _commitment(self, opening: bytes) -> bytes:
+        return digest("audit commitment", self._number, opening)
+
+
+def _words(data: bytes) -> NDArray[np.uint64]:
+    return np.frombuffer(data, np.uint64)
