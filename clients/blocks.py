@@ -11,6 +11,8 @@ from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import BadUpload, NotStored, SecureMedianError, ServerUnreachable
 
 BLOCK_WORDS = BLOCK_BYTES // 8
+# what is longer goes in blocks
+WHOLE_BYTES = BLOCK_BYTES
 # errors of one block after which the server is asked again what is missing: a door has ended, or
 # another one has taken over from it
 _AGAIN = (ServerUnreachable, BadUpload, NotStored)
@@ -18,7 +20,7 @@ _AGAIN = (ServerUnreachable, BadUpload, NotStored)
 
 def takes_blocks(server: Connection, share: Words, patience_s: float) -> bool:
     """Return whether a share is long enough to be sent in blocks, and the server takes such."""
-    if share.nbytes <= BLOCK_BYTES:
+    if share.nbytes <= WHOLE_BYTES:
         return False
     # a release before 0.11 has no doors
     return "doors" in server.ask("info", patience_s=patience_s).fields

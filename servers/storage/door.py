@@ -38,8 +38,8 @@ from securemedian.servers.network.transport import (
     authenticate,
 )
 from securemedian.servers.storage.doors import ALIVE_S
+from securemedian.servers.storage.files import WordsFile, storing
 from securemedian.servers.storage.room import BlockFields, Room
-from securemedian.servers.storage.spool import WordsFile, storing
 
 # bytes of a request besides its block
 ENVELOPE_BYTES = 1 << 16

@@ -95,10 +95,14 @@ class Doors:
         self._allowed = list(keys)
         self._tell_all({"allow": self._allowed})
 
-    def owners(self, blocks: int) -> list[int]:
-        """Return which door takes which block of a new share: slices of coordinates."""
+    def owners(self, blocks: int, first: int) -> list[int]:
+        """Return which door takes which block of a share: slices of coordinates.
+
+        `first` turns the doors, so that all of them have something of short shares.
+        """
         doors = list(self.ports)
-        return [doors[block * len(doors) // blocks] for block in range(blocks)]
+        count = len(doors)
+        return [doors[(block * count // blocks + first) % count] for block in range(blocks)]
 
     def grant(self, room: Room, path: str) -> None:
         """Let the doors that own blocks of a room write them to the file at `path`."""

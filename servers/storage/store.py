@@ -31,7 +31,8 @@ from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.storage.database import Database, Row
 from securemedian.servers.storage.doors import Doors
-from securemedian.servers.storage.spool import Opening, Reserve, Spool, storing
+from securemedian.servers.storage.files import Reserve, storing
+from securemedian.servers.storage.spool import Opening, Spool
 
 # the file of the database
 DATABASE = "state.db"
