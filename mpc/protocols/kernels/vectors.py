@@ -439,8 +439,8 @@ def add_entries(
 ) -> None:
     """Add entry j of vector i, times a weight, to out[j, start + i].
 
-    Or, if `cumulative`, the sum of the entries 0..j. That is for all j that `out` has. `weight` and `mask`, to which all is reduced, are scalars of
-    its dtype.
+    Or, if `cumulative`, the sum of the entries 0..j. That is for all j that `out` has. `weight` and
+    `mask`, to which all is reduced, are scalars of its dtype.
     """
     entry = FULL >> np.uint64(64 - bits)
     sums = np.empty(BLOCK, out.dtype)
