@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from securemedian.mpc.protocols.kernels import (
+    comparing,
     extension,
     gaussian,
     lpn,
@@ -112,7 +113,7 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [gaussian, packing, planes, searching, sketching, tables, vectors]
+    modules = [comparing, gaussian, packing, planes, searching, sketching, tables, vectors]
     modules += [aes, leaves] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
