@@ -154,7 +154,7 @@ def test_a_part_can_be_expanded_alone() -> None:
 def what_is_sent_hides_values() -> None:
     """Of the same values in two calls and two lanes, all together and beside them."""
     pair, values = sessions(), random_values(1 << 14, 4)
-    seen = {}
+    seen: dict[str, np.ndarray] = {}
     for lane in (0, 1):
         prover, verifier, _ = ends(pair, lane, mac_bits=4)
         for call in range(2):

@@ -172,7 +172,7 @@ class Prover(_End):
     def tags(self, at: int, count: int, bits: int) -> Ring:
         """Return tags again: of `count` elements from a position on."""
         f = np.empty((self.mac_bits // TREE_BITS, count), ring.dtype(bits))
-        return self._rows(at, bits, np.zeros(self.mac_bits, f.dtype), f)
+        return self._rows(at, bits, np.zeros_like(f, shape=self.mac_bits), f)
 
 
 class Verifier(_End):
