@@ -22,6 +22,7 @@ are uniform. Each step is settled before the next opens anything that the step w
 """
 
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,17 +188,15 @@ class SignProver:
         slot = slot_of(bits)
         items = np.empty_like(side.halves[t])
         kernels.subtract_double(side.halves[t], side.halves[t + 1], slot, items)
-        nothing = np.zeros((len(items), GUARDS), np.uint64)
         # guards are partners of nothing
-        at = 0
-        while at < order.size:
-            beside = items if at else nothing
-            some = slice(at, at + beside.shape[1])
-            out = np.empty_like(beside)
-            given = side.partners[t], order[some], opened[some], side.delta, slot, bits - t
-            kernels.join(beside, *given, out)
+        beside = chain([np.zeros((len(items), GUARDS), np.uint64)], repeat(items))
+        borders = range(GUARDS, order.size, items.shape[1])
+        parts = np.split(order, borders), np.split(opened, borders)
+        # `beside` has no end
+        for each, some, told in zip(beside, *parts, strict=False):
+            out = np.empty_like(each)
+            kernels.join(each, side.partners[t], some, told, side.delta, slot, bits - t, out)
             self._equality.add(out)
-            at = some.stop
 
     def _signs(
         self,

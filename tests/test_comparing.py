@@ -1,0 +1,325 @@
+"""Proofs of signs: honest ones pass, and each lie is found as often as it must."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.errors import PeerDeviated
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import comparing
+from securemedian.mpc.protocols.audit.ands import AndMaker
+from securemedian.mpc.protocols.audit.comparing import SignProver, around, carries, centring
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from tests.parties import deterministic_entropy, run_both
+from tests.test_ot import Lying
+
+RNG = np.random.default_rng(23)
+
+
+@pytest.fixture(scope="module")
+def sessions() -> tuple[Session, Session]:
+    """Return an audit's session, for all tests: each takes lanes of its own.
+
+    Its Delta is the same each time, and not 0 in its first four bits.
+    """
+    pair, given = local_pair(20), (bytes(16), ProtocolParams())
+    both = run_both(
+        lambda j: Session.establish(j, pair[j], *given, deterministic_entropy(j), audit=True)
+    )
+    assert both[1].delta[:4].any()
+    return both
+
+
+@dataclass
+class End:
+    party: Party
+    prover: Prover
+    verifier: Verifier
+    ands: AndMaker
+
+    def __init__(self, session: Session, channel: Channel, mac_bits: int = 48) -> None:
+        lane = len(session.lanes)
+        self.party = session.party(lane, channel)
+        self.prover = Prover(session, lane, channel, mac_bits)
+        self.verifier = Verifier(session, lane, channel, mac_bits)
+        self.ands = AndMaker(self.party)
+
+    @property
+    def signs(self) -> SignProver:
+        return SignProver(self.party, self.prover, self.verifier, self.ands)
+
+
+def split(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    one = ring.reduce(RNG.integers(0, 1 << bits, values.shape), bits)
+    return one, ring.reduce(values - one.astype(np.int64), bits)
+
+
+def prove(
+    sessions: tuple[Session, Session],
+    values: np.ndarray,
+    bits: int,
+    negative: np.ndarray,
+    public: np.ndarray | None = None,
+) -> None:
+    """Prove signs of shared values of `bits` bits plus public ones, with all that is real."""
+    channels = local_pair(20)
+    shares = split(values, bits)
+    added = np.zeros_like(shares[0]) if public is None else public
+
+    def run(j: int) -> None:
+        end = End(sessions[j], channels[j])
+        triples = end.ands.triples(carries(bits) * values.size, 2)
+        _, tags = end.prover.commit(shares[j], bits)
+        _, _, keys = end.verifier.accept(values.size, bits)
+        end.signs.prove(RingShare(shares[j]), tags, keys, added, bits, negative, triples)
+        assert not len(triples)
+
+    run_both(run)
+
+
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_signs_are_proved(sessions: tuple[Session, Session], bits: int) -> None:
+    """Of all numbers, or of some and the extremes, plus public ones."""
+    values = np.arange(1 << bits) if bits < 8 else RNG.integers(0, 1 << bits, 300)
+    values[:4] = 0, 1, (1 << bits - 1) - 1, 1 << bits - 1
+    public = ring.reduce(RNG.integers(0, 1 << bits, values.size), bits)
+    negative = (ring.reduce(values + public, bits) >> (bits - 1)).astype(np.uint8)
+    prove(sessions, values, bits, negative, public)
+    wrong = negative.copy()
+    wrong[RNG.integers(values.size)] ^= 1
+    with pytest.raises(PeerDeviated, match="published"):
+        prove(sessions, values, bits, wrong, public)
+
+
+def test_counts_about_a_bucket() -> None:
+    """H(M) and H(M-1) of a plain histogram, less the rank, have the signs of a median."""
+    for buckets, slots in ((3, 4), (5, 8), (16, 16), (32, 32)):
+        clients, dim = 9, 3000
+        chosen = RNG.integers(0, buckets, (clients, dim))
+        # all at one end, or at the other
+        chosen[:, 0], chosen[:, 1] = 0, buckets - 1
+        entries = (chosen[None] == np.arange(slots - 1)[:, None, None]).sum(axis=1)
+        found = np.sort(chosen, axis=0)[4].astype(np.uint16)
+        for dtype in (np.uint8, np.uint16):
+            rows = entries.reshape(1, -1).astype(dtype)
+            public = centring(found, buckets, clients, 5, 5)
+            counts = ring.signed(around(rows, found, buckets)[0] + public, 5)
+            below = (chosen < found).sum(axis=0)
+            upto = (chosen <= found).sum(axis=0)
+            assert (counts == np.concatenate((upto, below)) - 5).all()
+            assert (counts[:dim] >= 0).all() and (counts[dim:] < 0).all()
+
+
+# Lies
+
+# What party 0 does to the claims of its partners of d_0, in place: it returns what it commits to
+# instead, and what it does to the tags of that.
+Lie = Callable[[np.ndarray], tuple[np.ndarray, Callable[[np.ndarray], None]]]
+
+
+class Cheat:
+    """A prover that lies about its partners of d_0, which come after the three q_t of Z_16."""
+
+    def __init__(self, prover: Prover, lie: Lie) -> None:
+        self._prover, self._lie, self._calls = prover, lie, 0
+
+    def commit(self, claims: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
+        self._calls += 1
+        if self._calls != 4:
+            return self._prover.commit(claims, bits)
+        values, change = self._lie(claims)
+        at, rows = self._prover.commit(values, bits)
+        change(rows)
+        return at, rows
+
+
+def honestly(claims: np.ndarray) -> Any:
+    return claims, lambda rows: None
+
+
+def rate(
+    sessions: tuple[Session, Session],
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: np.ndarray,
+    lie: Lie,
+    trials: int = 1000,
+    partners: int = 1,
+    guards: int = 0,
+    mac_bits: int = 4,
+) -> float:
+    """Return how often party 0 passes with bits of other numbers than its own, which are 4 in Z_16.
+
+    What follows the proof of bits is left out.
+    """
+    monkeypatch.setattr(comparing, "GUARDS", guards)
+    monkeypatch.setattr(comparing, "partners_of", lambda *_: partners)
+    monkeypatch.setattr(SignProver, "_signs", lambda *_: None)
+    monkeypatch.setattr(SignProver, "_prove_sign", lambda *_: None)
+    channels, fours = local_pair(20), np.full(claimed.size, 4, np.uint8)
+
+    def run(j: int) -> int:
+        passed, end = 0, End(sessions[j], channels[j], mac_bits)
+        none: Any = np.zeros(claimed.size, np.uint8)
+        for _ in range(trials):
+            _, tags = end.prover.commit(fours, 4)
+            _, _, keys = end.verifier.accept(fours.size, 4)
+            signs, shares = end.signs, claimed if j == 0 else fours
+            if j == 0:
+                signs._prover = Cheat(end.prover, lie)  # type: ignore[assignment]
+            try:
+                signs.prove(RingShare(shares), tags, keys, none, 4, none, none)
+                passed += 1
+            except PeerDeviated as error:
+                assert "the bits of shares" in str(error)
+        return passed
+
+    one, two = run_both(run)
+    assert one == two
+    return float(one / trials)
+
+
+def check_rate(found: float, expected: float, trials: int = 1000) -> None:
+    assert abs(found - expected) <= 5 * math.sqrt(expected * (1 - expected) / trials)
+
+
+def twos(count: int) -> Lie:
+    """Return the lie that `count` partners are 2, and claimed to be 0."""
+
+    def lie(claims: np.ndarray) -> Any:
+        claims[:count] = 0
+        values = claims.copy()
+        values[:count] = 2
+        return values, lambda rows: None
+
+    return lie
+
+
+@pytest.mark.parametrize(("items", "partners", "wrong"), [(6, 1, 1), (6, 1, 2), (4, 2, 1)])
+def test_what_is_no_bit_passes_as_often_as_predicted(
+    sessions: tuple[Session, Session],
+    monkeypatch: pytest.MonkeyPatch,
+    items: int,
+    partners: int,
+    wrong: int,
+) -> None:
+    """Party 0 claims the bits of 2 for 4: d_0 = 4 - 2 is 2, as its wrong partners are."""
+    claimed = np.full(items, 4, np.uint8)
+    claimed[:wrong] = 2
+    passed = rate(sessions, monkeypatch, claimed, twos(wrong * partners), 1000, partners)
+    check_rate(passed, 1 / math.comb(items * partners, partners * wrong))
+
+
+def test_what_is_no_bit_is_found_without_wrong_partners(
+    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = np.full(6, 4, np.uint8)
+    assert rate(sessions, monkeypatch, claimed, honestly, 20) == 1
+    claimed[3] = 2
+    assert rate(sessions, monkeypatch, claimed, honestly, 20) == 0
+
+
+def test_guards_find_that_all_are_no_bits(
+    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimed = np.full(6, 2, np.uint8)
+    assert rate(sessions, monkeypatch, claimed, twos(6), 20) == 1
+    assert rate(sessions, monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
+
+
+def test_a_wrong_opening_passes_if_delta_is_guessed(
+    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Party 0 commits to one partner and claims the other bit, under four bits of Delta."""
+
+    def lie(claims: np.ndarray) -> Any:
+        values = claims.copy()
+        values[0] ^= 1
+        # w = v + Delta x = v + Delta (x - claim) + Delta claim
+        guess = RNG.integers(0, 2, 4) * (int(values[0]) - int(claims[0]))
+
+        def change(rows: np.ndarray) -> None:
+            rows[:, 0] += guess.astype(np.uint8)
+
+        return values, change
+
+    claimed = np.full(6, 4, np.uint8)
+    check_rate(rate(sessions, monkeypatch, claimed, lie), 2**-4)
+
+
+def test_what_is_no_bit_would_change_a_sign(
+    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 + 4 is negative in Z_16. With bits of 2 and 4 that pass it is proved not to be."""
+    monkeypatch.setattr(comparing, "GUARDS", 0)
+    monkeypatch.setattr(comparing, "partners_of", lambda *_: 1)
+    channels, four = local_pair(20), np.full(1, 4, np.uint8)
+
+    def run(j: int) -> None:
+        end, none = End(sessions[j], channels[j]), np.zeros(1, np.uint8)
+        triples = end.ands.triples(3, 2)
+        _, tags = end.prover.commit(four, 4)
+        _, _, keys = end.verifier.accept(1, 4)
+        signs = end.signs
+        if j == 0:
+            signs._prover = Cheat(end.prover, twos(1))  # type: ignore[assignment]
+        signs.prove(RingShare(four - np.uint8(2 * (j == 0))), tags, keys, none, 4, none, triples)
+
+    run_both(run)
+
+
+@pytest.mark.parametrize(
+    ("label", "place", "said"),
+    [
+        ("mac.values", 5, "the bits of shares"),
+        # a guard, and h
+        ("audit.claims", 0, "the bits of shares"),
+        ("audit.claims", 8, "the bits of shares"),
+        ("and.openings", 0, "the openings of ANDs"),
+    ],
+)
+def test_a_message_that_is_changed_is_found(
+    sessions: tuple[Session, Session], label: str, place: int, said: str
+) -> None:
+    """After the MACs of shares and the triples are made, in one message of its kind at random."""
+    pair, armed, wanted = local_pair(20), [False], int(RNG.integers(3))
+    seen = [0]
+
+    def change(sent: str, array: np.ndarray) -> None:
+        if armed[0] and sent == label:
+            if seen[0] == wanted:
+                array.reshape(-1).view(np.uint8)[place] ^= 1
+            seen[0] += 1
+
+    channels = Lying(pair[0], change), pair[1]
+    values = np.arange(16)
+    shares = split(values, 4)
+
+    def run(j: int) -> str:
+        end = End(sessions[j], channels[j])
+        triples = end.ands.triples(3 * 16, 2)
+        _, tags = end.prover.commit(shares[j], 4)
+        _, _, keys = end.verifier.accept(16, 4)
+        armed[0] = armed[0] or j == 0
+        with pytest.raises(PeerDeviated) as error:
+            end.signs.prove(
+                RingShare(shares[j]),
+                tags,
+                keys,
+                np.zeros(16, np.uint8),
+                4,
+                (values >> 3).astype(np.uint8),
+                triples,
+            )
+        return str(error.value)
+
+    for told in run_both(run):
+        assert said in told
+    assert seen[0] > wanted
