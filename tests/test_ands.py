@@ -114,9 +114,9 @@ def test_multiply(count: int) -> None:
 
 def test_what_is_linear() -> None:
     both = makers()
-    values, public = RNG.integers(0, 2, (2, 500)).astype(np.uint8), RNG.integers(0, 2, 500)
-    public = public.astype(np.uint8)
-    a, b = (shared_bits(both, each) for each in values)
+    values = RNG.integers(0, 2, (3, 500)).astype(np.uint8)
+    public = values[2]
+    a, b = (shared_bits(both, each) for each in values[:2])
     for found, want in (
         ([one ^ other for one, other in zip(a, b, strict=True)], values[0] ^ values[1]),
         ([half.times(public) for half in a], values[0] & public),

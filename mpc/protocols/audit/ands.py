@@ -26,6 +26,7 @@ with which it is below 2^-40.
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
@@ -45,6 +46,8 @@ STATISTICAL_BITS = 40
 FEWEST = 64
 # Leaky ANDs that are hashed at once, and then still in the cache.
 _TILE = 1 << 12
+# of leaky ANDs
+Order = NDArray[np.uint32]
 
 
 class AuthenticatedTriples:
@@ -167,7 +170,7 @@ class AndMaker:
         return choices
 
     def _combined(
-        self, records: Words, shares: Words, buckets: Words, equality: Equality
+        self, records: Words, shares: Words, buckets: Order, equality: Equality
     ) -> list[AuthenticatedBits]:
         """Open what differs within buckets (B, n), and return x, y and z of each."""
         size, count = buckets.shape
@@ -217,7 +220,7 @@ class AndMaker:
             equality.add(array)
 
 
-def _permutation(seed: bytes, count: int) -> Words:
+def _permutation(seed: bytes, count: int) -> Order:
     """Return a uniformly random permutation of 0 .. `count` - 1."""
     drawn = Permutation.uniform(Stream(seed), count)
     sources = np.empty(count, np.uint32)
