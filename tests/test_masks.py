@@ -44,6 +44,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_ands as authenticated
 from tests import test_dealing as dealings
+from tests import test_macs as macs
 from tests import test_output_shares as shares
 from tests.parties import make_parties, run_rounds, shared, use_small_codes
 from tests.uniformity import Leak
@@ -391,6 +392,40 @@ MASKS: dict[str, Mask] = {
         (("PortableLeaves.__init__", "Stream(leaf, nonce=nonce)", "Stream(leaf)"),),
         (shares.lanes_apart,),
         silent=True,
+    ),
+    # MACs of the audit
+    "u on a committed value": Mask(
+        "the verifier reads the value",
+        (
+            (
+                "PortableExpander.commit",
+                "np.subtract(values[some], total, out=f[block, some])",
+                "f[block, some] = values[some]",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "leaves under MACs": Mask(
+        "u is 0, and the verifier reads the value",
+        (
+            (
+                "PortableExpander._folded",
+                "stream.xor(ZEROS[: 8 * words], as_bytes(leaf))",
+                "leaf[:] = 0",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "positions and lanes of MACs": Mask(
+        "two lanes, or two calls, hide their values behind the same u",
+        (
+            (
+                "PortableExpander._folded",
+                "Stream(leaf or bytes(SEED_BYTES), self._nonce, at)",
+                "Stream(leaf or bytes(SEED_BYTES))",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
     ),
     # Set-up
     "Delta": Mask(
@@ -754,6 +789,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "select.reply": ("keys on a reply of a step",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
+    "mac.values": ("u on a committed value", "leaves under MACs"),
     "ferret.sums": ("seeds on the sums of silent OT",),
     "ggm.sums": ("base keys on the sums of a level",),
     "base.A": ("scalars from the operating system",),
@@ -766,6 +802,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "audit.commit": "a hash of what is opened next",
+    "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
@@ -776,8 +814,6 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "and.tops": ("r on the top of S",),
     "and.buckets": ("y of the others in a bucket",),
     "and.openings": ("x of an authenticated triple", "y of an authenticated triple"),
-    "audit.commit": "a hash of what is opened next",
-    "audit.open": "a digest that the peer computes too, if both follow the protocol",
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -811,12 +847,17 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
+    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    (
+        "PortableExpander.keys",
+        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
+    ): "the keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",
@@ -852,7 +893,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
     ("_permutation", "Stream(seed)"): "a public permutation",
-    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "hides a digest until it is opened",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
     (
         "AndMaker.multiply",

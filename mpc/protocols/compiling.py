@@ -11,6 +11,7 @@ from securemedian.mpc.protocols.kernels import (
     extension,
     gaussian,
     lpn,
+    macs,
     packing,
     planes,
     searching,
@@ -113,7 +114,7 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [ands, gaussian, packing, planes, searching, sketching, tables, vectors]
+    modules = [ands, gaussian, macs, packing, planes, searching, sketching, tables, vectors]
     modules += [aes, hashing, leaves] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
