@@ -126,14 +126,14 @@ Lie = Callable[[np.ndarray], tuple[np.ndarray, Callable[[np.ndarray], None]]]
 
 
 class Cheat:
-    """A prover that lies about its partners of d_0, which come after the three q_t of Z_16."""
+    """A prover that lies about its partners of d_0, which come after q_1 of Z_4."""
 
     def __init__(self, prover: Prover, lie: Lie) -> None:
         self._prover, self._lie, self._calls = prover, lie, 0
 
     def commit(self, claims: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
         self._calls += 1
-        if self._calls != 4:
+        if self._calls != 2:
             return self._prover.commit(claims, bits)
         values, change = self._lie(claims)
         at, rows = self._prover.commit(values, bits)
@@ -155,7 +155,7 @@ def rate(
     guards: int = 0,
     mac_bits: int = 4,
 ) -> float:
-    """Return how often party 0 passes with bits of other numbers than its own, which are 4 in Z_16.
+    """Return how often party 0 passes with bits of other numbers than its own, which are 2 in Z_4.
 
     What follows the proof of bits is left out.
     """
@@ -163,19 +163,19 @@ def rate(
     monkeypatch.setattr(comparing, "partners_of", lambda *_: partners)
     monkeypatch.setattr(SignProver, "_signs", lambda *_: None)
     monkeypatch.setattr(SignProver, "_prove_sign", lambda *_: None)
-    channels, fours = local_pair(20), np.full(claimed.size, 4, np.uint8)
+    channels, held = local_pair(20), np.full(claimed.size, 2, np.uint8)
 
     def run(j: int) -> int:
         passed, end = 0, End(sessions[j], channels[j], mac_bits)
         none: Any = np.zeros(claimed.size, np.uint8)
         for _ in range(trials):
-            _, tags = end.prover.commit(fours, 4)
-            _, _, keys = end.verifier.accept(fours.size, 4)
-            signs, shares = end.signs, claimed if j == 0 else fours
+            _, tags = end.prover.commit(held, 2)
+            _, _, keys = end.verifier.accept(held.size, 2)
+            signs, shares = end.signs, claimed if j == 0 else held
             if j == 0:
                 signs._prover = Cheat(end.prover, lie)  # type: ignore[assignment]
             try:
-                signs.prove(RingShare(shares), tags, keys, none, 4, none, none)
+                signs.prove(RingShare(shares), tags, keys, none, 2, none, none)
                 passed += 1
             except PeerDeviated as error:
                 assert "the bits of shares" in str(error)
@@ -210,9 +210,9 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     partners: int,
     wrong: int,
 ) -> None:
-    """Party 0 claims the bits of 2 for 4: d_0 = 4 - 2 is 2, as its wrong partners are."""
-    claimed = np.full(items, 4, np.uint8)
-    claimed[:wrong] = 2
+    """Party 0 claims the bits of 0 for 2: d_0 = 2 - 0 is 2, as its wrong partners are."""
+    claimed = np.full(items, 2, np.uint8)
+    claimed[:wrong] = 0
     passed = rate(sessions, monkeypatch, claimed, twos(wrong * partners), 1000, partners)
     check_rate(passed, 1 / math.comb(items * partners, partners * wrong))
 
@@ -220,16 +220,16 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
 def test_what_is_no_bit_is_found_without_wrong_partners(
     sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed = np.full(6, 4, np.uint8)
+    claimed = np.full(6, 2, np.uint8)
     assert rate(sessions, monkeypatch, claimed, honestly, 20) == 1
-    claimed[3] = 2
+    claimed[3] = 0
     assert rate(sessions, monkeypatch, claimed, honestly, 20) == 0
 
 
 def test_guards_find_that_all_are_no_bits(
     sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claimed = np.full(6, 2, np.uint8)
+    claimed = np.zeros(6, np.uint8)
     assert rate(sessions, monkeypatch, claimed, twos(6), 20) == 1
     assert rate(sessions, monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
 
@@ -250,27 +250,27 @@ def test_a_wrong_opening_passes_if_delta_is_guessed(
 
         return values, change
 
-    claimed = np.full(6, 4, np.uint8)
+    claimed = np.full(6, 2, np.uint8)
     check_rate(rate(sessions, monkeypatch, claimed, lie), 2**-4)
 
 
 def test_what_is_no_bit_would_change_a_sign(
     sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 + 4 is negative in Z_16. With bits of 2 and 4 that pass it is proved not to be."""
+    """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be."""
     monkeypatch.setattr(comparing, "GUARDS", 0)
     monkeypatch.setattr(comparing, "partners_of", lambda *_: 1)
-    channels, four = local_pair(20), np.full(1, 4, np.uint8)
+    channels, none = local_pair(20), np.zeros(1, np.uint8)
 
     def run(j: int) -> None:
-        end, none = End(sessions[j], channels[j]), np.zeros(1, np.uint8)
-        triples = end.ands.triples(3, 2)
-        _, tags = end.prover.commit(four, 4)
-        _, _, keys = end.verifier.accept(1, 4)
+        end, held = End(sessions[j], channels[j]), np.full(1, 2 * (j == 0), np.uint8)
+        triples = end.ands.triples(1, 2)
+        _, tags = end.prover.commit(held, 2)
+        _, _, keys = end.verifier.accept(1, 2)
         signs = end.signs
         if j == 0:
             signs._prover = Cheat(end.prover, twos(1))  # type: ignore[assignment]
-        signs.prove(RingShare(four - np.uint8(2 * (j == 0))), tags, keys, none, 4, none, triples)
+        signs.prove(RingShare(none), tags, keys, none, 2, none, triples)
 
     run_both(run)
 

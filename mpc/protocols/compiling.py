@@ -7,8 +7,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from securemedian.mpc.protocols.kernels import (
-    modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
-    modules += [vectors, aes, leaves] if native else [vectors, extension]
+    ands,
+    comparing,
     extension,
     gaussian,
     lpn,
@@ -116,7 +116,7 @@ def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
     modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
-    modules += [vectors, aes, leaves] if native else [vectors, extension]
+    modules += [vectors, aes, hashing, leaves] if native else [vectors, extension]
     if processor.taken(True):
         modules.append(weighing)
     if processor.FEATURES:
