@@ -432,10 +432,10 @@ MASKS: dict[str, Mask] = {
         "a server reads sums of the other's share, and so of what it hides",
         (
             (
-                "folds_of_client",
-                "fold(number, DealtUpload(shape, half, turns), coin)"
-                " + masks(seed, session_id, shape)",
-                "fold(number, DealtUpload(shape, half, turns), coin)",
+                "fold",
+                "packing.add_packed(masks(mask, session_id, shape), "
+                "ring.top_bits(shape.bits), folded)",
+                "pass",
             ),
         ),
         (binding.what_a_client_sends_is_uniform,),
@@ -445,8 +445,9 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "masks",
-                "stream.words(packed_fold_words(shape))",
-                "np.zeros(packed_fold_words(shape), np.uint64)",
+                "return Stream(digest('audit masks', seed, session_id)[:SEED_BYTES])"
+                ".words(fold_words(shape))",
+                "return np.zeros(fold_words(shape), np.uint64)",
             ),
         ),
         (binding.what_a_client_sends_is_uniform,),

@@ -29,13 +29,11 @@ from securemedian.mpc.protocols.dealing import (
     CHUNK,
     Dealing,
     DealtUpload,
-    OwnDealing,
     turned_sum,
 )
 from securemedian.mpc.protocols.kernels import macs as kernels
-from securemedian.mpc.protocols.kernels import vectors
+from securemedian.mpc.protocols.kernels import packing, vectors
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
-from securemedian.mpc.protocols.share import Upload, WordsUpload
 
 # SECURITY: t and M, so that a wrong sum passes with M^-t = 2^-45; M is a power of two
 TABLES = 5
@@ -59,29 +57,29 @@ def fold_shape(shape: Dealing) -> tuple[int, int]:
     return shape.slots - 1, TABLES * BUCKETS
 
 
-def packed_fold_words(shape: Dealing) -> int:
+def fold_words(shape: Dealing) -> int:
     """Return the words of a packed fold: what a client sends to each server."""
-    return ring.packed_words(fold_shape(shape)[0] * fold_shape(shape)[1], shape.bits)
+    entries, count = fold_shape(shape)
+    return ring.packed_words(entries * count, shape.bits)
 
 
-def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Ring:
-    """Return rho of a client, from the seed that it shares with one server.
+def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Words:
+    """Return rho of a client, packed as a fold, from the seed that it shares with one server.
 
     `session_id` is that of the audit: another one has other masks, so that a fold that is repeated
     under another toss tells nothing.
     """
-    stream = Stream(digest("audit masks", seed, session_id)[:SEED_BYTES])
-    return unpack(stream.words(packed_fold_words(shape)), shape)
+    return Stream(digest("audit masks", seed, session_id)[:SEED_BYTES]).words(fold_words(shape))
 
 
-def unpack(words: Words, shape: Dealing) -> Ring:
-    """Return a packed fold in its shape."""
-    entries, count = fold_shape(shape)
-    return ring.unpack(words, shape.bits, entries * count).reshape(entries, count)
+def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
+    """Return phi, packed: the fold of server `number`'s share of one client's rotated vectors.
 
+    It is hidden by the `masks` of the seed that the client shares with that server. The client
+    sends it to the other server.
 
-def fold(number: int, upload: DealtUpload, coin: bytes) -> Ring:
-    """Return the fold of party `number`'s share of one client's rotated vectors, without a mask."""
+    SECURITY: once per upload and session, because folds under two tosses differ by what is folded.
+    """
     shape = upload.shape
     totals = np.zeros((shape.slots // shape.per_word, TABLES, BUCKETS), shape.vectors(0).dtype)
     for part in shape.parts:
@@ -90,36 +88,22 @@ def fold(number: int, upload: DealtUpload, coin: bytes) -> Ring:
             turned = turned_sum(number, [upload], part, start, stop)
             where = places(coin, start, stop)
             vectors.add_to_places(turned, where, shape.bits, shape.per_word, totals)
-    entries = shape.entries(totals.reshape(len(totals), -1))[:-1]
-    return ring.reduce(entries, shape.bits)
+    folded = ring.pack(shape.entries(totals.reshape(len(totals), -1))[:-1], shape.bits)
+    packing.add_packed(masks(mask, session_id, shape), ring.top_bits(shape.bits), folded)
+    return folded
 
 
-def folds_of_client(
-    dealing: OwnDealing, rotations: Words, coin: bytes, seeds: Sequence[bytes], session_id: bytes
-) -> tuple[Words, Words]:
-    """Return what a client sends to server 0 and to server 1: packed folds, with masks.
+def weighted(each: Sequence[Words], weights: Sequence[int], shape: Dealing) -> Ring:
+    """Return the sum of the clients' folds, or of their masks, each times its weight.
 
-    `rotations` are those that it sent, packed, and `seeds` those of its masks that it shares with
-    servers 0 and 1. Each server gets the fold of the other's share, with the other's mask.
-
-    SECURITY: once per upload and session, because folds under two tosses differ by what is folded.
+    It is in the ring of the dealing, and has the shape `fold_shape`.
     """
-    shape = dealing.shape
-    halves: tuple[Upload, Upload] = dealing.seeded, dealing.words
-    turns = WordsUpload(shape.rotations_layout, rotations)
-    to_server1, to_server0 = (
-        fold(number, DealtUpload(shape, half, turns), coin) + masks(seed, session_id, shape)
-        for number, (half, seed) in enumerate(zip(halves, seeds, strict=True))
-    )
-    return ring.pack(to_server0, shape.bits), ring.pack(to_server1, shape.bits)
-
-
-def weighted(each: Sequence[Ring], weights: Sequence[int], bits: int) -> Ring:
-    """Return the sum of the clients' folds, or of their masks, each times its weight."""
-    total = np.zeros_like(each[0])
-    for one, weight in zip(each, weights, strict=True):
-        total += one * total.dtype.type(weight & int(ring.mask(bits)))
-    return ring.reduce(total, bits)
+    entries, count = fold_shape(shape)
+    total = np.zeros(entries * count, ring.dtype(shape.bits))
+    for words, weight in zip(each, weights, strict=True):
+        one = ring.unpack(words, shape.bits, total.size)
+        total += one * total.dtype.type(weight & int(ring.mask(shape.bits)))
+    return ring.reduce(total, shape.bits).reshape(entries, count)
 
 
 @dataclass(frozen=True)
