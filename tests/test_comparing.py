@@ -109,9 +109,12 @@ def test_counts_about_a_bucket() -> None:
         entries = (chosen[None] == np.arange(slots - 1)[:, None, None]).sum(axis=1)
         found = np.sort(chosen, axis=0)[4].astype(np.uint16)
         for dtype in (np.uint8, np.uint16):
-            rows = entries.reshape(1, -1).astype(dtype)
+            # what lies between the rows of entries is not read
+            rows = np.full((slots - 1, dim + 7), 99, dtype)
+            rows[:, :dim] = entries
             public = centring(found, buckets, clients, 5, 5)
-            counts = ring.signed(around(rows, found, buckets)[0] + public, 5)
+            upper_and_lower = around(rows.reshape(1, -1), dim + 7, found, buckets)[0]
+            counts = ring.signed(upper_and_lower + public, 5)
             below = (chosen < found).sum(axis=0)
             upto = (chosen <= found).sum(axis=0)
             assert (counts == np.concatenate((upto, below)) - 5).all()
@@ -202,7 +205,7 @@ def twos(count: int) -> Lie:
     return lie
 
 
-@pytest.mark.parametrize(("items", "partners", "wrong"), [(6, 1, 1), (6, 1, 2), (4, 2, 1)])
+@pytest.mark.parametrize(("items", "partners", "wrong"), [(6, 1, 2), (4, 2, 1)])
 def test_what_is_no_bit_passes_as_often_as_predicted(
     sessions: tuple[Session, Session],
     monkeypatch: pytest.MonkeyPatch,

@@ -61,14 +61,14 @@ def packed(rows: Ring, slot: int) -> Words:
     return out
 
 
-def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
-    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, (W-1) n).
+def around(rows: Ring, stride: int, found: NDArray[np.uint16], buckets: int) -> Ring:
+    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, (W-1) stride).
 
-    M is `found`, (n,). Entry j of coordinate i stands at j n + i, whether rows are of shares of
-    entries, of tags or of keys. H(M) is 0 where M is the last bucket, whose count is no entry.
+    M is `found`, (n,). Entry j of coordinate i stands at j times the stride, plus i, whether rows
+    are shares of entries, tags or keys. H(M) is 0 where M is the last bucket, which is no entry.
     """
-    out = np.empty((len(rows), 2 * found.size), rows.dtype)
-    kernels.accumulate(rows, found.astype(rows.dtype), rows.dtype.type(buckets - 1), out)
+    out, last = np.empty((len(rows), 2 * found.size), rows.dtype), rows.dtype.type(buckets - 1)
+    kernels.accumulate(rows, stride, found.astype(rows.dtype), last, out)
     return out
 
 
