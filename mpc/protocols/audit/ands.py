@@ -209,16 +209,18 @@ class AndMaker:
         theirs = self._channel.exchange("and.openings", mine)
         for factor, mask, words in zip((a, b), (x, y), theirs, strict=True):
             proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
-            given = factor.macs, mask.macs, factor.keys, mask.keys
-            kernels.authenticate(*given, words, self.delta, MAC_MASK, proofs, wanted)
+            halves = factor.macs, mask.macs, factor.keys, mask.keys
+            kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
             self._compare(equality, proofs, wanted)
         # who adds d e: party 0 to its shares, party 1 to its keys of these
         one, zero = np.uint64(1), np.uint64(0)
         added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
-        found = AuthenticatedBits(*(np.empty_like(each) for each in (z.bits, z.macs, z.keys)))
-        for name, plus in zip(("bits", "macs", "keys"), added, strict=True):
-            given = (getattr(each, name) for each in (x, y, z))
-            kernels.multiply(*given, mine ^ theirs, plus, getattr(found, name))
+        found = AuthenticatedBits(*(np.empty_like(each) for each in z.arrays))
+        opened = mine ^ theirs
+        for its_x, its_y, its_z, plus, out in zip(
+            x.arrays, y.arrays, z.arrays, added, found.arrays, strict=True
+        ):
+            kernels.multiply(its_x, its_y, its_z, opened, plus, out)
         return found
 
     def _compare(self, equality: Equality, proofs: Words, wanted: Words) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.audit.macs import MAC_BITS
@@ -42,6 +43,11 @@ class AuthenticatedBits:
         """Return bits that the peer alone knows, as what this party holds of them."""
         return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
 
+    @property
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the shares, the MACs and the keys."""
+        return self.bits, self.macs, self.keys
+
     def __len__(self) -> int:
         return len(self.bits)
 
@@ -49,12 +55,12 @@ class AuthenticatedBits:
         return f"AuthenticatedBits({len(self)}, <secrets>)"
 
     def __xor__(self, other: Self) -> Self:
-        pairs = ((self.bits, other.bits), (self.macs, other.macs), (self.keys, other.keys))
+        pairs = zip(self.arrays, other.arrays, strict=True)
         return type(self)(*(one ^ another for one, another in pairs))
 
     def __getitem__(self, chosen: Any) -> Self:
         """Return some of the bits, as numpy's arrays are indexed."""
-        return type(self)(self.bits[chosen], self.macs[chosen], self.keys[chosen])
+        return type(self)(*(array[chosen] for array in self.arrays))
 
     def times(self, public: Bits) -> Self:
         """Return the products with public bits."""
