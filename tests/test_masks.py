@@ -697,14 +697,9 @@ MASKS: dict[str, Mask] = {
         ),
         (authenticated.buckets_received,),
     ),
-    "x of an authenticated triple": Mask(
-        "the other party reads the share of a that is opened as d",
-        (("AndMaker.multiply", "a ^ x", "a"),),
-        (authenticated.openings_received,),
-    ),
-    "y of an authenticated triple": Mask(
-        "the other party reads the share of b that is opened as e",
-        (("AndMaker.multiply", "b ^ y", "b"),),
+    "x and y of an authenticated triple": Mask(
+        "the other party reads the shares of a and b that are opened as d and e",
+        (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
         (authenticated.openings_received,),
     ),
     # Selections that stay shared: what hides them is that nobody opens them
@@ -849,7 +844,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "and.tables": ("hashes on a leaky AND's G",),
     "and.tops": ("r on the top of S",),
     "and.buckets": ("y of the others in a bucket",),
-    "and.openings": ("x of an authenticated triple", "y of an authenticated triple"),
+    "and.openings": ("x and y of an authenticated triple",),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -935,10 +930,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ): "the receiver's ring share, of what is masked",
     ("_permutation", "Stream(seed)"): "a public permutation",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
-    (
-        "AndMaker.multiply",
-        "one.keys ^ masks_of(other) & self.delta",
-    ): "the MAC of what the peer opened",
+    ("authenticate", "*"): "the MACs of what was opened",
     ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
     ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
     ("combine", "*"): "sums of one's own halves",
