@@ -1,8 +1,9 @@
 """Proofs of signs: honest ones pass, and each lie is found as often as it must."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ from securemedian.mpc.protocols.audit.ands import AndMaker
 from securemedian.mpc.protocols.audit.comparing import SignProver, around, carries, centring
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.dealing import partners_of
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, run_both
 from tests.test_ot import Lying
+from tests.test_privacy import recorders
+from tests.uniformity import check_uniform
 
 RNG = np.random.default_rng(23)
 
 
-@pytest.fixture(scope="module")
+@cache
 def sessions() -> tuple[Session, Session]:
     """Return an audit's session, for all tests: each takes lanes of its own.
 
@@ -57,25 +61,27 @@ class End:
         return SignProver(self.party, self.prover, self.verifier, self.ands)
 
 
+def ends(channels: Sequence[Channel], mac_bits: int = 48) -> list[End]:
+    return [End(*each, mac_bits) for each in zip(sessions(), channels, strict=True)]
+
+
 def split(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     one = ring.reduce(RNG.integers(0, 1 << bits, values.shape), bits)
     return one, ring.reduce(values - one.astype(np.int64), bits)
 
 
 def prove(
-    sessions: tuple[Session, Session],
     values: np.ndarray,
     bits: int,
     negative: np.ndarray,
     public: np.ndarray | None = None,
 ) -> None:
     """Prove signs of shared values of `bits` bits plus public ones, with all that is real."""
-    channels = local_pair(20)
-    shares = split(values, bits)
+    both, shares = ends(local_pair(20)), split(values, bits)
     added = np.zeros_like(shares[0]) if public is None else public
 
     def run(j: int) -> None:
-        end = End(sessions[j], channels[j])
+        end = both[j]
         triples = end.ands.triples(carries(bits) * values.size, 2)
         _, tags = end.prover.commit(shares[j], bits)
         _, _, keys = end.verifier.accept(values.size, bits)
@@ -86,17 +92,40 @@ def prove(
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
-def test_signs_are_proved(sessions: tuple[Session, Session], bits: int) -> None:
+def test_signs_are_proved(bits: int) -> None:
     """Of all numbers, or of some and the extremes, plus public ones."""
     values = np.arange(1 << bits) if bits < 8 else RNG.integers(0, 1 << bits, 300)
     values[:4] = 0, 1, (1 << bits - 1) - 1, 1 << bits - 1
     public = ring.reduce(RNG.integers(0, 1 << bits, values.size), bits)
     negative = (ring.reduce(values + public, bits) >> (bits - 1)).astype(np.uint8)
-    prove(sessions, values, bits, negative, public)
+    prove(values, bits, negative, public)
     wrong = negative.copy()
     wrong[RNG.integers(values.size)] ^= 1
     with pytest.raises(PeerDeviated, match="published"):
-        prove(sessions, values, bits, wrong, public)
+        prove(values, bits, wrong, public)
+
+
+def claims_received() -> None:
+    """Raise Leak unless what is opened of partners says nothing of the other party's bits."""
+    pair, shares = recorders(), split(np.zeros(4096, np.int64), 2)
+    both, none = ends(pair), np.zeros(4096, np.uint8)
+
+    def run(j: int) -> None:
+        end = both[j]
+        _, tags = end.prover.commit(shares[j], 2)
+        _, _, keys = end.verifier.accept(4096, 2)
+        triples = end.ands.triples(4096, 2)
+        end.signs.prove(RingShare(shares[j]), tags, keys, none, 2, none, triples)
+
+    run_both(run)
+    partners = partners_of(4096, comparing.GUARDS, comparing.CHECK_BITS)
+    received = ring.unpack(pair[0].of("audit.claims"), 1, comparing.GUARDS + partners * 4096)
+    opened = received[comparing.GUARDS :].reshape(partners, 4096)
+    check_uniform({f"h{p}": row for p, row in enumerate(opened)}, {"bit": shares[1] & 1})
+
+
+def test_what_is_opened_is_uniform() -> None:
+    claims_received()
 
 
 def test_counts_about_a_bucket() -> None:
@@ -149,7 +178,6 @@ def honestly(claims: np.ndarray) -> Any:
 
 
 def rate(
-    sessions: tuple[Session, Session],
     monkeypatch: pytest.MonkeyPatch,
     claimed: np.ndarray,
     lie: Lie,
@@ -166,10 +194,10 @@ def rate(
     monkeypatch.setattr(comparing, "partners_of", lambda *_: partners)
     monkeypatch.setattr(SignProver, "_signs", lambda *_: None)
     monkeypatch.setattr(SignProver, "_prove_sign", lambda *_: None)
-    channels, held = local_pair(20), np.full(claimed.size, 2, np.uint8)
+    both, held = ends(local_pair(20), mac_bits), np.full(claimed.size, 2, np.uint8)
 
     def run(j: int) -> int:
-        passed, end = 0, End(sessions[j], channels[j], mac_bits)
+        passed, end = 0, both[j]
         none: Any = np.zeros(claimed.size, np.uint8)
         for _ in range(trials):
             _, tags = end.prover.commit(held, 2)
@@ -207,7 +235,6 @@ def twos(count: int) -> Lie:
 
 @pytest.mark.parametrize(("items", "partners", "wrong"), [(6, 1, 2), (4, 2, 1)])
 def test_what_is_no_bit_passes_as_often_as_predicted(
-    sessions: tuple[Session, Session],
     monkeypatch: pytest.MonkeyPatch,
     items: int,
     partners: int,
@@ -216,30 +243,24 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     """Party 0 claims the bits of 0 for 2: d_0 = 2 - 0 is 2, as its wrong partners are."""
     claimed = np.full(items, 2, np.uint8)
     claimed[:wrong] = 0
-    passed = rate(sessions, monkeypatch, claimed, twos(wrong * partners), 1000, partners)
+    passed = rate(monkeypatch, claimed, twos(wrong * partners), 1000, partners)
     check_rate(passed, 1 / math.comb(items * partners, partners * wrong))
 
 
-def test_what_is_no_bit_is_found_without_wrong_partners(
-    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_bit_is_found_without_wrong_partners(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = np.full(6, 2, np.uint8)
-    assert rate(sessions, monkeypatch, claimed, honestly, 20) == 1
+    assert rate(monkeypatch, claimed, honestly, 20) == 1
     claimed[3] = 0
-    assert rate(sessions, monkeypatch, claimed, honestly, 20) == 0
+    assert rate(monkeypatch, claimed, honestly, 20) == 0
 
 
-def test_guards_find_that_all_are_no_bits(
-    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guards_find_that_all_are_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = np.zeros(6, np.uint8)
-    assert rate(sessions, monkeypatch, claimed, twos(6), 20) == 1
-    assert rate(sessions, monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
+    assert rate(monkeypatch, claimed, twos(6), 20) == 1
+    assert rate(monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
 
 
-def test_a_wrong_opening_passes_if_delta_is_guessed(
-    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Party 0 commits to one partner and claims the other bit, under four bits of Delta."""
 
     def lie(claims: np.ndarray) -> Any:
@@ -254,19 +275,17 @@ def test_a_wrong_opening_passes_if_delta_is_guessed(
         return values, change
 
     claimed = np.full(6, 2, np.uint8)
-    check_rate(rate(sessions, monkeypatch, claimed, lie), 2**-4)
+    check_rate(rate(monkeypatch, claimed, lie), 2**-4)
 
 
-def test_what_is_no_bit_would_change_a_sign(
-    sessions: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be."""
     monkeypatch.setattr(comparing, "GUARDS", 0)
     monkeypatch.setattr(comparing, "partners_of", lambda *_: 1)
-    channels, none = local_pair(20), np.zeros(1, np.uint8)
+    both, none = ends(local_pair(20)), np.zeros(1, np.uint8)
 
     def run(j: int) -> None:
-        end, held = End(sessions[j], channels[j]), np.full(1, 2 * (j == 0), np.uint8)
+        end, held = both[j], np.full(1, 2 * (j == 0), np.uint8)
         triples = end.ands.triples(1, 2)
         _, tags = end.prover.commit(held, 2)
         _, _, keys = end.verifier.accept(1, 2)
@@ -288,9 +307,7 @@ def test_what_is_no_bit_would_change_a_sign(
         ("and.openings", 0, "the openings of ANDs"),
     ],
 )
-def test_a_message_that_is_changed_is_found(
-    sessions: tuple[Session, Session], label: str, place: int, said: str
-) -> None:
+def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -> None:
     """After the MACs of shares and the triples are made, in one message of its kind at random."""
     pair, armed, wanted = local_pair(20), [False], int(RNG.integers(3))
     seen = [0]
@@ -301,12 +318,12 @@ def test_a_message_that_is_changed_is_found(
                 array.reshape(-1).view(np.uint8)[place] ^= 1
             seen[0] += 1
 
-    channels = Lying(pair[0], change), pair[1]
+    both = ends((Lying(pair[0], change), pair[1]))
     values = np.arange(16)
     shares = split(values, 4)
 
     def run(j: int) -> str:
-        end = End(sessions[j], channels[j])
+        end = both[j]
         triples = end.ands.triples(3 * 16, 2)
         _, tags = end.prover.commit(shares[j], 4)
         _, _, keys = end.verifier.accept(16, 4)

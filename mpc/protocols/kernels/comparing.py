@@ -50,9 +50,7 @@ def accumulate(
 
 
 @callee
-def _add_where(
-    entries: NDArray[Any], ends: NDArray[Any], number: Any, out: NDArray[Any]
-) -> None:
+def _add_where(entries: NDArray[Any], ends: NDArray[Any], number: Any, out: NDArray[Any]) -> None:
     """Add the entries with this number to the sums that end after it."""
     for i in range(out.shape[0]):
         if number < ends[i]:
@@ -93,9 +91,7 @@ def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
 
 
 @kernel(*(f"u8[2] {ring}[1] u8[1] i8 u8[2]!" for ring in RINGS))
-def add_constants(
-    tags: Words, values: NDArray[Any], delta: Words, slot: int, out: Words
-) -> None:
+def add_constants(tags: Words, values: NDArray[Any], delta: Words, slot: int, out: Words) -> None:
     """Set `out` to the keys of x + a: keys of x plus a Delta, for public a (n,) that fit a slot.
 
     `delta` (K,) has the bits of Delta packed.
