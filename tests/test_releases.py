@@ -34,7 +34,7 @@ config, *rest = sys.argv[1:]
 with Client.from_config(config) as client:
     current = client.wait_for_round(60)
     if rest:
-        client.submit(np.float32(json.loads(rest[0])))
+        client.submit(np.array(json.loads(rest[0]), np.float32))
         print(json.dumps(client.result(timeout_s=60).tolist()))
     else:
         client._sender._dealer.join()
@@ -93,7 +93,7 @@ class Parties:
         try:
             with Client.from_config(self.config(other)) as client:
                 client.wait_for_round(LIMIT_S)
-                client.submit(np.float32(OTHER))
+                client.submit(np.array(OTHER, np.float32))
                 ours: list[float] = client.result(timeout_s=LIMIT_S).tolist()
         finally:
             theirs = self.older.finish(began)
@@ -155,7 +155,7 @@ def test_clients_are_updated_and_go_back_between_dealing_and_upload(parties: Par
     began = parties.older.begin(CLIENT, parties.config("client-2"), json.dumps(ONE))
     with Client.from_config(parties.config("client-1")) as client:
         assert not client.wait_for_round(LIMIT_S).dealing_lost
-        client.submit(np.float32(OTHER))
+        client.submit(np.array(OTHER, np.float32))
         ours = client.result(timeout_s=LIMIT_S).tolist()
     assert json.loads(parties.older.finish(began)) == ours == pytest.approx(LOWER, abs=0.1)
 
