@@ -148,7 +148,8 @@ class SignProver:
         """Make MACs of q_t, the shares shifted down by t."""
         slot, downs = slot_of(bits), range(1, bits)
         for t in downs:
-            own.halves.append(packed(self._prover.commit(shares >> t, bits - t)[1], slot))
+            _, rows = self._prover.commit(ring.reduce(shares >> t, bits - t), bits - t)
+            own.halves.append(packed(rows, slot))
         for t in downs:
             peers.halves.append(packed(self._verifier.accept(shares.size, bits - t)[2], slot))
 
