@@ -29,6 +29,7 @@ from securemedian.mpc.protocols.kernels.native import (
     trees,
     weighing,
 )
+from securemedian.mpc.protocols.kernels.native import macs as native_macs
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
 # Processes that compile at the same time, at most: each takes 200 MB.
@@ -115,7 +116,7 @@ def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
     modules = [ands, gaussian, macs, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, hashing, leaves] if native else [extension]
+    modules += [aes, hashing, leaves, native_macs] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
     if processor.FEATURES:
