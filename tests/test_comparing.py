@@ -138,11 +138,8 @@ def test_counts_about_a_bucket() -> None:
         entries = (chosen[None] == np.arange(slots - 1)[:, None, None]).sum(axis=1)
         found = np.sort(chosen, axis=0)[4].astype(np.uint16)
         for dtype in (np.uint8, np.uint16):
-            # what lies between the rows of entries is not read
-            rows = np.full((slots - 1, dim + 7), 99, dtype)
-            rows[:, :dim] = entries
             public = centring(found, buckets, clients, 5, 5)
-            upper_and_lower = around(rows.reshape(1, -1), dim + 7, found, buckets)[0]
+            upper_and_lower = around(entries.astype(dtype)[None], found, buckets)[0]
             counts = ring.signed(upper_and_lower + public, 5)
             below = (chosen < found).sum(axis=0)
             upto = (chosen <= found).sum(axis=0)

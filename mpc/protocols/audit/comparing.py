@@ -61,14 +61,15 @@ def packed(rows: Ring, slot: int) -> Words:
     return out
 
 
-def around(rows: Ring, stride: int, found: NDArray[np.uint16], buckets: int) -> Ring:
-    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, (W-1) stride).
+def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
+    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, W-1, n) of entries.
 
-    M is `found`, (n,). Entry j of coordinate i stands at j times the stride, plus i, whether rows
-    are shares of entries, tags or keys. H(M) is 0 where M is the last bucket, which is no entry.
+    M is `found`, (n,). Rows are of shares, of tags or of keys. H(M) is 0 where M is the last
+    bucket, which is no entry.
     """
-    out, last = np.empty((len(rows), 2 * found.size), rows.dtype), rows.dtype.type(buckets - 1)
-    kernels.accumulate(rows, stride, found.astype(rows.dtype), last, out)
+    out, flat = np.empty((len(rows), 2 * found.size), rows.dtype), rows.reshape(len(rows), -1)
+    last = rows.dtype.type(buckets - 1)
+    kernels.accumulate(flat, found.astype(rows.dtype), last, out)
     return out
 
 

@@ -20,15 +20,13 @@ BLOCK = 1 << 10
 RINGS = ("u1", "u2")
 
 
-@kernel(*(f"{ring}[2] i8 {ring}[1] {ring} {ring}[2]!" for ring in RINGS))
-def accumulate(
-    rows: NDArray[Any], stride: int, buckets: NDArray[Any], last: Any, out: NDArray[Any]
-) -> None:
+@kernel(*(f"{ring}[2] {ring}[1] {ring} {ring}[2]!" for ring in RINGS))
+def accumulate(rows: NDArray[Any], buckets: NDArray[Any], last: Any, out: NDArray[Any]) -> None:
     """Add up the entries of each coordinate up to its bucket, and below it.
 
-    A row has entry j of coordinate i at j times the stride, plus i. Row r of `out` (e, 2n), for n
-    buckets, gets the sum of the entries 0..buckets[i] at i, and that of those below buckets[i] at
-    n + i. In bucket `last`, the first of these is 0.
+    A row has entry j of coordinate i at j n + i, for n buckets. Row r of `out` (e, 2n) gets the sum
+    of the entries 0..buckets[i] at i, and that of those below buckets[i] at n + i. In bucket
+    `last`, the first of these is 0.
     """
     count = buckets.shape[0]
     ends = np.empty(BLOCK, rows.dtype)
@@ -42,8 +40,8 @@ def accumulate(
             lower = out[r, count + start : count + start + here.shape[0]]
             upper[:] = 0
             lower[:] = 0
-            for j in range(rows.shape[1] // stride):
-                at = j * stride + start
+            for j in range(rows.shape[1] // count):
+                at = j * count + start
                 entries = rows[r, at : at + here.shape[0]]
                 _add_where(entries, stops, rows.dtype.type(j), upper)
                 _add_where(entries, here, rows.dtype.type(j), lower)
