@@ -42,7 +42,9 @@ from securemedian.mpc.rounds.methods.reclustered import PAIRWISE, RADIX, Reclust
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
+from tests import test_ands as authenticated
 from tests import test_dealing as dealings
+from tests import test_macs as macs
 from tests import test_output_shares as shares
 from tests.parties import make_parties, run_rounds, shared, use_small_codes
 from tests.uniformity import Leak
@@ -391,6 +393,40 @@ MASKS: dict[str, Mask] = {
         (shares.lanes_apart,),
         silent=True,
     ),
+    # MACs of the audit
+    "u on a committed value": Mask(
+        "the verifier reads the value",
+        (
+            (
+                "PortableExpander.commit",
+                "np.subtract(values[some], total, out=f[block, some])",
+                "f[block, some] = values[some]",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "leaves under MACs": Mask(
+        "u is 0, and the verifier reads the value",
+        (
+            (
+                "PortableExpander._folded",
+                "stream.xor(ZEROS[: 8 * words], as_bytes(leaf))",
+                "leaf[:] = 0",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "positions and lanes of MACs": Mask(
+        "two lanes, or two calls, hide their values behind the same u",
+        (
+            (
+                "PortableExpander._folded",
+                "Stream(leaf or bytes(SEED_BYTES), self._nonce, at)",
+                "Stream(leaf or bytes(SEED_BYTES))",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
     # Set-up
     "Delta": Mask(
         "the receiver of OT extension knows Delta, and so every key",
@@ -596,6 +632,45 @@ MASKS: dict[str, Mask] = {
         ),
         (dealings.opened_and_rotations, 1),
     ),
+    # ANDs of authenticated bits
+    "hashes on a leaky AND's G": Mask(
+        "the other party reads C, and with what it holds of y this party's share and Delta",
+        (("garble", "hash0[i, 0] ^ hash1[i, 0] ^ c", "c"),),
+        (authenticated.tables_received,),
+    ),
+    "r on the top of S": Mask(
+        "both parties learn x y",
+        (
+            (
+                "mask_tops",
+                "s >> np.uint64(63) ^ record[7] >> np.uint64(2) & np.uint64(1)",
+                "s >> np.uint64(63)",
+            ),
+        ),
+        (authenticated.tops_opened,),
+        silent=True,
+    ),
+    "y of the others in a bucket": Mask(
+        "the other party reads the share of y of every AND",
+        (
+            (
+                "differ",
+                "_bit(shares, one) ^ _bit(shares, other)",
+                "_bit(shares, one)",
+            ),
+        ),
+        (authenticated.buckets_received,),
+    ),
+    "x of an authenticated triple": Mask(
+        "the other party reads the share of a that is opened as d",
+        (("AndMaker.multiply", "a ^ x", "a"),),
+        (authenticated.openings_received,),
+    ),
+    "y of an authenticated triple": Mask(
+        "the other party reads the share of b that is opened as e",
+        (("AndMaker.multiply", "b ^ y", "b"),),
+        (authenticated.openings_received,),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
@@ -714,6 +789,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "select.reply": ("keys on a reply of a step",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
+    "mac.values": ("u on a committed value", "leaves under MACs"),
     "ferret.sums": ("seeds on the sums of silent OT",),
     "ggm.sums": ("base keys on the sums of a level",),
     "base.A": ("scalars from the operating system",),
@@ -726,12 +802,18 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "audit.commit": "a hash of what is opened next",
+    "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
     "fill": "whether to go on making correlations, which no input has a part in",
     "verdicts": "a digest of who was found to have values out of range, which both found",
+    "and.tables": ("hashes on a leaky AND's G",),
+    "and.tops": ("r on the top of S",),
+    "and.buckets": ("y of the others in a bucket",),
+    "and.openings": ("x of an authenticated triple", "y of an authenticated triple"),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -765,12 +847,17 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
+    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    (
+        "PortableExpander.keys",
+        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
+    ): "the keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",
@@ -805,6 +892,15 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
+    ("_permutation", "Stream(seed)"): "a public permutation",
+    ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
+    (
+        "AndMaker.multiply",
+        "one.keys ^ masks_of(other) & self.delta",
+    ): "the MAC of what the peer opened",
+    ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
+    ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
+    ("combine", "*"): "sums of one's own halves",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
 }
