@@ -268,9 +268,7 @@ class OwnDealing:
         shape, hashes = self.shape, b""
         for number, (part, kept, others) in enumerate(_slots(shape, self._secret)):
             order = Permutation.uniform(Stream(coin, nonce=number), part.others)
-            lying = np.empty_like(others)
-            lying[order.places] = others
-            guards, rest = np.split(lying[order.order], [part.guards])
+            guards, rest = np.split(others[order.sources], [part.guards])
             turns = (kept - rest.reshape(part.partners, part.kept)) & np.uint8(shape.slots - 1)
             ones = (np.arange(shape.slots)[:, None] == guards).astype(np.uint64)
             hashes += _hash(ones, ring.pack(turns, shape.slot_bits))
@@ -499,6 +497,13 @@ class Permutation:
                 last = vectors.shuffle(order, first, last, draws)
         return cls(places, order)
 
+    @property
+    def sources(self) -> NDArray[np.uint32]:
+        """Return which vector stands at each place of the permutation."""
+        lying = np.empty_like(self.order)
+        lying[self.places] = np.arange(lying.size, dtype=np.uint32)
+        return lying[self.order]
+
 
 class Differences:
     """A digest of one client's differences, under keys that the client could not know.
@@ -695,13 +700,15 @@ def _add_entries(
             high = min(low + CHUNK, stop, part.stop)
             for weight in sorted(set(weights)):
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
-                total = _sum(number, members, part, low, high)
+                total = turned_sum(number, members, part, low, high)
                 weighed = out.dtype.type(weight & int(mask))
                 sizes = shape.bits, shape.per_word
                 vectors.add_entries(total, *sizes, weighed, mask, cumulative, low - start, out)
 
 
-def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
+def turned_sum(
+    number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int
+) -> Ring:
     """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
     shape = uploads[0].shape
     first, last = part.words_of(start, stop)
