@@ -15,8 +15,8 @@ from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
     AuthenticatedTriples,
-    _permutation,
     bucket_size,
+    permutation,
 )
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality
@@ -160,7 +160,7 @@ def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:
     def run(j: int) -> SimpleNamespace:
         records, shares = np.empty((count, 8), np.uint64), np.empty(count // 64, np.uint64)
         tests = np.empty(count, np.uint64)
-        both[j]._leaky(records, shares, tests)
+        both[j].leaky(records, shares, tests)
         x, y, z = (records[:, 7] >> np.uint64(at) & np.uint64(1) for at in range(3))
         return SimpleNamespace(records=records, shares=shares, tests=tests, x=x, y=y, z=z)
 
@@ -188,10 +188,10 @@ def buckets_received() -> None:
     pair = recorders()
     both, size = makers(pair), 4
     made = leaky(both, size * COUNT)
-    buckets = _permutation(bytes(16), size * COUNT).reshape(size, COUNT)
+    buckets = permutation(bytes(16), size * COUNT).reshape(size, COUNT)
 
     def run(j: int) -> list[AuthenticatedBits]:
-        return both[j]._combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
+        return both[j].combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
 
     found = run_both(run)
     received = pair[0].of("and.buckets").reshape(size - 1, -1)
@@ -375,7 +375,7 @@ def test_buckets_are_as_small_as_may_be() -> None:
 def test_guesses_rarely_fill_a_bucket() -> None:
     """Of buckets of 2, 3 of them: two guessed ANDs lie in one with 3 / C(6, 2), and pass by 1/4."""
     filled = [
-        set(_permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
+        set(permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
         for seed in range(3000)
         for place in range(3)
     ]
@@ -385,10 +385,10 @@ def test_guesses_rarely_fill_a_bucket() -> None:
 def test_permutations_are_uniform() -> None:
     """Of 4 items, each of 24 comes about as often; of many, each item stands somewhere."""
     found = Counter(
-        tuple(_permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
+        tuple(permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
     )
     assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
-    assert (np.sort(_permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
+    assert (np.sort(permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
 
 
 # Sessions, tweaks, and both paths

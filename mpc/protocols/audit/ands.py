@@ -110,16 +110,16 @@ class AndMaker:
         shares, tests = (self._scratch.array(*each) for each in (("y", leaky // 64), ("T", leaky)))
         for start in range(0, leaky, PORTION):
             some, words = (slice(start // unit, (start + PORTION) // unit) for unit in (1, 64))
-            self._leaky(records[some], shares[words], tests[some])
+            self.leaky(records[some], shares[words], tests[some])
         equality = Equality(self._channel, self._number, self._entropy)
         equality.add(tests)
         equality.settle("leaky ANDs")
-        order = _permutation(toss(self._channel, self._number, self._entropy), size * buckets)
-        found = self._combined(records, shares, order.reshape(size, buckets), equality)
+        order = permutation(toss(self._channel, self._number, self._entropy), size * buckets)
+        found = self.combined(records, shares, order.reshape(size, buckets), equality)
         equality.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
-    def _leaky(self, records: Words, shares: Words, tests: Words) -> None:
+    def leaky(self, records: Words, shares: Words, tests: Words) -> None:
         """Make leaky ANDs, PORTION of them at most: write their records, y (n/64,) and T (n,)."""
         count, delta = len(records), self.delta
         own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
@@ -170,7 +170,7 @@ class AndMaker:
         self._sender.verify()
         return choices
 
-    def _combined(
+    def combined(
         self, records: Words, shares: Words, buckets: Order, equality: Equality
     ) -> list[AuthenticatedBits]:
         """Open what differs within buckets (B, n), and return x, y and z of each."""
@@ -230,7 +230,7 @@ class AndMaker:
             equality.add(array)
 
 
-def _permutation(seed: bytes, count: int) -> Order:
+def permutation(seed: bytes, count: int) -> Order:
     """Return a uniformly random permutation of 0 .. `count` - 1."""
     drawn = Permutation.uniform(Stream(seed), count)
     sources = np.empty(count, np.uint32)
