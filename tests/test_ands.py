@@ -354,7 +354,8 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     for end in pair:
         end.sent.clear()
     run_both(lambda j: both[j].triples(64))
-    tile = [*["ot.corrections"] * 4, "ot.challenge", "ot.proof", "and.tables", "and.tops"]
+    check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
+    tile = [*check, "and.tables", "and.tops"]
     settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
     wanted = tile * 2 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
     assert [end.sent for end in pair] == [wanted] * 2

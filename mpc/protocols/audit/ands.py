@@ -152,23 +152,24 @@ class AndMaker:
 
         Those of x go to `own` and `peers`, those of y and r to the records.
         """
-        count = len(records)
-        other = self._scratch.array("other", count, 2)
-        choices = np.empty((3, count // 64), np.uint64)
-        for at in range(3):
-            columns = other if at else own
-            choices[at] = self._receiver.extend_correlated(columns)
-            records[:, 2 * at] = columns[:, 0]
-        self._receiver.seal()
-        for at in range(3):
-            columns = other if at else peers
-            self._sender.extend_correlated(columns)
-            records[:, 2 * at + 1] = columns[:, 0]
-        self._sender.challenge()
-        self._receiver.weigh()
-        self._receiver.prove()
-        self._sender.verify()
-        return choices
+        sender, receiver = self._sender, self._receiver
+        senders, receivers = (sender, sender.low), (receiver, receiver.low)
+        choices = [receiver.extend_correlated(own)]
+        choices += [receiver.low.extend_correlated(records, to) for to in (2, 4)]
+        for each in receivers:
+            each.seal()
+        sender.extend_correlated(peers)
+        for to in (3, 5):
+            sender.low.extend_correlated(records, to)
+        for end in senders:
+            end.challenge()
+        for each in receivers:
+            each.weigh()
+        for each in receivers:
+            each.prove()
+        for end in senders:
+            end.verify()
+        return np.stack(choices)
 
     def combined(
         self, records: Words, shares: Words, buckets: Order, equality: Equality
