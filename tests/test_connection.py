@@ -489,7 +489,7 @@ def test_a_coordinator_opens_nothing_at_a_release_that_does_not_work_with_this_o
         Coordinator(client.config) as coordinator,
         pytest.raises(VersionsDiffer, match=r"S0 runs release 0\.9 .*update S0"),
     ):
-        coordinator.open_round(PAIRWISE)
+        coordinator.open_round(PAIRWISE, timeout_s=5)
 
 
 def test_one_attempt_a_round(tmp_path: Path) -> None:
