@@ -15,8 +15,8 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, VersionsDiffer, cut,
 from securemedian.mpc.rounds.params import RoundParams
 
 # What parties say to each other: requests, the messages between the servers, and what a round
-# computes. 1: release 1.0.0rc1.
-WIRE = 1
+# computes. 1: release 1.0.0rc1. 2: release 1.0.0, with what has `since=2`.
+WIRE = 2
 # the lowest that this release speaks
 LOWEST_WIRE = 1
 # What is in the state folders of servers and clients. 3: release 1.0.0rc1.
