@@ -1,6 +1,7 @@
 """The audit of a round: honest servers and clients pass, and whoever deviates is found or named."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,16 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import PublicValues, RingShare
-from securemedian.mpc.errors import ConfigError, InputError, LocalProtocolError, PeerDeviated
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ConfigError,
+    InputError,
+    LocalProtocolError,
+    PeerDeviated,
+)
 from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.audit import binding
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import DealtUpload, deal
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
@@ -20,6 +27,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import WordsUpload
 from securemedian.mpc.rounds import auditing
 from securemedian.mpc.rounds.auditing import Auditor
+from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
@@ -343,6 +351,19 @@ def test_a_message_that_is_changed_is_found(label: str, said: str) -> None:
 
     run_both(run)
     assert flipped
+
+
+def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> None:
+    """Which lanes see it first is chance."""
+
+    def lane(number: int) -> None:
+        if number == 0:
+            raise ChannelClosed("closed by another lane")
+        time.sleep(0.1)
+        raise PeerDeviated("found here")
+
+    with pytest.raises(PeerDeviated):
+        run_lanes([local_pair(20)[0] for _ in range(2)], lane)
 
 
 # The steps
