@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from securemedian.mpc.protocols.dealing import DealtUpload, deal
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.protocols.share import WordsUpload
+from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds import auditing
 from securemedian.mpc.rounds.auditing import Auditor
 from securemedian.mpc.rounds.lanes import run_lanes
@@ -98,7 +99,8 @@ class Round:
         for row in self.index:
             own = deal(self.shape)
             turns = WordsUpload(self.shape.rotations_layout, own.rotations(row))
-            for j, half in enumerate((own.seeded, own.words)):
+            halves: list[Upload] = [own.seeded, own.words]
+            for j, half in enumerate(halves):
                 self.uploads[j].append(DealtUpload(self.shape, half, turns))
         self.masks = [[os_entropy(16) for _ in self.index] for _ in range(2)]
         self.lanes = make_parties(2)
@@ -190,7 +192,7 @@ def test_small_honest_rounds_pass(buckets: int) -> None:
     """Ten each, 300 in all: 10,000 would take too long for every run of the tests."""
     for clients in (1, 2, 3, 4, 5, 6, 7, 8, 9, 17):
         audited = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets)
-        run_both(lambda j, audited=audited: audited.audited(j, audited.medians))
+        run_both(partial(audited.audited, published=audited.medians))
 
 
 # Whoever deviates
@@ -334,7 +336,7 @@ def test_a_client_whose_fold_is_wrong_is_named(
 def test_a_message_that_is_changed_is_found(label: str, said: str) -> None:
     """Server 1 flips a bit of each word of the first of its messages of a kind."""
     audited = Round(RNG.integers(0, 16, (3, 64)))
-    flipped = []
+    flipped: list[str] = []
 
     def change(sent: str, array: np.ndarray) -> None:
         if sent == label and not flipped:
