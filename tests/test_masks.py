@@ -941,7 +941,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
-    ("_permutation", "Stream(seed)"): "a public permutation",
+    ("permutation", "Stream(seed)"): "a public permutation",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
     ("authenticate", "*"): "the MACs of what was opened",
     ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",

@@ -110,16 +110,16 @@ class AndMaker:
         shares, tests = (self._scratch.array(*each) for each in (("y", leaky // 64), ("T", leaky)))
         for start in range(0, leaky, PORTION):
             some, words = (slice(start // unit, (start + PORTION) // unit) for unit in (1, 64))
-            self._leaky(records[some], shares[words], tests[some])
+            self.leaky(records[some], shares[words], tests[some])
         equality = Equality(self._channel, self._number, self._entropy)
         equality.add(tests)
         equality.settle("leaky ANDs")
-        order = _permutation(toss(self._channel, self._number, self._entropy), size * buckets)
-        found = self._combined(records, shares, order.reshape(size, buckets), equality)
+        order = permutation(toss(self._channel, self._number, self._entropy), size * buckets)
+        found = self.combined(records, shares, order.reshape(size, buckets), equality)
         equality.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
-    def _leaky(self, records: Words, shares: Words, tests: Words) -> None:
+    def leaky(self, records: Words, shares: Words, tests: Words) -> None:
         """Make leaky ANDs, PORTION of them at most: write their records, y (n/64,) and T (n,)."""
         count, delta = len(records), self.delta
         own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
@@ -152,25 +152,26 @@ class AndMaker:
 
         Those of x go to `own` and `peers`, those of y and r to the records.
         """
-        count = len(records)
-        other = self._scratch.array("other", count, 2)
-        choices = np.empty((3, count // 64), np.uint64)
-        for at in range(3):
-            columns = other if at else own
-            choices[at] = self._receiver.extend_correlated(columns)
-            records[:, 2 * at] = columns[:, 0]
-        self._receiver.seal()
-        for at in range(3):
-            columns = other if at else peers
-            self._sender.extend_correlated(columns)
-            records[:, 2 * at + 1] = columns[:, 0]
-        self._sender.challenge()
-        self._receiver.weigh()
-        self._receiver.prove()
-        self._sender.verify()
-        return choices
+        sender, receiver = self._sender, self._receiver
+        senders, receivers = (sender, sender.low), (receiver, receiver.low)
+        choices = [receiver.extend_correlated(own)]
+        choices += [receiver.low.extend_correlated(records, to) for to in (2, 4)]
+        for each in receivers:
+            each.seal()
+        sender.extend_correlated(peers)
+        for to in (3, 5):
+            sender.low.extend_correlated(records, to)
+        for end in senders:
+            end.challenge()
+        for each in receivers:
+            each.weigh()
+        for each in receivers:
+            each.prove()
+        for end in senders:
+            end.verify()
+        return np.stack(choices)
 
-    def _combined(
+    def combined(
         self, records: Words, shares: Words, buckets: Order, equality: Equality
     ) -> list[AuthenticatedBits]:
         """Open what differs within buckets (B, n), and return x, y and z of each."""
@@ -230,7 +231,7 @@ class AndMaker:
             equality.add(array)
 
 
-def _permutation(seed: bytes, count: int) -> Order:
+def permutation(seed: bytes, count: int) -> Order:
     """Return a uniformly random permutation of 0 .. `count` - 1."""
     drawn = Permutation.uniform(Stream(seed), count)
     sources = np.empty(count, np.uint32)
