@@ -22,7 +22,7 @@ def takes_blocks(server: Connection, share: Words, patience_s: float) -> bool:
     """Return whether a share is long enough to be sent in blocks, and the server takes such."""
     if share.nbytes <= WHOLE_BYTES:
         return False
-    # a release before 0.11 has no doors
+    # servers of wire version 1 have no doors
     return "doors" in server.ask("info", patience_s=patience_s).fields
 
 

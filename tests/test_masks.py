@@ -42,7 +42,11 @@ from securemedian.mpc.rounds.methods.reclustered import PAIRWISE, RADIX, Reclust
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
+from tests import test_ands as authenticated
+from tests import test_binding as binding
+from tests import test_comparing as comparing
 from tests import test_dealing as dealings
+from tests import test_macs as macs
 from tests import test_output_shares as shares
 from tests.parties import make_parties, run_rounds, shared, use_small_codes
 from tests.uniformity import Leak
@@ -391,6 +395,75 @@ MASKS: dict[str, Mask] = {
         (shares.lanes_apart,),
         silent=True,
     ),
+    # MACs of the audit
+    "u on a committed value": Mask(
+        "the verifier reads the value",
+        (
+            (
+                "PortableExpander.commit",
+                "np.subtract(values[some], total, out=f[block, some])",
+                "f[block, some] = values[some]",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "leaves under MACs": Mask(
+        "u is 0, and the verifier reads the value",
+        (
+            (
+                "PortableExpander._folded",
+                "stream.xor(ZEROS[: 8 * words], as_bytes(leaf))",
+                "leaf[:] = 0",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "positions and lanes of MACs": Mask(
+        "two lanes, or two calls, hide their values behind the same u",
+        (
+            (
+                "PortableExpander._folded",
+                "Stream(leaf or bytes(SEED_BYTES), self._nonce, at)",
+                "Stream(leaf or bytes(SEED_BYTES))",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "masks of a client's folds": Mask(
+        "a server reads sums of the other's share, and so of what it hides",
+        (
+            (
+                "fold",
+                "packing.add_packed(masks(mask, session_id, shape), "
+                "ring.top_bits(shape.bits), folded)",
+                "pass",
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
+    "expanded masks of folds": Mask(
+        "all masks are 0",
+        (
+            (
+                "masks",
+                "return Stream(digest('audit masks', seed, session_id)[:SEED_BYTES])"
+                ".words(fold_words(shape))",
+                "return np.zeros(fold_words(shape), np.uint64)",
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
+    "masks of each session": Mask(
+        "folds under two tosses differ by what is folded",
+        (
+            (
+                "masks",
+                'Stream(digest("audit masks", seed, session_id)[:SEED_BYTES])',
+                'Stream(digest("audit masks", seed)[:SEED_BYTES])',
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
     # Set-up
     "Delta": Mask(
         "the receiver of OT extension knows Delta, and so every key",
@@ -596,6 +669,51 @@ MASKS: dict[str, Mask] = {
         ),
         (dealings.opened_and_rotations, 1),
     ),
+    # ANDs of authenticated bits
+    "hashes on a leaky AND's G": Mask(
+        "the other party reads C, and with what it holds of y this party's share and Delta",
+        (("garble", "hash0[i, 0] ^ hash1[i, 0] ^ c", "c"),),
+        (authenticated.tables_received,),
+    ),
+    "r on the top of S": Mask(
+        "both parties learn x y",
+        (
+            (
+                "mask_tops",
+                "s >> np.uint64(63) ^ record[7] >> np.uint64(2) & np.uint64(1)",
+                "s >> np.uint64(63)",
+            ),
+        ),
+        (authenticated.tops_opened,),
+        silent=True,
+    ),
+    "y of the others in a bucket": Mask(
+        "the other party reads the share of y of every AND",
+        (
+            (
+                "differ",
+                "_bit(shares, one) ^ _bit(shares, other)",
+                "_bit(shares, one)",
+            ),
+        ),
+        (authenticated.buckets_received,),
+    ),
+    "x and y of an authenticated triple": Mask(
+        "the other party reads the shares of a and b that are opened as d and e",
+        (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
+        (authenticated.openings_received,),
+    ),
+    "partners on the bits of a share": Mask(
+        "the other party reads the bits of the share of every count that is compared",
+        (
+            (
+                "SignProver._make_partners",
+                "self._randomness.words(ring.packed_words(count, 1))",
+                "np.zeros(ring.packed_words(count, 1), np.uint64)",
+            ),
+        ),
+        (comparing.claims_received,),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
@@ -714,6 +832,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "select.reply": ("keys on a reply of a step",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
+    "mac.values": ("u on a committed value", "leaves under MACs"),
     "ferret.sums": ("seeds on the sums of silent OT",),
     "ggm.sums": ("base keys on the sums of a level",),
     "base.A": ("scalars from the operating system",),
@@ -726,12 +845,21 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "audit.claims": ("partners on the bits of a share",),
+    "audit.fold": ("masks of a client's folds",),
+    "audit.verdicts": "whose folds are not those of the servers, which both find",
+    "audit.commit": "a hash of what is opened next",
+    "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
     "fill": "whether to go on making correlations, which no input has a part in",
     "verdicts": "a digest of who was found to have values out of range, which both found",
+    "and.tables": ("hashes on a leaky AND's G",),
+    "and.tops": ("r on the top of S",),
+    "and.buckets": ("y of the others in a bucket",),
+    "and.openings": ("x and y of an authenticated triple",),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -765,12 +893,22 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
+    (
+        "places",
+        "Stream(coin, nonce=table, block=start // 8).words(-(-out.size // 4))",
+    ): "public places",
+    ("compare", "keys -= verifier.constant(theirs.reshape(-1))"): "keys of a verifier",
+    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    (
+        "PortableExpander.keys",
+        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
+    ): "the keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",
@@ -779,8 +917,8 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",
     ): "reads a share",
     ("DealtUpload.words", "self.rotations.words(row, start, stop)"): "reads rotations",
-    ("_sum", "upload.half.words(0, first, last)"): "reads a share",
-    ("_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",
+    ("turned_sum", "upload.half.words(0, first, last)"): "reads a share",
+    ("turned_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",
     ("discrete_gaussian", "Stream(seed, nonce=block)"): NOISE,
     ("_block", "stream.words(_WORDS)"): NOISE,
     ("run_round", "os_entropy(SEED_BYTES)"): NOISE,
@@ -805,6 +943,16 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
+    ("permutation", "Stream(seed)"): "a public permutation",
+    ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
+    ("authenticate", "*"): "the MACs of what was opened",
+    ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
+    ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
+    ("combine", "*"): "sums of one's own halves",
+    ("SignProver._prove_bits", "Stream(seed, nonce=t)"): "a public permutation",
+    ("SignProver.prove", "shares + public"): "a public number on one's own share",
+    ("SignProver._signs", "*"): "sums of one's own halves",
+    ("SignProver._prove_sign", "*"): "what the peer's MACs have to be",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
 }

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, vectors
 from securemedian.mpc.protocols.kernels.native import (
@@ -63,7 +64,7 @@ RNG = np.random.default_rng(21)
 # vectors of all lanes, several of them, and blocks that fill none
 COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 # enough for kernels that are compiled in each run
-KERNELS = "vectors or leaves or hash or planes or streams or trees or rows"
+KERNELS = "vectors or columns or leaves or hash or planes or streams or trees or rows"
 
 pytestmark = pytest.mark.skipif(
     not processor.taken(True),
@@ -255,6 +256,20 @@ def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
     assert (one == other).all()
 
 
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("width", [2, 8, 22, 72])
+def test_columns_of_rows_of_both_paths_are_those_of_the_definition(rows: int, width: int) -> None:
+    given, outs = words(rows, width), np.zeros((2, 64 * width, 5), np.uint64)
+    hashing.transpose(given, 1, outs[0])
+    extension.transpose(given, 1, outs[1])
+    bits = np.unpackbits(given.view(np.uint8), axis=1, bitorder="little")
+    octets = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
+    want = octets.view(np.uint64)
+    for out in outs:
+        assert (out[:, 1 : 1 + rows // 64] == want).all()
+        assert not out[:, 0].any() and not out[:, 1 + rows // 64 :].any()
+
+
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
     """At both ends, for all sizes one after the other, on lanes as they are counted."""
@@ -272,6 +287,22 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
             for (_, leaves), out in zip(ends, rows, strict=True):
                 leaves.rows(None, masks, corrections, out)
             assert (rows[0] == rows[1]).all()
+
+
+@pytest.mark.parametrize("bits", [1, 4, 5, 8, 9, 16])
+def test_leaves_under_macs_of_both_paths_are_the_same(bits: int) -> None:
+    """At both ends, of tiles and of what fills none, from any position on."""
+    made = trees(4)[:12]
+    for at, count in ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000)):
+        values = ring.reduce(words(count), bits)
+        masks = np.zeros(48, values.dtype) - RNG.integers(0, 2, 48).astype(values.dtype)
+        found = []
+        for expander_ in (macs.PortableExpander(made, 5), macs.NativeExpander(made, 5)):
+            f, tags, keys = (np.empty((rows, count), values.dtype) for rows in (12, 48, 48))
+            expander_.commit(at, bits, values, f, tags)
+            expander_.keys(at, bits, masks, f, keys)
+            found.append([ring.reduce(each, bits) for each in (f, tags, keys)])
+        assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 
 def test_leaves_fold_as_they_are_defined() -> None:

@@ -7,9 +7,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from securemedian.mpc.protocols.kernels import (
+    ands,
+    comparing,
     extension,
     gaussian,
     lpn,
+    macs,
     packing,
     planes,
     searching,
@@ -27,6 +30,7 @@ from securemedian.mpc.protocols.kernels.native import (
     trees,
     weighing,
 )
+from securemedian.mpc.protocols.kernels.native import macs as native_macs
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
 # Processes that compile at the same time, at most: each takes 200 MB.
@@ -112,14 +116,15 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [gaussian, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, leaves] if native else [extension]
+    modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
+    modules.append(vectors)
+    modules += [aes, hashing, leaves, native_macs] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
     if processor.FEATURES:
         modules.append(slicing)
     if params.silent and native:
-        modules += [extension, hashing, trees]
+        modules += [extension, trees]
     elif params.silent:
         modules.append(lpn)
     return [kernel for module in modules for kernel in KERNELS.get(module.__name__, ())]

@@ -422,24 +422,45 @@ def add_turned(
                 row[i] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
 
 
+@kernel(*(f"{word}[2] u2[2] i8 i8 {word}[3]!" for word in WORDS))
+def add_to_places(
+    vectors: NDArray[Any],
+    places: NDArray[np.uint16],
+    bits: int,
+    per_word: int,
+    totals: NDArray[Any],
+) -> None:
+    """Add vector i to totals[:, a, places[a, i]] modulo 2^l, for each a."""
+    tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
+    for start in range(0, places.shape[1], BLOCK):
+        for k in range(vectors.shape[0]):
+            row = vectors[k, start : start + BLOCK]
+            for a in range(places.shape[0]):
+                to, table = places[a, start : start + BLOCK], totals[k, a]
+                for i in range(row.shape[0]):
+                    total, other = np.uint64(table[to[i]]), np.uint64(row[i])
+                    table[to[i]] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
+
+
 # four entries or more fill 32 bits only if they have 8 bits at most
 @kernel(
-    "u4[2] i8 i8 u1 u1 i8 u1[2]!",
-    *(f"u8[2] i8 i8 {ring} {ring} i8 {ring}[2]!" for ring in RINGS),
+    "u4[2] i8 i8 u1 u1 b1 i8 u1[2]!",
+    *(f"u8[2] i8 i8 {ring} {ring} b1 i8 {ring}[2]!" for ring in RINGS),
 )
-def add_cumulative(
+def add_entries(
     vectors: NDArray[Any],
     bits: int,
     per_word: int,
     weight: Any,
     mask: Any,
+    cumulative: bool,
     start: int,
     out: NDArray[Any],
 ) -> None:
-    """Add the sum of the entries 0..j of vector i, times a weight, to out[j, start + i].
+    """Add entry j of vector i, times a weight, to out[j, start + i].
 
-    That is for all j that `out` has. `weight` and `mask`, to which all is reduced, are scalars of
-    its dtype.
+    Or, if `cumulative`, the sum of the entries 0..j. That is for all j that `out` has. `weight` and
+    `mask`, to which all is reduced, are scalars of its dtype.
     """
     entry = FULL >> np.uint64(64 - bits)
     sums = np.empty(BLOCK, out.dtype)
@@ -449,6 +470,8 @@ def add_cumulative(
         for j in range(out.shape[0]):
             some = vectors[j // per_word, first : first + count]
             down = np.uint64(j % per_word * bits)
+            if not cumulative:
+                sums[:count] = 0
             for i in range(count):
                 sums[i] += (np.uint64(some[i]) >> down) & entry
             _add_times(sums[:count], weight, mask, out[j, start + first : start + first + count])

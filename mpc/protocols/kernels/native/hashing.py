@@ -12,6 +12,7 @@ from llvmlite import ir
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
+    I32,
     I64,
     Vectors,
     bits_at,
@@ -124,6 +125,41 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
     return sixteen
 
 
+def _emit_transpose(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    out: ir.Value,
+    apart: ir.Value,
+    *,
+    lanes: int,
+) -> None:
+    """Write the columns of a vector of 64 rows, one word each, which are `apart` words apart."""
+    b, v = builder, Vectors(builder, lanes)
+    tile = v.memory(64)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 8)), group)
+        return offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
+
+    with loop(b, ir.Constant(I64, 8)) as group:
+        first = offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+    with loop(b, ir.Constant(I64, 8)) as t:
+        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(8)]
+        found = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        begin = b.mul(t, ir.Constant(I64, _STEP))
+        # a vector of words has two columns of each lane
+        for i, vector in enumerate(found):
+            words = b.bitcast(vector, v.words)
+            for at in range(2 * lanes):
+                place = 128 * (at // 2) + _APART * (2 * i + at % 2)
+                to = b.mul(b.add(begin, ir.Constant(I64, place)), apart)
+                b.store(b.extract_element(words, ir.Constant(I32, at)), offset(b, out, to))
+
+
 def _emit_columns(
     builder: ir.IRBuilder,
     rows: ir.Value,
@@ -219,6 +255,9 @@ def _emit_blocks(
     _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, apart, outs)
 
 
+_transpose_tile, _transpose_block = (
+    inline(_emit_transpose, 4, lanes=lanes) for lanes in (LANES, 1)
+)
 _columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
 # (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
 hash_to_planes, hash_block_to_planes = (
@@ -259,6 +298,24 @@ def hash_part(
         else:
             _columns_block(here, stride, at, stream, round_keys, difference, to0, to1)
             start += 2
+
+
+@kernel("u8[2] i8 u8[2]!")
+def transpose(rows: Words, to: int, out: Words) -> None:
+    """Do as `extension.transpose` does. The words of a row are an even number."""
+    words, apart, flat = rows.shape[1], out.shape[1], rows.reshape(-1)
+    columns = out.reshape(-1)
+    start = 0
+    while start < words:
+        width = VECTOR if start + VECTOR <= words else 2
+        for part in range(rows.shape[0] // 64):
+            here = flat[64 * part * words + start :]
+            there = columns[64 * start * apart + to + part :]
+            if width == VECTOR:
+                _transpose_tile(here, words, there, apart)
+            else:
+                _transpose_block(here, words, there, apart)
+        start += width
 
 
 @kernel(*_ENDS)

@@ -1,0 +1,462 @@
+"""ANDs of authenticated bits: values, MACs, and what is found of a party that deviates."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.errors import ChannelClosed, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.protocols.audit import ands
+from securemedian.mpc.protocols.audit.ands import (
+    AndMaker,
+    AuthenticatedTriples,
+    bucket_size,
+    permutation,
+)
+from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
+from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from tests.parties import deterministic_entropy, make_parties, run_both
+from tests.test_ot import Lying
+from tests.test_privacy import recorders
+from tests.uniformity import bits_of, check_uniform
+
+RNG = np.random.default_rng(17)
+COUNT = 4096
+Halves = tuple[AuthenticatedBits, AuthenticatedBits]
+
+
+def makers(pair: Any = None, **given: Any) -> list[AndMaker]:
+    """Return both parties' makers, of a lane of an audit's session."""
+    pairs = [pair] if pair else None
+    return [AndMaker(lanes[0]) for lanes in make_parties(pairs=pairs, audit=True, **given)]
+
+
+def value(halves: Halves) -> np.ndarray:
+    return halves[0].bits ^ halves[1].bits
+
+
+def check_macs(both: list[AndMaker], halves: Halves) -> None:
+    for own, peers, maker in zip(halves, halves[::-1], both[::-1], strict=True):
+        assert (own.macs == peers.keys ^ masks_of(own.bits) & maker.delta).all()
+        assert own.bits.max(initial=0) <= 1
+
+
+def shared_bits(both: list[AndMaker], bits: np.ndarray) -> Halves:
+    """Return authenticated bits of these values, from a dealer whom nobody has but a test."""
+    shares = [RNG.integers(0, 2, bits.size).astype(np.uint8)]
+    shares.append(shares[0] ^ bits)
+    keys = RNG.integers(0, 2**64, (2, bits.size), np.uint64)
+    one, two = (
+        AuthenticatedBits(shares[j], keys[1 - j] ^ masks_of(shares[j]) & both[1 - j].delta, keys[j])
+        for j in (0, 1)
+    )
+    return one, two
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000, 70_000])
+def test_triples_are_products_with_valid_macs(count: int) -> None:
+    both = makers()
+    triples = run_both(lambda j: both[j].triples(count))
+    assert [len(each) for each in triples] == [count] * 2
+    x, y, z = zip(*(each.take(count) for each in triples), strict=True)
+    for factor in (x, y, z):
+        check_macs(both, factor)
+    assert (value(z) == value(x) & value(y)).all()
+
+
+def test_triples_are_uniform_and_hidden() -> None:
+    """Shares of both parties and MACs beside each other, for x and y; and of z given both."""
+    both = makers()
+    triples = run_both(lambda j: both[j].triples(COUNT))
+    x, y, z = zip(*(each.take(COUNT) for each in triples), strict=True)
+    seen = {f"{name}{j}": half[j].bits for name, half in (("x", x), ("y", y)) for j in (0, 1)}
+    for half in (x, y, z):
+        check_uniform(
+            seen | bits_of("mac", half[0].macs, 0, 6) | bits_of("key", half[0].keys, 60, 64)
+        )
+    check_uniform({"z0": z[0].bits}, seen)
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 1000])
+def test_multiply(count: int) -> None:
+    both = makers()
+    values = RNG.integers(0, 2, (2, count)).astype(np.uint8)
+    a, b = (shared_bits(both, each) for each in values)
+
+    def run(j: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
+        triples, channel = both[j].triples(2 * count + 3), both[j]._channel
+        equality = Equality(channel, j)
+        product = both[j].multiply(a[j], b[j], triples, equality)
+        # and of what comes of it, with the next triples
+        again = both[j].multiply(product ^ a[j], b[j], triples, equality)
+        equality.settle("openings")
+        assert len(triples) == 3
+        return product, again
+
+    product, again = (each for each in zip(*run_both(run), strict=True))
+    for halves in (product, again):
+        check_macs(both, halves)
+    assert (value(product) == values[0] & values[1]).all()
+    assert (value(again) == (values[0] & values[1] ^ values[0]) & values[1]).all()
+
+
+def test_what_is_linear() -> None:
+    both = makers()
+    values = RNG.integers(0, 2, (3, 500)).astype(np.uint8)
+    public = values[2]
+    a, b = (shared_bits(both, each) for each in values[:2])
+    for found, want in (
+        ([one ^ other for one, other in zip(a, b, strict=True)], values[0] ^ values[1]),
+        ([half.times(public) for half in a], values[0] & public),
+        ([a[j].plus(j, public, both[j].delta) for j in (0, 1)], values[0] ^ public),
+        ([half[100:300] for half in a], values[0, 100:300]),
+        ([half[public == 1] for half in a], values[0, public == 1]),
+    ):
+        check_macs(both, (found[0], found[1]))
+        assert (value((found[0], found[1])) == want).all()
+    own = AuthenticatedBits.of_own(values[0], a[0].macs), AuthenticatedBits.of_peer(a[1].keys)
+    assert (value(own) == values[0]).all()
+    assert not own[0].keys.any() and not own[1].macs.any()
+    assert "secrets" in repr(own[0])
+
+
+def test_triples_are_handed_out_once() -> None:
+    numbered = [
+        AuthenticatedBits(np.zeros(9, np.uint8), *(np.arange(9, dtype=np.uint64),) * 2)
+        for _ in range(3)
+    ]
+    triples = AuthenticatedTriples(*numbered)
+    seen = [triples.take(count)[0].macs.tolist() for count in (2, 0, 4)]
+    assert seen == [[0, 1], [], [2, 3, 4, 5]] and len(triples) == 3
+    with pytest.raises(LocalProtocolError, match="4 triples are wanted, and 3 are left"):
+        triples.take(4)
+
+
+def test_silent_ots_make_no_authenticated_bits() -> None:
+    (lanes, _) = make_parties(extension="silent")
+    with pytest.raises(LocalProtocolError, match="SoftSpokenOT alone"):
+        AndMaker(lanes[0])
+
+
+# What a party receives, for tests/test_masks.py
+
+
+def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:
+    """Return what each party has of leaky ANDs: records, packed y, T, and the bits x, y and z."""
+
+    def run(j: int) -> SimpleNamespace:
+        records, shares = np.empty((count, 8), np.uint64), np.empty(count // 64, np.uint64)
+        tests = np.empty(count, np.uint64)
+        both[j].leaky(records, shares, tests)
+        x, y, z = (records[:, 7] >> np.uint64(at) & np.uint64(1) for at in range(3))
+        return SimpleNamespace(records=records, shares=shares, tests=tests, x=x, y=y, z=z)
+
+    return list(run_both(run))
+
+
+def tables_received() -> None:
+    """Raise Leak unless G says nothing of the other party's y, to whom holds the rest of C."""
+    pair = recorders()
+    one, two = leaky(makers(pair))
+    held = pair[0].of("and.tables") ^ one.records[:, 2] ^ one.records[:, 3]
+    check_uniform(bits_of("table", held, 56, 64), {"own y": one.y, "y": two.y})
+
+
+def tops_opened() -> None:
+    """Raise Leak unless what is opened of leaky ANDs says nothing of x and y."""
+    pair = recorders()
+    one, two = leaky(makers(pair))
+    opened = unpacked(pair[0].of("and.tops") ^ pair[1].of("and.tops"), COUNT)
+    check_uniform({"d": opened}, {"x0": one.x, "x1": two.x, "y0": one.y, "y1": two.y})
+
+
+def buckets_received() -> None:
+    """Raise Leak unless what is opened of buckets says nothing of the other party's y."""
+    pair = recorders()
+    both, size = makers(pair), 4
+    made = leaky(both, size * COUNT)
+    buckets = permutation(bytes(16), size * COUNT).reshape(size, COUNT)
+
+    def run(j: int) -> list[AuthenticatedBits]:
+        return both[j].combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
+
+    found = run_both(run)
+    received = pair[0].of("and.buckets").reshape(size - 1, -1)
+    seen = {f"difference {i}": unpacked(row, COUNT) for i, row in enumerate(received)}
+    check_uniform(seen, {"y": found[1][1].bits})
+
+
+def openings_received() -> None:
+    """Raise Leak unless what is opened in `multiply` says nothing of the other party's bits."""
+    pair = recorders()
+    both = makers(pair)
+    zeros = np.zeros(COUNT, np.uint8)
+    a, b = (shared_bits(both, zeros) for _ in range(2))
+
+    def run(j: int) -> None:
+        both[j].multiply(a[j], b[j], both[j].triples(COUNT), Equality(pair[j], j))
+
+    run_both(run)
+    received = pair[0].of("and.openings").reshape(2, -1)
+    seen = {name: unpacked(row, COUNT) for name, row in zip("de", received, strict=True)}
+    check_uniform(seen, {"a": a[1].bits, "b": b[1].bits})
+
+
+def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+    bits = np.empty(count, np.uint8)
+    packing.unpack_bits(np.ascontiguousarray(words), bits)
+    return bits
+
+
+@pytest.mark.parametrize(
+    "check", [tables_received, tops_opened, buckets_received, openings_received]
+)
+def test_what_is_received_is_uniform(check: Callable[[], None]) -> None:
+    check()
+
+
+# A party that deviates
+
+
+def lying(change: Callable[[str, np.ndarray], None]) -> tuple[Lying, Lying]:
+    """Return channels of which party 1's changes its messages."""
+    one, two = local_pair(20)
+    return Lying(one, lambda label, array: None), Lying(two, change)
+
+
+def flipping(label: str, bits: int, chosen: Any = ...) -> tuple[Lying, Lying]:
+    """Return channels on which party 1 flips bits of words of messages with a label."""
+
+    def change(name: str, array: np.ndarray) -> None:
+        if name == label:
+            array[chosen] ^= np.uint64(bits)
+
+    return lying(change)
+
+
+def found_by(both: list[AndMaker], pair: Sequence[Channel], run: Callable[[int], Any]) -> str:
+    """Return what the honest party 0 says."""
+    said = ""
+
+    def guarded(j: int) -> None:
+        nonlocal said
+        try:
+            run(j)
+        except PeerProtocolError as error:
+            said = said if j else str(error)
+        except ChannelClosed:
+            pass
+        finally:
+            pair[j].close()
+
+    run_both(guarded)
+    return said
+
+
+@pytest.mark.parametrize("bit", [0, 47, 63])
+def test_a_wrong_table_is_found_where_the_peers_x_is_1(bit: int) -> None:
+    both = makers(flipping("and.tables", 1 << bit))
+    honest, rogue = leaky(both)
+    same = honest.tests == rogue.tests
+    assert (same == (honest.x == 0)).all() and 0.4 < same.mean() < 0.6
+    x, y, z = (getattr(honest, name) ^ getattr(rogue, name) for name in "xyz")
+    assert (z[same] == (x & y)[same]).all()
+
+
+def test_a_wrong_bit_d_is_always_found() -> None:
+    """Also if its sender goes on as if it were right: it lacks Delta_0 ^ Delta_1."""
+    both = makers(flipping("and.tops", 2**64 - 1))
+    honest, rogue = leaky(both)
+    assert (honest.tests != rogue.tests).all()
+    # party 1's key of z, as its own bit would make it
+    assert (honest.tests ^ rogue.tests ^ both[1].delta == both[0].delta ^ both[1].delta).all()
+
+
+@pytest.mark.parametrize(
+    ("label", "bits", "chosen", "said"),
+    [
+        ("and.tables", 1, ..., "leaky ANDs"),
+        ("and.tops", 1 << 40, 3, "leaky ANDs"),
+        ("and.buckets", 1 << 20, (1, 0), "openings of buckets of ANDs"),
+    ],
+)
+def test_no_triples_are_made_with_who_deviates(
+    label: str, bits: int, chosen: Any, said: str
+) -> None:
+    pair = flipping(label, bits, chosen)
+    both = makers(pair)
+    found = found_by(both, pair, lambda j: both[j].triples(500))
+    assert found == f"{said}: the peer deviated from the protocol"
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 6), (1, 3)])
+def test_a_lie_in_what_is_multiplied_is_found(place: tuple[int, int]) -> None:
+    pair = flipping("and.openings", 1 << 50, place)
+    both = makers(pair)
+    a, b = (shared_bits(both, RNG.integers(0, 2, 435).astype(np.uint8)) for _ in range(2))
+
+    def run(j: int) -> None:
+        equality = Equality(pair[j], j)
+        both[j].multiply(a[j], b[j], both[j].triples(435), equality)
+        equality.settle("openings")
+
+    assert "openings: the peer deviated" in found_by(both, pair, run)
+
+
+def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One guess of 2^e: of 48 bits, here of 4."""
+    monkeypatch.setattr(ands, "MAC_MASK", np.uint64(15))
+    pair = flipping("and.openings", 2**64 - 1, 0)
+    both = makers(pair)
+    a, b = (shared_bits(both, np.zeros(COUNT, np.uint8)) for _ in range(2))
+    guesses = RNG.integers(0, 16, COUNT, np.uint64)
+    collected = [Equality(pair[j], j) for j in (0, 1)]
+
+    def run(j: int) -> None:
+        both[j].multiply(a[j], b[j], both[j].triples(COUNT), collected[j])
+
+    run_both(run)
+    honest, rogue = (each._collected for each in collected)
+    # the MACs of party 0's d, party 1's d, party 0's e and party 1's e
+    assert all((honest[at] == rogue[at]).all() for at in (0, 2, 3))
+    passed = honest[1] == rogue[1] ^ guesses
+    assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
+    assert abs(passed.mean() - 1 / 16) < 0.03
+
+
+def test_nothing_is_made_of_ots_that_are_wrong() -> None:
+    """The check of OT extension ends before a table is sent."""
+    pair = flipping("ot.corrections", 1)
+    both = makers(pair)
+    said = found_by(both, pair, lambda j: both[j].triples(100))
+    assert "none of these OTs is used" in said
+    assert not set(pair[0].sent) & {"and.tables", "and.tops", "and.buckets"}
+
+
+def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And buckets a toss that follows the comparison of all leaky ANDs."""
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
+    pair = lying(lambda label, array: None)
+    both = makers(pair)
+    for end in pair:
+        end.sent.clear()
+    run_both(lambda j: both[j].triples(64))
+    check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
+    tile = [*check, "and.tables", "and.tops"]
+    settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
+    wanted = tile * 2 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
+    assert [end.sent for end in pair] == [wanted] * 2
+
+
+# Sizes and permutations
+
+
+def test_buckets_are_as_small_as_may_be() -> None:
+    """As the formula says, and not with one fewer."""
+    sizes = {64: 6, 1000: 5, 1 << 11: 4, 174_763: 4, 174_764: 3, 1 << 20: 3}
+    for count, size in sizes.items():
+        assert bucket_size(count) == size
+        chance = [Fraction(count, math.comb(b * count, b) * 2**b) for b in (size - 1, size)]
+        assert chance[0] > Fraction(1, 2**40) >= chance[1]
+
+
+def test_guesses_rarely_fill_a_bucket() -> None:
+    """Of buckets of 2, 3 of them: two guessed ANDs lie in one with 3 / C(6, 2), and pass by 1/4."""
+    filled = [
+        set(permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
+        for seed in range(3000)
+        for place in range(3)
+    ]
+    assert abs(3 * np.mean(filled) - 1 / 5) < 0.04
+
+
+def test_permutations_are_uniform() -> None:
+    """Of 4 items, each of 24 comes about as often; of many, each item stands somewhere."""
+    found = Counter(
+        tuple(permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
+    )
+    assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
+    assert (np.sort(permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
+
+
+# Sessions, tweaks, and both paths
+
+
+def test_delta_of_an_audit_is_fixed_in_one_bit() -> None:
+    """Elsewhere it is what the operating system gives, and other sessions are not touched."""
+
+    def established(audit: bool, drawn: bytes) -> list[Session]:
+        pair, given = local_pair(20), (bytes(16), ProtocolParams())
+        # the first that party 0 draws is Delta
+        first = iter([drawn])
+        entropy = [lambda size: next(first, None) or os_entropy(size), os_entropy]
+        return list(
+            run_both(lambda j: Session.establish(j, pair[j], *given, entropy[j], audit=audit))
+        )
+
+    for drawn in (bytes(16), bytes([255]) * 16):
+        audited, plain = established(True, drawn), established(False, drawn)
+        assert [session.delta[FIXED_BIT] for session in audited] == [1, 0]
+        assert (audited[0].delta != plain[0].delta).sum() == (drawn == bytes(16))
+        assert (plain[0].delta == drawn[0] & 1).all()
+        assert all(
+            one.session_id != two.session_id for one, two in zip(audited, plain, strict=True)
+        )
+
+
+def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a direction both parties hash under the same tweaks, each once; the sender K and K ^ D."""
+    used: list[tuple[int, int, int, bool]] = []
+    blocks = Hash.blocks
+
+    def hashed(self: Hash, inputs: Any, index: int, stream: Any, *outs: Any) -> None:
+        used.extend((id(self), int(stream), index + i, len(outs) > 1) for i in range(len(inputs)))
+        blocks(self, inputs, index, stream, *outs)
+
+    monkeypatch.setattr(Hash, "blocks", hashed)
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
+    both = makers(local_pair(20), session_id=bytes(16))
+    for _ in range(2):
+        run_both(lambda j: both[j].triples(70))
+    # 5 buckets of 70, in blocks of 128
+    assert len(used) == len(set(used)) == 2 * 2 * 2 * 512
+    ends: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    for _, stream, index, sending in used:
+        ends[sending].add((stream, index))
+    assert ends[True] == ends[False] and len(ends[True]) == len(used) // 2
+
+
+def test_both_paths_make_the_same() -> None:
+    """All messages and triples, whichever path a party takes."""
+
+    def made(native: tuple[bool, bool]) -> list[Any]:
+        pair = recorders()
+
+        def run(j: int) -> list[Any]:
+            entropy = deterministic_entropy(70 + j)
+            params = ProtocolParams(native_aes=native[j])
+            session = Session.establish(j, pair[j], bytes(16), params, entropy, audit=True)
+            triples = AndMaker(session.party(0, pair[j]), entropy).triples(300)
+            return [[factor.bits, factor.macs, factor.keys] for factor in triples.take(300)]
+
+        found = run_both(run)
+        return [
+            *([array.tobytes() for factor in half for array in factor] for half in found),
+            *([(label, array.tobytes()) for label, array in end.received] for end in pair),
+        ]
+
+    want = made((False, False))
+    assert made((True, False)) == want and made((False, True)) == want
