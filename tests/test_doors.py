@@ -1,5 +1,6 @@
 """Long shares in blocks: what the daemon keeps of them, and the doors beside it."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
@@ -317,3 +319,14 @@ def test_doors_end_with_the_daemon_and_a_hung_one_is_replaced(
         servers.stop("s1", signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{there}").exists())
         servers.start("s1")
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_numbers_of_doors(tmp_path: Path) -> None:
+    sizes = "--clients", "2", "--dim", "200000", "--repeat", "1", "--out", str(tmp_path)
+    assert cli.main(["bench", "scale", "--doors", "1,2", *sizes]) == 0
+    one, two = json.loads((tmp_path / "doors.json").read_text())["points"]
+    assert (one["number"], two["number"]) == (1, 2)
+    assert one["of_first"] == 1 and one["doors"] == 0 < two["doors"]
+    for point in (one, two):
+        assert all(point[name] > 0 for name in ("gigabytes_per_second", "daemon", "clients"))
