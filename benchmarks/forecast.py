@@ -14,7 +14,7 @@ With `--workers W` each server has so many workers of one core, which take a sha
     seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
     door     = bytes of all shares in full x seconds per byte of the door
 
-The door is here the daemon, which reads what it has stored, checks its SHA-256 and hands out
+The door is here the daemon, which reads what it has stored, checks its digests and hands out
 slices. Before that, while clients train, `--doors D` processes have taken the uploads:
 
     taking   = bytes of all shares in full x (seconds per byte of encryption and of the door) / D
@@ -24,7 +24,6 @@ Seconds per OT and per coordinate are those of one party that runs a part of thi
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import math
@@ -45,6 +44,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common.blocks import block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -365,7 +365,7 @@ def door_seconds_per_byte() -> float:
     data = bytearray(os_entropy(1 << 22))
 
     def hand_out() -> None:
-        hashlib.sha256(data).digest()
+        block_digest(data)
         # from the file, and to where workers fetch it
         bytes(bytes(data))
 
