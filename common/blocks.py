@@ -1,14 +1,15 @@
 """Long shares in blocks, which are sent, hashed and stored by themselves, in any order.
 
-    digest = SHA-256(SHA-256(block 0), SHA-256(block 1), ..)
+    digest = BLAKE3(BLAKE3(block 0), BLAKE3(block 1), ..)
 
-All blocks but the last have BLOCK_BYTES. A round says how long its shares are, so that nobody can
+BLAKE3 takes a third of the time that SHA-256 does with the processor's own instructions. All blocks but the last have BLOCK_BYTES. A round says how long its shares are, so that nobody can
 pass the digests of blocks off as a block.
 """
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
+
+from blake3 import blake3
 
 # what one message carries (`wire.PIECE_BYTES`)
 BLOCK_BYTES = 4 << 20
@@ -21,9 +22,9 @@ def count(size: int) -> int:
 
 def block_digest(block: Any) -> bytes:
     """Return the digest of one block, a contiguous buffer."""
-    return hashlib.sha256(block).digest()
+    return blake3(block).digest()
 
 
 def whole_digest(digests: Iterable[bytes]) -> bytes:
     """Return the digest of a share from those of its blocks, in order."""
-    return hashlib.sha256(b"".join(digests)).digest()
+    return blake3(b"".join(digests)).digest()
