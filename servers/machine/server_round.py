@@ -215,8 +215,10 @@ class ServerRound(RoundSelection):
         if kind is control.Done:
             return control.Done(self.round_id, self.attempt, self._signature())
         if kind is control.Again:
+            # an audited round may be checked again after a run
+            attempt = 0 if self.state is State.CHECKING else self.attempt
             return control.Again(
-                self.round_id, self.attempt, self.code, cut(f"s{self.party}: {self.reason}")
+                self.round_id, attempt, self.code, cut(f"s{self.party}: {self.reason}")
             )
         if kind is control.Failed:
             return control.Failed(self.round_id, self.code, cut(f"s{self.party}: {self.reason}"))
