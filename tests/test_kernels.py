@@ -272,11 +272,12 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
     for small in {2, min(bits, 8), bits}:
         dtype, mask = ring.dtype(small), ring.mask(small)
         out = np.zeros((slots - 1, count + 5), dtype)
-        for weight in (1, 5):
-            weighed = dtype.type(weight % 2**small)
-            vectors.add_cumulative(have, bits, per_word, weighed, mask, 5, out)
-        assert not out[:, :5].any()
-        assert (out[:, 5:].astype(object) == 6 * sums % 2**small).all()
+        for cumulative, want in ((True, 6 * sums), (False, 6 * (sums + values.T[:-1]))):
+            for weight in (1, 5):
+                weighed = dtype.type(weight % 2**small)
+                vectors.add_entries(have, bits, per_word, weighed, mask, cumulative, 5, out)
+            assert not out[:, :5].any()
+            assert (out[:, 5:].astype(object) == want % 2**small).all()
 
 
 @pytest.mark.parametrize("thresholds", [2, 3, 7, 8, 15, 300])

@@ -43,6 +43,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_dealing as dealings
+from tests import test_macs as macs
 from tests import test_output_shares as shares
 from tests.parties import make_parties, run_rounds, shared, use_small_codes
 from tests.uniformity import Leak
@@ -391,6 +392,40 @@ MASKS: dict[str, Mask] = {
         (shares.lanes_apart,),
         silent=True,
     ),
+    # MACs of the audit
+    "u on a committed value": Mask(
+        "the verifier reads the value",
+        (
+            (
+                "PortableExpander.commit",
+                "np.subtract(values[some], total, out=f[block, some])",
+                "f[block, some] = values[some]",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "leaves under MACs": Mask(
+        "u is 0, and the verifier reads the value",
+        (
+            (
+                "PortableExpander._folded",
+                "stream.xor(ZEROS[: 8 * words], as_bytes(leaf))",
+                "leaf[:] = 0",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
+    "positions and lanes of MACs": Mask(
+        "two lanes, or two calls, hide their values behind the same u",
+        (
+            (
+                "PortableExpander._folded",
+                "Stream(leaf or bytes(SEED_BYTES), self._nonce, at)",
+                "Stream(leaf or bytes(SEED_BYTES))",
+            ),
+        ),
+        (macs.what_is_sent_hides_values,),
+    ),
     # Set-up
     "Delta": Mask(
         "the receiver of OT extension knows Delta, and so every key",
@@ -714,6 +749,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "select.reply": ("keys on a reply of a step",),
     "dabits": ("keys on a DaBit's correction",),
     "ot.corrections": ("u_i on a correction", "the expansion of leaves"),
+    "mac.values": ("u on a committed value", "leaves under MACs"),
     "ferret.sums": ("seeds on the sums of silent OT",),
     "ggm.sums": ("base keys on the sums of a level",),
     "base.A": ("scalars from the operating system",),
@@ -726,6 +762,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "audit.commit": "a hash of what is opened next",
+    "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
@@ -765,12 +803,17 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
+    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    (
+        "PortableExpander.keys",
+        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
+    ): "the keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",

@@ -10,6 +10,7 @@ from securemedian.mpc.protocols.kernels import (
     extension,
     gaussian,
     lpn,
+    macs,
     packing,
     planes,
     searching,
@@ -112,7 +113,7 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [gaussian, packing, planes, searching, sketching, tables, vectors]
+    modules = [gaussian, macs, packing, planes, searching, sketching, tables, vectors]
     modules += [aes, leaves] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)

@@ -171,20 +171,8 @@ class Dealing:
         return tuple(parts)
 
     def partners(self, kept: int) -> int:
-        """Return B-1, the partners per vector in a part of N = `kept` coordinates.
-
-        It is the smallest for which k wrong vectors pass with a chance of 1 / C((B-1) N + g,
-        (B-1) k) <= 2^-check_bits for every k. The binomial is smallest at k = 1 or at k = N.
-        """
-        partners = 1
-        while self._placements(kept, partners) < 1 << self.check_bits:
-            partners += 1
-        return partners
-
-    def _placements(self, kept: int, partners: int) -> int:
-        """Return min_k C((B-1) N + g, (B-1) k): a cheat's wrong others must be at one of these."""
-        others = partners * kept + self.guards
-        return min(math.comb(others, partners), math.comb(others, self.guards))
+        """Return B-1, the partners per vector in a part of N = `kept` coordinates."""
+        return partners_of(kept, self.guards, self.check_bits)
 
     @property
     def layout(self) -> Layout:
@@ -223,6 +211,21 @@ class Dealing:
         shifts = np.arange(0, self.per_word * self.bits, self.bits, dtype=np.uint64)
         parts = those.astype(np.uint64)[:, None] >> shifts[:, None]
         return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
+
+
+def partners_of(kept: int, guards: int, check_bits: int) -> int:
+    """Return B-1, the partners of each of N = `kept` items that are checked with g guards.
+
+    It is the smallest for which k wrong items pass with a chance of 1 / C((B-1) N + g, (B-1) k) <=
+    2^-check_bits for every k: a cheat's wrong others must be at just these places. The binomial is
+    smallest at k = 1 or at k = N.
+    """
+    partners, least = 0, 0
+    while least < 1 << check_bits:
+        partners += 1
+        others = partners * kept + guards
+        least = min(math.comb(others, partners), math.comb(others, guards))
+    return partners
 
 
 class OwnDealing:
@@ -647,26 +650,55 @@ def counts(
     (b-1, stop - start). The slots b..W-1 count as the last bucket, which has no count of its own.
     Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
+    histogram = np.zeros((uploads[0].shape.buckets - 1, stop - start), ring.dtype(bits))
+    _add_entries(number, uploads, weights, bits, start, True, histogram)
+    return RingShare(histogram)
+
+
+def sums(
+    number: int,
+    uploads: Sequence[DealtUpload],
+    weights: Sequence[int],
+    start: int,
+    stop: int,
+) -> RingShare:
+    """Return party `number`'s share of the histogram in the coordinates [start, stop).
+
+    It has the weight of the clients in the slots 0..W-2, in the ring of the dealing, and shape
+    (W-1, stop - start). Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
     shape = uploads[0].shape
+    histogram = np.zeros((shape.slots - 1, stop - start), ring.dtype(shape.bits))
+    _add_entries(number, uploads, weights, shape.bits, start, False, histogram)
+    return RingShare(histogram)
+
+
+def _add_entries(
+    number: int,
+    uploads: Sequence[DealtUpload],
+    weights: Sequence[int],
+    bits: int,
+    start: int,
+    cumulative: bool,
+    out: Ring,
+) -> None:
+    """Add the first entries of the sum of the clients' one-hot vectors, from `start` on, to `out`.
+
+    They are those that `out` has, and if `cumulative` the sums of each and those before it.
+    """
+    shape, stop = uploads[0].shape, start + out.shape[1]
     if start % SLICE_ALIGN:
         raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
-    histogram = np.zeros((shape.buckets - 1, stop - start), ring.dtype(bits))
+    mask = ring.mask(bits)
     for part in shape.parts:
         for low in range(max(start, part.start), min(stop, part.stop), CHUNK):
             high = min(low + CHUNK, stop, part.stop)
             for weight in sorted(set(weights)):
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
                 total = _sum(number, members, part, low, high)
-                vectors.add_cumulative(
-                    total,
-                    shape.bits,
-                    shape.per_word,
-                    histogram.dtype.type(weight & int(ring.mask(bits))),
-                    ring.mask(bits),
-                    low - start,
-                    histogram,
-                )
-    return RingShare(histogram)
+                weighed = out.dtype.type(weight & int(mask))
+                sizes = shape.bits, shape.per_word
+                vectors.add_entries(total, *sizes, weighed, mask, cumulative, low - start, out)
 
 
 def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:

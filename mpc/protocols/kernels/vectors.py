@@ -424,22 +424,23 @@ def add_turned(
 
 # four entries or more fill 32 bits only if they have 8 bits at most
 @kernel(
-    "u4[2] i8 i8 u1 u1 i8 u1[2]!",
-    *(f"u8[2] i8 i8 {ring} {ring} i8 {ring}[2]!" for ring in RINGS),
+    "u4[2] i8 i8 u1 u1 b1 i8 u1[2]!",
+    *(f"u8[2] i8 i8 {ring} {ring} b1 i8 {ring}[2]!" for ring in RINGS),
 )
-def add_cumulative(
+def add_entries(
     vectors: NDArray[Any],
     bits: int,
     per_word: int,
     weight: Any,
     mask: Any,
+    cumulative: bool,
     start: int,
     out: NDArray[Any],
 ) -> None:
-    """Add the sum of the entries 0..j of vector i, times a weight, to out[j, start + i].
+    """Add entry j of vector i, times a weight, to out[j, start + i].
 
-    That is for all j that `out` has. `weight` and `mask`, to which all is reduced, are scalars of
-    its dtype.
+    Or, if `cumulative`, the sum of the entries 0..j. That is for all j that `out` has. `weight` and
+    `mask`, to which all is reduced, are scalars of its dtype.
     """
     entry = FULL >> np.uint64(64 - bits)
     sums = np.empty(BLOCK, out.dtype)
@@ -449,6 +450,8 @@ def add_cumulative(
         for j in range(out.shape[0]):
             some = vectors[j // per_word, first : first + count]
             down = np.uint64(j % per_word * bits)
+            if not cumulative:
+                sums[:count] = 0
             for i in range(count):
                 sums[i] += (np.uint64(some[i]) >> down) & entry
             _add_times(sums[:count], weight, mask, out[j, start + first : start + first + count])

@@ -1,0 +1,211 @@
+"""Message authentication codes over Z_2^m, from the leaves of SoftSpokenOT's trees.
+
+A *prover* has values x, which a *verifier* is not to see. The verifier has a secret Delta of e bits
+(`MAC_BITS`), the same for all values. For each bit c the prover has a tag v_c of a value and the
+verifier a key w_c, with
+
+    w_c = v_c + Delta_c x   (mod 2^m).
+
+So who claims another x' has to know Delta_c wherever (x - x') Delta_c is not 0 modulo 2^m: it
+passes with a chance of 2^-e at most. Linear maps act on x, v and w alike; a public constant a adds
+Delta_c a to w_c. Modulo 2 it is the MAC of a bit.
+
+The prover knows the leaves of e/k trees (`ot.ggm`, k = 4), the verifier all but those at Delta_B of
+each tree B. With r_(B,z) a number made of leaf z,
+
+    prover    u_B = sum_z r_(B,z),   v_(B,t) = - sum_z z_t r_(B,z);   sends f_B = x - u_B
+    verifier  w_(B,t) = sum_(z != Delta_B) (Delta_(B,t) - z_t) r_(B,z) + Delta_(B,t) f_B
+
+f is uniform to the verifier, whose missing leaf hides u_B. Leaves are expanded from any position on
+again, so tags and keys need not be kept: the position and f are enough.
+
+Tags and keys are *component rows* (e, n) in the smallest dtype of m bits (m <= 16), of which only
+the lowest m bits count: `ring.reduce` before they are compared.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+
+from securemedian.mpc.arrays import Ring, Words
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.kernels import macs as kernels
+from securemedian.mpc.protocols.ot.hash import as_bytes
+from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import SEED_BYTES, ZEROS, Stream
+
+# SECURITY: bits of Delta that MACs take, e: a forgery passes with a chance of 2^-MAC_BITS
+MAC_BITS = 48
+# k, bits of Delta per tree
+TREE_BITS = 4
+# The streams of MACs have nonces from here on, and those of OTs below: lane numbers.
+NONCE = 1 << 32
+# The most bits of an element.
+MAX_BITS = 16
+# AES blocks of a leaf that are expanded at a time: all leaves of a tree stay in the cache.
+STRIP = 1 << 9
+
+Trees = list[list[bytes]]
+
+
+def per_block(bits: int) -> int:
+    """Return how many elements of `bits` bits an AES block of each leaf gives."""
+    return 32 if bits <= 4 else 16 // ring.dtype(bits).itemsize
+
+
+def blocks_of(count: int, bits: int) -> int:
+    """Return how many AES blocks of each leaf `count` elements take."""
+    return -(-count // per_block(bits))
+
+
+class Expander(ABC):
+    """What is made of the leaves of all trees of one lane."""
+
+    @abstractmethod
+    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
+        """Write f = x - u (e/k, n) and the tags (e, n) of values x (n,), at a position."""
+
+    @abstractmethod
+    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
+        """Write the verifier's keys (e, n), with `masks` (e,) all ones where Delta_c is 1.
+
+        Leaf z of each tree lies at z ^ Delta_B, so that the missing leaf is the first, which adds
+        to no row: with S_t the sum of those with bit t set, w_t is S_t + f_B or - S_t. If all masks
+        are 0 these are the prover's tags, whatever f is.
+        """
+
+
+class PortableExpander(Expander):
+    """Leaves that OpenSSL expands, on any processor."""
+
+    def __init__(self, trees: Trees, nonce: int) -> None:
+        self._trees, self._nonce, self._scratch = trees, nonce, Scratch()
+
+    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
+        for block, some, total, sums in self._folded(at, bits, values.size):
+            np.subtract(values[some], total, out=f[block, some])
+            np.negative(sums, out=rows[_rows_of(block), some])
+
+    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
+        for block, some, _, sums in self._folded(at, bits, f.shape[1]):
+            mask = masks[_rows_of(block), None]
+            rows[_rows_of(block), some] = (sums ^ ~mask) - ~mask + (f[block, some] & mask)
+
+    def _folded(self, at: int, bits: int, count: int) -> Iterator[tuple[int, slice, Ring, Ring]]:
+        """Yield trees and slices of elements, with the sum of the leaves and that of each row."""
+        dtype, each = ring.dtype(bits), per_block(bits)
+        for block, tree in enumerate(self._trees):
+            # the missing leaf, of which no sum is used
+            streams = [Stream(leaf or bytes(SEED_BYTES), self._nonce, at) for leaf in tree]
+            for start in range(0, count, STRIP * each):
+                stop = min(start + STRIP * each, count)
+                words = 2 * blocks_of(stop - start, bits)
+                leaves = self._scratch.array("leaves", len(tree), words)
+                for stream, leaf in zip(streams, leaves, strict=True):
+                    stream.xor(ZEROS[: 8 * words], as_bytes(leaf))
+                total = np.empty(stop - start, dtype)
+                sums = np.empty((TREE_BITS, stop - start), dtype)
+                kernels.fold(leaves.view(dtype), bits <= 4, total, sums)
+                yield block, slice(start, stop), total, sums
+
+
+def _rows_of(block: int) -> slice:
+    return slice(TREE_BITS * block, TREE_BITS * (block + 1))
+
+
+class _End:
+    """What both ends have: the leaves of their trees, and where the next elements begin."""
+
+    def __init__(self, session: Session, lane: int, channel: Channel, trees: Trees) -> None:
+        if session.params.ot_field_bits != TREE_BITS:
+            raise LocalProtocolError(f"MACs take base OTs with ot_field_bits {TREE_BITS}")
+        self._channel = channel
+        self._expander: Expander = PortableExpander(trees, NONCE + lane)
+        self.mac_bits = TREE_BITS * len(trees)
+        # AES blocks of each leaf that were used
+        self._used = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<secrets>)"
+
+    def _next(self, count: int, bits: int) -> int:
+        """Return the position of the next elements."""
+        if not 1 <= bits <= MAX_BITS:
+            raise LocalProtocolError(f"MACs are of 1 to {MAX_BITS} bits, not of {bits}")
+        at, self._used = self._used, self._used + blocks_of(count, bits)
+        return at
+
+    def _rows(self, at: int, bits: int, masks: Ring, f: Ring) -> Ring:
+        rows = np.empty((self.mac_bits, f.shape[1]), ring.dtype(bits))
+        self._expander.keys(at, bits, masks.astype(rows.dtype), f, rows)
+        return rows
+
+
+class Prover(_End):
+    """The end that has the values, one lane of it, used by one thread.
+
+    `mac_bits` is e, a multiple of 4: fewer than MAC_BITS are for tests. Raises LocalProtocolError
+    for a lane that has had a prover of this session, because the same u would hide other values.
+    """
+
+    def __init__(
+        self, session: Session, lane: int, channel: Channel, mac_bits: int = MAC_BITS
+    ) -> None:
+        if NONCE + lane in session.lanes or not 0 <= lane < 1 << 16:
+            raise LocalProtocolError(f"lane {lane} has had a prover, or is not in 0..65535")
+        session.lanes.add(NONCE + lane)
+        super().__init__(session, lane, channel, session.receiver_leaves[: mac_bits // TREE_BITS])
+
+    def commit(self, values: Ring, bits: int) -> tuple[int, Ring]:
+        """Send f of values (n,), and return their position and their tags (e, n)."""
+        at, values = self._next(values.size, bits), ring.reduce(values, bits)
+        f = np.empty((self.mac_bits // TREE_BITS, values.size), values.dtype)
+        rows = np.empty((self.mac_bits, values.size), values.dtype)
+        self._expander.commit(at, bits, values, f, rows)
+        self._channel.send("mac.values", ring.pack(f, bits))
+        return at, rows
+
+    def tags(self, at: int, count: int, bits: int) -> Ring:
+        """Return tags again: of `count` elements from a position on."""
+        f = np.empty((self.mac_bits // TREE_BITS, count), ring.dtype(bits))
+        return self._rows(at, bits, np.zeros_like(f, shape=self.mac_bits), f)
+
+
+class Verifier(_End):
+    """The end that has Delta, of the other party's prover."""
+
+    def __init__(
+        self, session: Session, lane: int, channel: Channel, mac_bits: int = MAC_BITS
+    ) -> None:
+        moved = [
+            [tree[y ^ tree.index(b"")] for y in range(len(tree))]
+            for tree in session.sender_leaves[: mac_bits // TREE_BITS]
+        ]
+        super().__init__(session, lane, channel, moved)
+        # all ones where a bit of Delta is 1
+        self._masks = np.uint16(0) - session.delta[:mac_bits].astype(np.uint16)
+
+    def accept(self, count: int, bits: int) -> tuple[int, Words, Ring]:
+        """Return the position of what the prover commits to, its f packed, and the keys (e, n)."""
+        at, f = self.receive(count, bits)
+        return at, f, self.keys(at, f, count, bits)
+
+    def receive(self, count: int, bits: int) -> tuple[int, Words]:
+        """Do as `accept` does, but leave the keys to `keys`."""
+        words = ring.packed_words(self.mac_bits // TREE_BITS * count, bits)
+        return self._next(count, bits), self._channel.recv("mac.values", np.uint64, (words,))
+
+    def keys(self, at: int, f: Words, count: int, bits: int) -> Ring:
+        """Return keys again: of `count` elements from a position on, with their f packed."""
+        shape = self.mac_bits // TREE_BITS, count
+        return self._rows(
+            at, bits, self._masks, ring.unpack(f, bits, shape[0] * count).reshape(shape)
+        )
+
+    def constant(self, values: Ring) -> Ring:
+        """Return Delta_c a (e, n) for public a (n,), which is added to the keys of x for x + a."""
+        return self._masks.astype(values.dtype)[:, None] & values

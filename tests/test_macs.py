@@ -1,0 +1,216 @@
+"""MACs over Z_2^m from the leaves of GGM trees."""
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit.macs import (
+    MAC_BITS,
+    NONCE,
+    Prover,
+    Verifier,
+    blocks_of,
+    per_block,
+)
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import Stream
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from tests.parties import run_both
+from tests.uniformity import bits_of, check_uniform, looks_uniform
+
+RNG = np.random.default_rng(31)
+COUNTS = [1, 15, 16, 33, 100, 4096, 20_001]
+
+
+def sessions(native_aes: bool = True, bits: int = 128) -> tuple[Session, Session]:
+    """Return what base OTs would give a prover, and a verifier, of so many bits of Delta."""
+    params = ProtocolParams(native_aes=native_aes)
+    delta = RNG.integers(0, 2, bits).astype(np.uint8)
+    trees = [[RNG.bytes(16) for _ in range(16)] for _ in range(bits // 4)]
+    missing = delta.reshape(-1, 4) @ (1 << np.arange(4))
+    holes = [
+        [b"" if z == hole else leaf for z, leaf in enumerate(tree)]
+        for tree, hole in zip(trees, missing, strict=True)
+    ]
+    none = np.zeros(0, np.uint8)
+    return (
+        Session(1, b"", trees, none, [], RNG.bytes, params),
+        Session(0, b"", [], delta, holes, RNG.bytes, params),
+    )
+
+
+def ends(
+    pair: tuple[Session, Session] | None = None, lane: int = 0, mac_bits: int = MAC_BITS
+) -> tuple[Prover, Verifier, np.ndarray]:
+    """Return both ends, and Delta."""
+    one, other = pair or sessions()
+    here, there = local_pair(20)
+    prover, verifier = (
+        Prover(one, lane, here, mac_bits),
+        Verifier(other, lane, there, mac_bits),
+    )
+    return prover, verifier, other.delta[:mac_bits]
+
+
+def random_values(count: int, bits: int) -> np.ndarray:
+    return ring.reduce(RNG.integers(0, 1 << 16, count), bits)
+
+
+def holds(
+    tags: np.ndarray, keys: np.ndarray, delta: np.ndarray, values: np.ndarray, bits: int
+) -> bool:
+    """Tell whether w_c = v_c + Delta_c x."""
+    want = tags.astype(np.int64) + delta[:, None].astype(np.int64) * values.astype(np.int64)
+    return bool((ring.reduce(keys, bits) == ring.reduce(want, bits)).all())
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_keys_are_tags_plus_delta_times_values(bits: int) -> None:
+    """Of calls one after another, and again from their positions."""
+    prover, verifier, delta = ends()
+    seen = []
+    for count in COUNTS:
+        values = random_values(count, bits)
+        at, tags = prover.commit(values, bits)
+        position, f, keys = verifier.accept(count, bits)
+        assert at == position and tags.shape == keys.shape == (MAC_BITS, count)
+        assert tags.dtype == keys.dtype == ring.dtype(bits)
+        assert holds(tags, keys, delta, values, bits)
+        # of no other values
+        assert not holds(tags, keys, delta, values ^ values.dtype.type(1), bits)
+        seen.append((at, f, count, tags, keys))
+    for at, f, count, tags, keys in reversed(seen):
+        assert (ring.reduce(prover.tags(at, count, bits) - tags, bits) == 0).all()
+        assert (ring.reduce(verifier.keys(at, f, count, bits) - keys, bits) == 0).all()
+
+
+def test_after_base_ots_both_directions_hold() -> None:
+    channels = local_pair(20)
+    params = ProtocolParams()
+    pair = run_both(lambda j: Session.establish(j, channels[j], bytes(16), params))
+    values = [random_values(1000, 4) for _ in range(2)]
+
+    def run(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        prover = Prover(pair[number], 0, channels[number])
+        verifier = Verifier(pair[number], 0, channels[number])
+        _, tags = prover.commit(values[number], 4)
+        _, _, keys = verifier.accept(1000, 4)
+        return tags, keys, pair[number].delta[:MAC_BITS]
+
+    (tags0, keys0, delta0), (tags1, keys1, delta1) = run_both(run)
+    assert holds(tags0, keys1, delta1, values[0], 4)
+    assert holds(tags1, keys0, delta0, values[1], 4)
+
+
+def test_maps_that_are_linear_act_on_all_three_alike() -> None:
+    prover, verifier, delta = ends()
+    values = random_values(300, 6)
+    (_, tags), (_, _, keys) = prover.commit(values, 6), verifier.accept(300, 6)
+    matrix = RNG.integers(0, 64, (300, 7)).astype(np.uint8)
+    public = random_values(7, 6)
+    keys = keys @ matrix + verifier.constant(public)
+    assert holds(tags @ matrix, keys, delta, values @ matrix + public, 6)
+    assert not holds(tags @ matrix, keys, delta, values @ matrix, 6)
+
+
+def test_elements_are_those_of_the_definition() -> None:
+    """Tags are minus sums of leaves, made here from their streams under the nonce."""
+    for bits, lane in ((4, 0), (3, 5), (7, 1), (12, 2)):
+        pair = sessions()
+        prover, _, _ = ends(pair, lane)
+        prover.commit(random_values(100, bits), bits)
+        at, tags = prover.commit(random_values(50, bits), bits)
+        assert at == blocks_of(100, bits)
+        numbers = np.array(
+            [
+                [elements(Stream(leaf, NONCE + lane, at), 50, bits) for leaf in tree]
+                for tree in pair[0].receiver_leaves[:12]
+            ]
+        ).astype(np.int64)
+        chosen = np.arange(16) >> np.arange(4)[:, None] & 1
+        want = -np.einsum("tz,bzi->bti", chosen, numbers).reshape(48, 50)
+        assert (ring.reduce(tags, bits) == ring.reduce(want, bits)).all()
+
+
+def elements(stream: Stream, count: int, bits: int) -> np.ndarray:
+    found = stream.words(2 * blocks_of(count, bits)).view(ring.dtype(bits))
+    if bits <= 4:
+        blocks = found.reshape(-1, 16)
+        found = np.stack((blocks & 15, blocks >> 4), axis=1).reshape(-1)
+    return found[:count]
+
+
+def test_a_part_can_be_expanded_alone() -> None:
+    prover, _, _ = ends()
+    for bits in (4, 8, 16):
+        at, tags = prover.commit(random_values(1000, bits), bits)
+        first = 3 * per_block(bits)
+        part = prover.tags(at + 3, 50, bits)
+        assert (ring.reduce(part - tags[:, first : first + 50], bits) == 0).all()
+
+
+def what_is_sent_hides_values() -> None:
+    """Of the same values in two calls and two lanes, all together and beside them."""
+    pair, values = sessions(), random_values(1 << 14, 4)
+    seen: dict[str, np.ndarray] = {}
+    for lane in (0, 1):
+        prover, verifier, _ = ends(pair, lane, mac_bits=4)
+        for call in range(2):
+            prover.commit(values, 4)
+            f = ring.unpack(verifier.receive(values.size, 4)[1], 4, values.size)
+            seen |= bits_of(f"f of lane {lane}, call {call}", f, 0, 4)
+    check_uniform(seen, bits_of("x", values, 0, 4))
+
+
+def test_what_is_sent_hides_values() -> None:
+    what_is_sent_hides_values()
+
+
+def test_what_is_sent_is_uniform_and_never_the_same() -> None:
+    """Of values that are all 0; so also u is, which hides them."""
+    prover, verifier, _ = ends()
+    zeros, sent = np.zeros(1 << 15, np.uint8), []
+    for bits in (1, 4, 4, 7, 8, 16):
+        prover.commit(zeros, bits)
+        sent.append(verifier.receive(zeros.size, bits)[1])
+    assert looks_uniform(np.concatenate(sent))
+
+
+def test_a_lane_has_one_prover() -> None:
+    """Or f of two values would tell how they differ."""
+    pair = sessions()
+    ends(pair, 3)
+    with pytest.raises(LocalProtocolError, match="lane 3 has had a prover"):
+        ends(pair, 3)
+    ends(pair, 4)
+
+
+def test_lanes_are_expanded_apart() -> None:
+    pair = sessions()
+    zeros = np.zeros(1000, np.uint8)
+    tags = [ends(pair, lane)[0].commit(zeros, 8)[1] for lane in (0, 1)]
+    assert (tags[0] != tags[1]).mean() > 0.9
+
+
+def test_more_bits_than_an_element_has_are_refused() -> None:
+    prover, verifier, _ = ends()
+    for bits in (0, 17):
+        with pytest.raises(LocalProtocolError, match=f"1 to 16 bits, not of {bits}"):
+            prover.commit(np.zeros(3, np.uint8), bits)
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [(8, 2.0**-4), (1, 2.0**-4), (2, 2.0**-4)])
+def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes: float) -> None:
+    """E = 4: who says x + wrong adds what it guesses, and is right in 1 of 16 runs."""
+    runs, hits = 2000, 0
+    zeros = np.zeros(1, np.uint8)
+    for lane in range(runs):
+        prover, verifier, _ = ends(sessions(bits=4), lane, mac_bits=4)
+        (_, tags), (_, _, keys) = prover.commit(zeros, 4), verifier.accept(1, 4)
+        guess = RNG.integers(0, 2, (4, 1)).astype(np.uint8)
+        # what the verifier compares with, if it is told `wrong`
+        expected = ring.reduce(keys - verifier.constant(np.array([wrong], np.uint8)), 4)
+        hits += bool((ring.reduce(tags - guess * np.uint8(wrong), 4) == expected).all())
+    assert abs(hits / runs - passes) < 5 * (passes / runs) ** 0.5
