@@ -11,7 +11,11 @@ from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import toss
 from tests.parties import run_both
 
-SAME: list[Any] = [np.arange(100, dtype=np.uint64), np.ones((3, 5), np.uint8), np.zeros(0, np.uint16)]
+SAME: list[Any] = [
+    np.arange(100, dtype=np.uint64),
+    np.ones((3, 5), np.uint8),
+    np.zeros(0, np.uint16),
+]
 
 
 def settled(*collected: list[Any], times: int = 1) -> list[str]:
