@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
 from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer, holds
-from securemedian.clients.journal import Journal, Submission, fingerprint
+from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
@@ -22,7 +23,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
-from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 
 # answers with which a server takes nothing more of a client for a round
 REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
@@ -69,6 +70,11 @@ class Sender:
             self._parties_known = True
         halves = self._halves(values, current, progress)
         update = fingerprint(vector, group)
+        upheld = None
+        if current.params.method.audited and (shape := current.params.dealing):
+            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
+            masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
+            upheld = Upheld(shape, draw, halves[0].share, masks)
         submission = Submission(
             current.round_id,
             current.params.digest,
@@ -77,6 +83,7 @@ class Sender:
             halves,
             group,
             group if current.params.method.visible else 0,
+            upheld,
         )
         self._journal.keep(submission)
         self._stop_dealing()
@@ -99,7 +106,10 @@ class Sender:
         # it may not have been written before
         self._journal.keep(made)
         try:
-            for server, half in zip(self._servers, made.halves, strict=True):
+            for party, (server, half) in enumerate(zip(self._servers, made.halves, strict=True)):
+                arrays = {"share": half.share}
+                if made.upheld:
+                    arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
                 if not (again and holds(server, made.round_id, "submitted", patience_s)):
                     server.ask(
                         "upload",
@@ -110,7 +120,7 @@ class Sender:
                             "form": half.form,
                             "group": made.told,
                         },
-                        {"share": half.share},
+                        arrays,
                         patience_s,
                         partial(_part_sent, progress, before, half.share.nbytes, total),
                     )
