@@ -20,6 +20,7 @@ from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
@@ -369,7 +370,11 @@ def pauses(first: float = PAUSE_S, longest: float = LONGEST_PAUSE_S) -> Iterator
 
 
 def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say of themselves. Raises ConfigError if they are exchanged."""
+    """Return what S0 and S1 say of themselves.
+
+    Raises ConfigError if they are exchanged, and VersionsDiffer if this release cannot work with
+    them.
+    """
     answers = []
     for party, server in enumerate(servers):
         answers.append(server.ask("info", patience_s=patience_s).fields)
@@ -378,16 +383,19 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
                 f"[s{party}] names the server at {server.address}, which answers as party "
                 f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
             )
+        agree(server.label, answers[-1])
     return answers
 
 
 def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
     """Ask S1 for the latest round, and compare it with what S0 has said of it.
 
-    Raises RoundClosed if it is another one, and PeerProtocolError if its parameters or the model
-    that it starts from differ: a corrupt S0 could give some clients another model than the others.
+    Raises VersionsDiffer if it takes another release, RoundClosed if it is another one, and
+    PeerProtocolError if its parameters or the model that it starts from differ: a corrupt S0 could
+    give some clients another model than the others.
     """
     found = s1.ask("round", patience_s=patience_s).fields
+    agree("S1", found)
     if found["round"] != current.round_id:
         raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
     theirs = RoundParams.from_dict(found["params"]).digest, found["start"]

@@ -58,7 +58,9 @@ class Folder:
         binding, coin = said.get("binding"), said.get("coin")
         well = isinstance(binding, bytes) and isinstance(coin, bytes) and "state" in said
         if not well or (binding and (len(binding), len(coin)) != (SESSION_BYTES, SEED_BYTES)):
-            raise PeerProtocolError(f"S{party} does not say what it is bound to in round {round_id}")
+            raise PeerProtocolError(
+                f"S{party} does not say what it is bound to in round {round_id}"
+            )
         return said
 
     def _answer(

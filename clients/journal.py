@@ -14,14 +14,15 @@ dealing's secret included, and under which coin each binding was answered.
 
 The file `own` holds the arrays that the caller keeps (`Client.store`), `days` when updates were
 shared within the last day, which a client's policy may limit, and `account` what was trained with
-noise (`Noised`). A file is the SHA-256 of its content, and then the parts of one frame (`wire`) as
-a msgpack list, for its owner alone: together the halves are the update.
+noise (`Noised`). A file is the SHA-256 of its content, and then a msgpack list of its version
+(`versions.STORE`) and the parts of one frame (`wire`), for its owner alone: together the halves are
+the update.
 """
 
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -30,9 +31,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-import securemedian
 from securemedian.clients.upload import ShareHalf
 from securemedian.common.durable import lock_folder, others_may, replace_file
+from securemedian.common.versions import STORE, check_store
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
@@ -236,7 +237,7 @@ class Journal:
             raise PeerProtocolError(
                 f"S0 gives round {round_id} other parameters than before: nothing was sent"
             )
-        fields = {"params": kept.params, "index": kept.index, "release": securemedian.__version__}
+        fields = {"params": kept.params, "index": kept.index}
         self._write(round_id, "dealing", fields, {"secret": np.frombuffer(kept.secret, np.uint8)})
         return kept
 
@@ -401,7 +402,6 @@ class Journal:
         fields = {
             "shape": asdict(upheld.shape),
             "index": upheld.draw.index,
-            "release": securemedian.__version__,
             "coins": {
                 binding.hex(): coin.hex() for binding, coin in self._coins.get(round_id, {}).items()
             },
@@ -413,7 +413,7 @@ class Journal:
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
         parts = wire.pack(message.type, message.fields, message.arrays)
-        content = msgpack.packb([bytes(part) for part in parts])
+        content = msgpack.packb([STORE, [bytes(part) for part in parts]])
         try:
             replace_file(path, (hashlib.sha256(content).digest(), content))
         except OSError as error:
@@ -425,15 +425,15 @@ class Journal:
         """Take what the file of a round has. Raises ConfigError if it is damaged."""
         round_id = path.name.removesuffix(_SUFFIX)
         try:
-            message = wire.unpack(_parts(path.read_bytes()))
+            message = _message(path)
             if message.type == "dealing":
                 draw = Draw(
                     message.fields["params"],
                     message.fields["index"],
                     message.arrays["secret"].tobytes(),
                 )
-                # another release may draw another dealing from the same secret
-                if message.fields["release"] != securemedian.__version__:
+                # releases before 1.0 drew another dealing from the same secret
+                if "release" in message.fields:
                     path.unlink()
                     return
                 self._draws[round_id] = draw
@@ -466,7 +466,7 @@ class Journal:
         if not path.exists():
             return None
         try:
-            return wire.unpack(_parts(path.read_bytes()))
+            return _message(path)
         except (FrameError, ValueError, TypeError) as error:
             raise ConfigError(f"{path} is damaged: remove it. {lost}") from error
 
@@ -474,8 +474,7 @@ class Journal:
 def _upheld(message: wire.Message) -> Upheld | None:
     """Return what folds are made of in the file of a round; None if it has nothing of it."""
     fields, arrays = message.fields, message.arrays
-    # another release may draw another dealing from the same secret
-    if fields.get("release") != securemedian.__version__:
+    if "shape" not in fields:
         return None
     masks = arrays["masks"].tobytes()
     return Upheld(
@@ -502,13 +501,22 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
     )
 
 
-def _parts(data: bytes) -> Sequence[bytes]:
-    """Return the parts of the frame in a file. Raises FrameError if the file is damaged."""
+def _message(path: Path) -> wire.Message:
+    """Return what a file has.
+
+    Raises FrameError if it is damaged, and ConfigError if it is of another version.
+    """
+    data = path.read_bytes()
     content = data[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
         raise FrameError("the content has another digest")
-    parts: list[bytes] = msgpack.unpackb(content)
-    return parts
+    match msgpack.unpackb(content):
+        case [int(number), parts]:
+            check_store(str(path), number)
+        case parts:
+            # releases before 1.0 wrote the parts alone
+            pass
+    return wire.unpack(parts)
 
 
 def _lock(folder: Path) -> IO[bytes]:

@@ -81,7 +81,7 @@ def _show(options: argparse.Namespace) -> None:
     names = {key: name for path in options.keys for key, name in _clients(path).items()}
     record = receipt.record
     print(f"round {record.round}, number {record.number} of the cohort {record.cohort}")
-    print(f"by {record.service} {record.version}")
+    print(f"by {record.service}, receipt version {record.version}")
     for line in _parameters(record.params):
         print(line)
     print(f"started from  {record.start.hex()}")

@@ -11,6 +11,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, Report, connect
 from securemedian.common.keys import load_keys
 from securemedian.common.status import RoundStatus
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import ChannelTimeout, ServerUnreachable
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
@@ -72,8 +73,13 @@ class Service:
         return self.servers[party].ask(op, fields, arrays, patience_s)
 
     def latest(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what S0 says about the latest round. Raises UnknownRound if there is none."""
-        return self.ask("round", timeout_s=timeout_s).fields
+        """Return what S0 says about the latest round.
+
+        Raises UnknownRound if there is none, and VersionsDiffer if it takes another release.
+        """
+        found = self.ask("round", timeout_s=timeout_s).fields
+        agree("S0", found)
+        return found
 
     def status(self, round_id: str, timeout_s: float | None = None, party: int = 0) -> RoundStatus:
         """Return what a server says about the state of a round, by default the latest."""

@@ -14,7 +14,9 @@ from typing import Any, Self
 
 import msgpack
 
+import securemedian
 from securemedian.common.keys import SERVERS, SigningKey, is_signature
+from securemedian.common.versions import RECEIPT
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
@@ -29,8 +31,8 @@ class Record:
     """What both servers vouch for. Clients are named by their public keys, sorted."""
 
     service: str
-    # the release that both servers run
-    version: str
+    # of the form of the record (`versions.RECEIPT`); both servers write the same
+    version: int
     cohort: str
     # the round's id and number
     round: str
@@ -69,7 +71,7 @@ class Record:
             for text in [*self.left_out, *(key for keys in lists for key in keys)]
         ):
             raise ConfigError("a list of clients has something in it that is not a key")
-        texts = [self.service, self.version, self.cohort, self.round, *self.left_out]
+        texts = [self.service, self.cohort, self.round, *self.left_out]
         if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
             raise ConfigError("a text has characters that no server writes")
 
@@ -82,7 +84,9 @@ class Record:
     def decode(cls, encoded: bytes) -> Self:
         """Return the record with these canonical bytes. Raises ReceiptInvalid for others."""
         try:
-            record = build(cls, msgpack.unpackb(encoded), "the record of a receipt")
+            values = msgpack.unpackb(encoded)
+            _check_version(values)
+            record = build(cls, values, "the record of a receipt")
         except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:
             raise ReceiptInvalid(f"this is no record of a round: {cut(str(error))}") from error
         if record.encode() != encoded:
@@ -153,6 +157,7 @@ class Receipt:
                 name: bytes.fromhex(value) if name in hexes else value
                 for name, value in dict(values["record"]).items()
             }
+            _check_version(given)
             record = build(Record, given, "record")
             signatures = {
                 str(name): bytes.fromhex(value)
@@ -173,6 +178,16 @@ class Receipt:
             return cls.from_dict(json.loads(text))
         except ValueError as error:
             raise ReceiptInvalid(f"this is no receipt: {error}") from error
+
+
+def _check_version(values: object) -> None:
+    """Raise ConfigError if the fields of a record are those of a version that is not read here."""
+    version = values.get("version") if isinstance(values, dict) else None
+    if version is not None and not (type(version) is int and 1 <= version <= RECEIPT):
+        raise ConfigError(
+            f"it is of version {quoted(version)}, and release {securemedian.__version__} reads "
+            f"versions up to {RECEIPT}: read it with the release that wrote it, or a later one"
+        )
 
 
 def digest_of(opened: Words) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.member import Member
+from securemedian.common.versions import check_known
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.optimiser import Optimiser
 from securemedian.mpc.rounds.params import RoundParams
@@ -44,10 +45,12 @@ class Coordinator(Member):
 
         Only the `participants`, names of clients, can take part, if they are given, and the round
         closes once all of them have uploaded. Raises ConfigError if S0 does not know all of them,
-        or if they are fewer than the round or a server asks for.
+        or if they are fewer than the round or a server asks for, and VersionsDiffer if S0 does not
+        work with this release, or a server does not know an option of the round.
         """
         if participants is not None and not participants:
             raise ConfigError("`participants` is empty: leave it out for a round of all clients")
+        check_known("S0", self.service.ask("info", timeout_s=timeout_s).fields, params)
         arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
         fields = {
             "params": params.to_dict(),

@@ -4,7 +4,7 @@ The maps are read from TOML, msgpack or JSON.
 """
 
 import hashlib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -31,11 +31,40 @@ def hints_of(cls: type) -> dict[str, Any]:
 def flat(instance: Any) -> dict[str, Any]:
     """Return a dataclass as the map that `build` takes, in one canonical form.
 
-    A whole number given for a float becomes a float, so that both have the same digest.
+    A whole number given for a float becomes a float, so that both have the same digest. A field
+    that is newer than the first version (`since` in its metadata) is left out where it has its
+    default, so that the map and its digest are those of releases that do not know it.
     """
-    hints = hints_of(type(instance))
-    values = {f.name: getattr(instance, f.name) for f in fields(instance)}
+    hints, unused = hints_of(type(instance)), _unused(instance)
+    values = {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in unused}
     return {name: float(value) if hints[name] is float else value for name, value in values.items()}
+
+
+def newer(instance: Any) -> dict[str, int]:
+    """Return the fields of a dataclass that are newer than version 1, by name: since which.
+
+    Those that have their defaults are left out, as in `flat`.
+    """
+    unused = _unused(instance)
+    return {
+        f.name: f.metadata["since"]
+        for f in fields(instance)
+        if f.metadata.get("since", 1) > 1 and f.name not in unused
+    }
+
+
+def _unused(instance: Any) -> set[str]:
+    """Return the names of the fields that are newer than version 1 and have their defaults."""
+    return {
+        f.name
+        for f in fields(instance)
+        if f.metadata.get("since", 1) > 1 and getattr(instance, f.name) == default_of(f)
+    }
+
+
+def default_of(field: Field[Any]) -> Any:
+    """Return the default of a field, MISSING if it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def build(cls: type[T], values: object, where: str, **made: Any) -> T:

@@ -144,6 +144,10 @@ class ParametersDiffer(SecureMedianError):
     """The two servers are configured differently: the message names the fields."""
 
 
+class VersionsDiffer(SecureMedianError):
+    """Two parties run releases that do not work together: the message names both."""
+
+
 class PeerUnavailable(SecureMedianError):
     """The other server is not there, or stopped answering."""
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from types import UnionType
 from typing import Any, TypeVar
 
-from securemedian.mpc.canonical import build, hints_of
+from securemedian.mpc.canonical import build, default_of, hints_of
 from securemedian.mpc.errors import ConfigError, quoted
 
 T = TypeVar("T")
@@ -28,6 +28,8 @@ class Option:
     text: str
     choices: tuple[str, ...]
     metavar: str | None
+    # the wire version that it is new in
+    since: int
 
 
 def option(
@@ -36,9 +38,14 @@ def option(
     text: str,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
+    since: int = 1,
 ) -> Any:
-    """Return the dataclass field of an option, whose default each instance has a copy of."""
-    about = {"text": text, "choices": choices, "metavar": metavar}
+    """Return the dataclass field of an option, whose default each instance has a copy of.
+
+    Parties that do not speak the wire version `since` take no part in rounds in which it has
+    another value, and need not know it in others (`canonical.flat`).
+    """
+    about = {"text": text, "choices": choices, "metavar": metavar, "since": since}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=about)
     return field(default=default, metadata=about)
@@ -51,7 +58,7 @@ def options_of(cls: type) -> dict[str, Option]:
         f.name: Option(
             f.name,
             hints[f.name],
-            f.default_factory() if callable(f.default_factory) else f.default,
+            default_of(f),
             **f.metadata,
         )
         for f in fields(cls)

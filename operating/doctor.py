@@ -25,7 +25,14 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
-from securemedian.mpc.errors import ConfigError, RoundBusy, SecureMedianError, ServerUnreachable
+from securemedian.common.versions import agree
+from securemedian.mpc.errors import (
+    ConfigError,
+    RoundBusy,
+    SecureMedianError,
+    ServerUnreachable,
+    VersionsDiffer,
+)
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
@@ -395,13 +402,15 @@ def _ask(connection: "Connection") -> tuple[dict[str, Any], float, float]:
 def _about(label: str, party: int, info: dict[str, Any]) -> Iterator[Finding]:
     if info["party"] != party:
         yield _wrong(f"{label} answers as party {info['party']}: exchange [s0] and [s1]")
-    if info["release"] != __version__:
-        yield _wrong(
-            f"{label} runs release {info['release']}, and this is {__version__}: "
-            "install the same release everywhere"
-        )
+    try:
+        agreed = agree(label, info)
+    except VersionsDiffer as error:
+        yield _wrong(str(error))
     else:
-        yield _well(f"{label} runs release {__version__}, as this machine does")
+        here = "as this machine does"
+        if info["release"] != __version__:
+            here = f"and this machine {__version__}: they work together"
+        yield _well(f"{label} runs release {info['release']}, {here} (wire version {agreed})")
 
 
 def _clock(label: str, ahead: float, trip: float) -> Finding:

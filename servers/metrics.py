@@ -188,7 +188,7 @@ class Snapshot:
         return cls(
             engines.ready,
             peer.linked,
-            peer.linked and not peer.differing,
+            peer.linked and not peer.misfit,
             peer.problem,
             live,
             uploads,

@@ -153,7 +153,7 @@ def frames(
     if how == "arrays":
         described = draw(DESCRIPTIONS)
         parts = draw(st.lists(st.binary(max_size=20), max_size=3))
-    header = {"v": wire.VERSION, "t": kind, "b": fields, "a": described}
+    header = {"v": wire.LAYOUT, "t": kind, "b": fields, "a": described}
     if how == "kind":
         header |= draw(st.dictionaries(st.sampled_from("vtbac"), VALUES, max_size=2))
     packed: bytes = msgpack.packb(header)

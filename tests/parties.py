@@ -83,15 +83,16 @@ def make_parties(
     pairs: Sequence[tuple[Channel, Channel]] | None = None,
     session_id: bytes = b"",
     extension: str = "softspoken",
+    audit: bool = False,
 ) -> Lanes:
     """Return the lanes of both parties: new ones of a session that is there already.
 
     A session is made for the caller alone, base OTs included, if it has a say in `entropy`, `pairs`
-    of channels or `session_id`.
+    of channels or `session_id`. With `audit` it is the session of an audit.
     """
     protocol = ProtocolParams(ot_field_bits=field_bits, lanes=lanes, ot_extension=extension)
     if not pairs and not session_id and tuple(entropy) == (os_entropy, os_entropy):
-        sessions = _shared_sessions(protocol)
+        sessions = _shared_sessions(protocol, audit)
         channels = [local_pair(20) for _ in range(lanes)]
         numbers = [next(_lanes) for _ in range(lanes)]
         return run_both(
@@ -101,14 +102,15 @@ def make_parties(
             ]
         )
     own = pairs or [local_pair(20) for _ in range(lanes)]
-    ends = _establish(protocol, own[0], session_id or _next_session_id(), entropy)
+    ends = _establish(protocol, own[0], session_id or _next_session_id(), entropy, audit)
     return run_both(lambda j: [ends[j].party(lane, own[lane][j]) for lane in range(lanes)])
 
 
 @cache
-def _shared_sessions(protocol: ProtocolParams) -> tuple[Session, Session]:
+def _shared_sessions(protocol: ProtocolParams, audit: bool) -> tuple[Session, Session]:
     """Return one session for all tests of these parameters: base OTs are slow, tests small."""
-    return _establish(protocol, local_pair(20), _next_session_id(), (os_entropy, os_entropy))
+    drawn = (os_entropy, os_entropy)
+    return _establish(protocol, local_pair(20), _next_session_id(), drawn, audit)
 
 
 def _establish(
@@ -116,8 +118,10 @@ def _establish(
     pair: tuple[Channel, Channel],
     session_id: bytes,
     entropy: Sequence[Entropy],
+    audit: bool,
 ) -> tuple[Session, Session]:
-    return run_both(lambda j: Session.establish(j, pair[j], session_id, protocol, entropy[j]))
+    given = session_id, protocol
+    return run_both(lambda j: Session.establish(j, pair[j], *given, entropy[j], audit))
 
 
 def _next_session_id() -> bytes:

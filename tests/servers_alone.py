@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-import securemedian
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
 from securemedian.common.policy import Policy
+from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
@@ -53,7 +53,6 @@ START = "0" * 64
 # with which S0 and S1 sign
 SIGNING = SigningKey.new(), SigningKey.new()
 ALIKE = config.load(SAMPLES / "s0.toml").agreement() | {
-    "release": securemedian.__version__,
     "signing_keys": [key.public for key in SIGNING],
 }
 
@@ -67,7 +66,7 @@ def held(keys: Iterable[str]) -> dict[str, bytes]:
 
 def hello(instance: str = "one", **agreement: Any) -> Hello:
     """Return a sign of life of the other server."""
-    return Hello(instance, "", 0, [], ALIKE | agreement)
+    return Hello(instance, "", 0, [], ALIKE | agreement, **own_versions())
 
 
 class FakeEngine:

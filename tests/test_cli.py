@@ -131,7 +131,7 @@ def test_an_error_commands_no_terminal(
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
     """`| head` was answered with BrokenPipeError, twice."""
     record = Record(
-        "a", "1", "b", "c", 1, {"dim": 3}, [f"key {i}" for i in range(9999)], {}, b"e", b"f"
+        "a", 1, "b", "c", 1, {"dim": 3}, [f"key {i}" for i in range(9999)], {}, b"e", b"f"
     )
     file = tmp_path / "receipt.json"
     file.write_text(Receipt(record.encode()).to_json())

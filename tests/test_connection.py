@@ -22,6 +22,7 @@ from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import SILENCE_S, Connection
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record
+from securemedian.common.versions import own_versions
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
@@ -329,9 +330,10 @@ class Pair:
 
     def handle(self, message: wire.Message, party: int) -> Answer:
         if message.type == "info":
-            return "info", {"party": self.parties[party]}, {}
+            return "info", {"party": self.parties[party]} | own_versions(), {}
         if message.type == "round":
             fields = {
+                **own_versions(),
                 "round": ROUND,
                 "number": 1,
                 "params": self.params.to_dict(),
@@ -357,7 +359,7 @@ class Pair:
         included = sorted([MEMBER.public.decode(), "x", "y"])
         params = self.params.to_dict()
         record = Record(
-            SERVICE, "1", "default", ROUND, 1, params, included, {}, START.digest, opened=b""
+            SERVICE, 1, "default", ROUND, 1, params, included, {}, START.digest, opened=b""
         )
         receipt = Receipt(record.encode())
         for name, keys in (("s0", SERVER), ("s1", OTHER)):

@@ -203,7 +203,7 @@ def test_no_tweak_is_ever_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def recording(role: str, original: Any) -> Any:
         def extend(self: Any, count: int, *width: int) -> Any:
-            record(role, self.index, int(self._tweaks), count)
+            record(role, self.index, int(self.tweaks), count)
             return original(self, count, *width)
 
         return extend

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zmq
 
-import securemedian
 from securemedian.common.keys import KeyPair, load_signing_key
+from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -487,7 +487,7 @@ def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
     secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
     here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
     hello: dict[str, Any] = {"instance": "x", "peer": "", "sent": 0, "rounds": []}
-    hello["agreement"] = here | {"release": securemedian.__version__}
+    hello |= {"agreement": here} | own_versions()
     asked = RoundParams.from_dict(PAIRWISE).to_dict()
     fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
     fields |= {"start_over": False, "start": "0" * 64}

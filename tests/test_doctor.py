@@ -13,6 +13,8 @@ from typing import Any, cast
 import pytest
 
 from securemedian import cli
+from securemedian.common import versions
+from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import ServerUnreachable
 from securemedian.mpc.protocols import compiling, wire
 from securemedian.operating import doctor, keygen
@@ -307,9 +309,17 @@ def test_the_link_is_left_to_a_round_under_way(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_another_release(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is well within one wire version, and a problem beyond."""
     monkeypatch.setattr(doctor, "__version__", "0.0.1")
+    well = found(pair.folder / "coordinator.toml", Level.WELL)
+    assert len([text for text in well if "machine 0.0.1: they work together" in text]) == 2
+    monkeypatch.setattr(versions, "LOWEST_WIRE", WIRE + 1)
+    monkeypatch.setattr(versions, "WIRE", WIRE + 2)
     wrong = found(pair.folder / "coordinator.toml", Level.WRONG)
-    assert len([text for text in wrong if "install the same release" in text]) == 2
+    assert [text[-9:] for text in wrong if "does not work with it" in text] == [
+        "update S0",
+        "update S1",
+    ]
 
 
 @pytest.mark.slow

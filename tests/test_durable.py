@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.common import versions
 from securemedian.common.states import State
+from securemedian.common.versions import STORE
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, NotStored
 from securemedian.mpc.protocols import wire
@@ -26,7 +28,7 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Again, Bye, Hello, RoundMessage
-from securemedian.servers.storage.database import SCHEMA_VERSION, Database
+from securemedian.servers.storage.database import UPGRADES, Database
 from tests.servers_alone import DEALT, DIM, PARAMS, Server
 
 KINDS = [
@@ -548,19 +550,41 @@ def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "said"),
     [
-        f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
-        "PRAGMA user_version = 0",
-        "DROP TABLE cohorts",
+        (f"PRAGMA user_version = {STORE + 1}", f"another release .*version {STORE + 1} on disk"),
+        ("PRAGMA user_version = 0", "install that release again"),
+        ("DROP TABLE cohorts", "no database of a server"),
     ],
 )
-def test_a_database_of_another_release_is_refused(other: str, tmp_path: Path) -> None:
+def test_a_database_of_another_release_is_refused(other: str, said: str, tmp_path: Path) -> None:
     Database(tmp_path / "state.db").close()
     connection = sqlite3.connect(tmp_path / "state.db")
     connection.execute(other)
     connection.close()
-    with pytest.raises(ConfigError, match="another release.*remove the state folder"):
+    before = (tmp_path / "state.db").read_bytes()
+    with pytest.raises(ConfigError, match=said):
+        Database(tmp_path / "state.db")
+    assert (tmp_path / "state.db").read_bytes() == before
+
+
+def test_a_database_of_the_release_before_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Database(tmp_path / "state.db")
+    with made.transaction():
+        made.spend("default", 7.0)
+    made.close()
+    monkeypatch.setattr(versions, "LOWEST_STORE", STORE)
+    monkeypatch.setattr(versions, "STORE", STORE + 1)
+    monkeypatch.setitem(UPGRADES, STORE, "ALTER TABLE cohorts ADD extra TEXT DEFAULT 'x';")
+    for _ in range(2):
+        made = Database(tmp_path / "state.db")
+        assert made.spent("default") == 7.0
+        assert made._connection.execute("SELECT extra FROM cohorts").fetchall() == [("x",)]
+        made.close()
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="another release"):
         Database(tmp_path / "state.db")
 
 

@@ -42,7 +42,7 @@ SAMPLES = Path(__file__).parent.parent / "docs" / "samples"
 
 def test_frames(fuzz_examples: int) -> None:
     header = {
-        "v": wire.VERSION,
+        "v": wire.LAYOUT,
         "t": "status",
         "b": {"id": 1, "round": ""},
         "a": [["y", "<u4", [2]]],
@@ -65,7 +65,7 @@ def test_frames(fuzz_examples: int) -> None:
 
 
 CONTROL = [
-    control.Hello("instance", "", 0, [], {"release": "1"}),
+    control.Hello("instance", "", 0, [], {"lanes": 1}, "1.0", [1, 2]),
     control.Bye(),
     control.Load(1, bytes(control.LOAD_BYTES)),
     control.Open("1-00000000", 1, {"method": "bucketed"}, bytes(16), True, False, "0" * 64),
@@ -205,7 +205,7 @@ def test_key_files(tmp_path: Path, fuzz_examples: int) -> None:
 
 
 def test_receipts(fuzz_examples: int) -> None:
-    valid = Record("a", "1", "b", "c", 1, {"dim": 3}, ["key"], {"why": ["key"]}, b"e", b"f")
+    valid = Record("a", 1, "b", "c", 1, {"dim": 3}, ["key"], {"why": ["key"]}, b"e", b"f")
     receipt = Receipt(valid.encode()).signed("s0", SigningKey.new())
 
     @fuzz(fuzz_examples, damaged(receipt.to_json().encode()))

@@ -42,6 +42,7 @@ from securemedian.mpc.rounds.methods.reclustered import PAIRWISE, RADIX, Reclust
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
+from tests import test_ands as authenticated
 from tests import test_dealing as dealings
 from tests import test_macs as macs
 from tests import test_output_shares as shares
@@ -631,6 +632,45 @@ MASKS: dict[str, Mask] = {
         ),
         (dealings.opened_and_rotations, 1),
     ),
+    # ANDs of authenticated bits
+    "hashes on a leaky AND's G": Mask(
+        "the other party reads C, and with what it holds of y this party's share and Delta",
+        (("garble", "hash0[i, 0] ^ hash1[i, 0] ^ c", "c"),),
+        (authenticated.tables_received,),
+    ),
+    "r on the top of S": Mask(
+        "both parties learn x y",
+        (
+            (
+                "mask_tops",
+                "s >> np.uint64(63) ^ record[7] >> np.uint64(2) & np.uint64(1)",
+                "s >> np.uint64(63)",
+            ),
+        ),
+        (authenticated.tops_opened,),
+        silent=True,
+    ),
+    "y of the others in a bucket": Mask(
+        "the other party reads the share of y of every AND",
+        (
+            (
+                "differ",
+                "_bit(shares, one) ^ _bit(shares, other)",
+                "_bit(shares, one)",
+            ),
+        ),
+        (authenticated.buckets_received,),
+    ),
+    "x of an authenticated triple": Mask(
+        "the other party reads the share of a that is opened as d",
+        (("AndMaker.multiply", "a ^ x", "a"),),
+        (authenticated.openings_received,),
+    ),
+    "y of an authenticated triple": Mask(
+        "the other party reads the share of b that is opened as e",
+        (("AndMaker.multiply", "b ^ y", "b"),),
+        (authenticated.openings_received,),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
@@ -770,6 +810,10 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "dealing.digests": "a digest that the peer computes too, if the client is honest",
     "fill": "whether to go on making correlations, which no input has a part in",
     "verdicts": "a digest of who was found to have values out of range, which both found",
+    "and.tables": ("hashes on a leaky AND's G",),
+    "and.tops": ("r on the top of S",),
+    "and.buckets": ("y of the others in a bucket",),
+    "and.openings": ("x of an authenticated triple", "y of an authenticated triple"),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -848,6 +892,15 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
+    ("_permutation", "Stream(seed)"): "a public permutation",
+    ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
+    (
+        "AndMaker.multiply",
+        "one.keys ^ masks_of(other) & self.delta",
+    ): "the MAC of what the peer opened",
+    ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
+    ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
+    ("combine", "*"): "sums of one's own halves",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
 }

@@ -288,7 +288,7 @@ def uses() -> Iterator[dict[str, list[Any]]]:
 
             def extend(self: Any, count: int, original: Any = cls.extend, cls: Any = cls) -> Any:
                 # the streams' owner: a session has sender and receiver leaves of its own
-                key = (cls.__name__, id(self._hash), int(self._tweaks))
+                key = (cls.__name__, id(self.hash), int(self.tweaks))
                 seen["hashed"].append((self, key, self.index, count))
                 return original(self, count)
 

@@ -18,6 +18,7 @@ import pytest
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record
 from securemedian.common.states import LIVE, State
+from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import (
     MAX_TEXT,
     BadUpload,
@@ -126,7 +127,7 @@ SIGNING = SigningKey.new(), SigningKey.new()
 @functools.cache
 def receipt(party: int, opened: bytes = b"values") -> Receipt:
     """Return what a server makes of its result."""
-    record = Record("securemedian", "1", "default", ID, 1, {}, ["key-a"], {}, bytes(32), opened)
+    record = Record("securemedian", 1, "default", ID, 1, {}, ["key-a"], {}, bytes(32), opened)
     return Receipt(record.encode()).signed(f"s{party}", SIGNING[party])
 
 
@@ -1673,6 +1674,10 @@ def test_a_round_id_is_a_number_and_eight_hex_digits(text: str, is_id: bool) -> 
     assert control.is_round_id(text) == is_id
 
 
+def greeting(instance: str, peer: str = "", lanes: int = 2) -> Hello:
+    return Hello(instance, peer, 0, [], {"lanes": lanes}, **own_versions())
+
+
 def test_the_peer_is_watched() -> None:
     watch = PeerWatch("s1", {"lanes": 2}, wait_s=30, timeout_s=5)
     assert watch.tick(1e9) is None and "compiles" in watch.problem
@@ -1680,18 +1685,12 @@ def test_the_peer_is_watched() -> None:
     assert watch.tick(29.0) is None
     with pytest.raises(PeerUnavailable, match="not appeared"):
         watch.require()
-    assert (
-        watch.hello(Hello("first", "", 0, [], {"lanes": 2}), 29.0, "us") is Change.LINKED
-        and watch.problem == ""
-    )
+    assert watch.hello(greeting("first"), 29.0, "us") is Change.LINKED and watch.problem == ""
     watch.require()
-    assert (
-        watch.hello(Hello("first", "us", 0, [], {"lanes": 2}), 30.0, "us") is None
-        and watch.tick(34.9) is None
-    )
+    assert watch.hello(greeting("first", "us"), 30.0, "us") is None and watch.tick(34.9) is None
     assert watch.tick(35.0) is Change.LOST and watch.tick(36.0) is None and "5 s" in watch.problem
-    assert watch.hello(Hello("second", "", 0, [], {"lanes": 2}), 37.0, "us") is Change.LINKED
-    assert watch.hello(Hello("third", "", 0, [], {"lanes": 3}), 38.0, "us") is Change.RESTARTED
+    assert watch.hello(greeting("second"), 37.0, "us") is Change.LINKED
+    assert watch.hello(greeting("third", lanes=3), 38.0, "us") is Change.RESTARTED
     with pytest.raises(ParametersDiffer, match="lanes: 2 here, 3 there"):
         watch.require()
     assert watch.bye() is Change.LOST and watch.bye() is None

@@ -19,7 +19,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.channel import frame_size, local_pair
 
-GOOD = {"v": wire.VERSION, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
+GOOD = {"v": wire.LAYOUT, "t": "x", "b": {}, "a": [["y", "<u4", [2]]]}
 
 
 @pytest.mark.parametrize("name", sorted(wire.DTYPES))

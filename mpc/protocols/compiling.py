@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from securemedian.mpc.protocols.kernels import (
+    ands,
     extension,
     gaussian,
     lpn,
@@ -113,14 +114,14 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [gaussian, macs, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, leaves] if native else [extension]
+    modules = [ands, gaussian, macs, packing, planes, searching, sketching, tables, vectors]
+    modules += [aes, hashing, leaves] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
     if processor.FEATURES:
         modules.append(slicing)
     if params.silent and native:
-        modules += [extension, hashing, trees]
+        modules += [extension, trees]
     elif params.silent:
         modules.append(lpn)
     return [kernel for module in modules for kernel in KERNELS.get(module.__name__, ())]

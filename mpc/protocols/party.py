@@ -107,11 +107,16 @@ class Session:
         session_id: bytes,
         params: ProtocolParams,
         entropy: Entropy = os_entropy,
+        audit: bool = False,
     ) -> Self:
         """Make the base OTs of both directions, while the other party does the same.
 
         `session_id` is 16 bytes that both agreed on and that no earlier session had. Raises
         LocalProtocolError for another length or party.
+
+        In the session of an `audit`, bit 63 of Delta (`ggm.FIXED_BIT`) is 1 at party 0 and 0 at
+        party 1, because ANDs of authenticated bits need a place where Delta_0 ^ Delta_1 is 1. It
+        lies outside the 48 bits that MACs of rings are made with, and 127 bits remain random.
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(
@@ -119,13 +124,15 @@ class Session:
             )
         terms = {"lanes": params.lanes, "ot_field_bits": params.ot_field_bits}
         terms |= {"silent": True} if params.silent else {}
+        terms |= {"audit": True} if audit else {}
         bound = hashlib.sha256(session_id + repr(sorted(terms.items())).encode()).digest()
         given = params.ot_field_bits, entropy, params.native_aes
+        fixed = 1 - party_id if audit else None
         # the direction is named by the party that is the extension's sender
         for direction in (0, 1):
             tag = bound + bytes([direction])
             if direction == party_id:
-                delta, sender_leaves = sender_setup(channel, tag, *given)
+                delta, sender_leaves = sender_setup(channel, tag, *given, fixed)
             else:
                 receiver_leaves = receiver_setup(channel, tag, *given)
         return cls(party_id, bound, receiver_leaves, delta, sender_leaves, entropy, params)

@@ -1,10 +1,10 @@
 """Frames: a small msgpack header, followed by raw array buffers.
 
 A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack
-map `{"v": VERSION, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
+map `{"v": LAYOUT, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
 the bytes of the arrays, little-endian and C-contiguous, in the order of `a`, each cut into parts of
 PIECE_BYTES and what is left, so that no socket need take longer ones from strangers. Nothing is
-left over and nothing is guessed: `unpack` refuses another version, an unknown dtype, a length that
+left over and nothing is guessed: `unpack` refuses another layout, an unknown dtype, a length that
 is not the shape's, a missing part and a surplus one. There is no pickle anywhere. Texts arrive so
 that they can be printed, whoever wrote them: what commands a terminal is written out.
 """
@@ -20,7 +20,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.errors import FrameError, LocalProtocolError, cut, quoted
 
-VERSION = 1
+# of frames alone: what they say has a version of its own (`common.versions`)
+LAYOUT = 1
 MAX_HEADER_BYTES = 1 << 20
 PIECE_BYTES = 4 << 20
 # the longest part that a socket has to take: CURVE adds 33 bytes
@@ -82,10 +83,10 @@ def unpack(parts: Sequence[Part]) -> Message:
         raise FrameError("the header is not msgpack: random or truncated bytes") from error
     if not isinstance(header, dict) or set(header) != {"v", "t", "b", "a"}:
         raise FrameError("the header does not have exactly the keys v, t, b, a")
-    if header["v"] != VERSION:
+    if header["v"] != LAYOUT:
         raise FrameError(
-            f"frame version {quoted(header['v'])}, this program speaks {VERSION}: "
-            "install the same release on both ends"
+            f"a frame of layout {quoted(header['v'])}, and this program reads {LAYOUT}: "
+            "update the older of both ends"
         )
     kind, fields, described = header["t"], header["b"], header["a"]
     if not isinstance(kind, str) or not isinstance(fields, dict) or not isinstance(described, list):
@@ -136,7 +137,7 @@ def frame_size(
 def _header(
     kind: str, fields: Mapping[str, Any], described: list[tuple[str, str, list[int]]]
 ) -> bytes:
-    header: bytes = msgpack.packb({"v": VERSION, "t": kind, "b": dict(fields), "a": described})
+    header: bytes = msgpack.packb({"v": LAYOUT, "t": kind, "b": dict(fields), "a": described})
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(
             f"the header of a {quoted(kind)} frame has {len(header)} bytes, "

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from securemedian.mpc.arrays import PublicValues, Words
-from securemedian.mpc.canonical import build, digest, flat
+from securemedian.mpc.canonical import build, digest, flat, newer
 from securemedian.mpc.errors import ConfigError, PeerProtocolError, quoted
 from securemedian.mpc.options import (
     check_one_of,
@@ -199,6 +199,16 @@ class RoundParams:
         values = flat(self) | self.method.to_dict()
         del values["exchange"]
         return values | self.exchange.to_dict()
+
+    @property
+    def since(self) -> dict[str, int]:
+        """Return what `to_dict` has that is newer than wire version 1, by name: since which."""
+        return newer(self) | newer(self.method) | newer(self.exchange)
+
+    @property
+    def wire(self) -> int:
+        """Return the wire version that all who take part in the round have to speak."""
+        return max(self.since.values(), default=1)
 
     @property
     def digest(self) -> bytes:

@@ -9,11 +9,11 @@ tables of `machine.table` decide whether a message may come now.
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
-from securemedian.mpc.canonical import build
+from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
@@ -42,6 +42,8 @@ def is_round_id(text: str) -> bool:
 class Hello:
     """Both servers say each second that they are alive, and how they are configured.
 
+    Every release can read it: what it does not know of it is ignored.
+
     A new `instance` begins a new link: the sender has been started, or has given the other server
     up, and forgets all that was under way between them.
     """
@@ -54,6 +56,10 @@ class Hello:
     # the ids of the rounds that are live at the sender
     rounds: list[str]
     agreement: dict[str, Any]
+    # the sender's release, and the lowest and highest wire version that it speaks; releases before
+    # 1.0 say neither
+    release: str = ""
+    wire: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not all(type(name) is str for name in self.agreement):
@@ -400,7 +406,7 @@ _KINDS: dict[str, type] = {
 
 def encode(message: Any) -> list[wire.Part]:
     """Return the frame of one message, which is a dataclass."""
-    return wire.pack(type(message).__name__.lower(), asdict(message))
+    return wire.pack(type(message).__name__.lower(), flat(message))
 
 
 def decode(parts: Sequence[wire.Part]) -> Message:
@@ -419,7 +425,11 @@ def decode_as(kinds: Mapping[str, type], parts: Sequence[wire.Part], what: str) 
     message = wire.unpack(parts)
     if message.type not in kinds or message.arrays:
         raise FrameError(f"{quoted(message.type)} is not a message {what}")
+    kind, values = kinds[message.type], message.fields
+    if kind is Hello:
+        known = {each.name for each in fields(Hello)}
+        values = {name: value for name, value in values.items() if name in known}
     try:
-        return build(kinds[message.type], message.fields, message.type)
+        return build(kind, values, message.type)
     except ConfigError as error:
         raise FrameError(cut(str(error))) from error

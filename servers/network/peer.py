@@ -3,10 +3,21 @@
 There is no I/O here: hellos and the time go in, changes come out.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from securemedian.mpc.errors import MAX_QUOTE, ParametersDiffer, PeerUnavailable, cut, quoted
+from securemedian.common.versions import agree, check_known
+from securemedian.mpc.errors import (
+    MAX_QUOTE,
+    ParametersDiffer,
+    PeerUnavailable,
+    SecureMedianError,
+    VersionsDiffer,
+    cut,
+    quoted,
+)
+from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import Hello
 
 # the problem of a server whose kernels are not compiled yet
@@ -45,8 +56,11 @@ class PeerWatch:
     ) -> None:
         self.name = name
         self.linked = False
-        self.differing = ""
+        # why the peer, while it is linked, cannot work with this server
+        self.misfit: SecureMedianError | None = None
         self.begun = False
+        # what the peer says of its release and its wire versions
+        self._said: Mapping[str, Any] = {}
         self._agreement, self._wait_s, self._timeout_s = agreement, wait_s, timeout_s
         # the peer's instance, and how many messages about rounds have come from it
         self.instance = ""
@@ -64,17 +78,19 @@ class PeerWatch:
         """The reason why no round can be opened; "" if one can."""
         if not self.linked:
             return self._lost_why
-        return f"{self.name} is configured differently: {self.differing}" if self.differing else ""
+        return str(self.misfit or "")
 
-    def require(self) -> None:
-        """Check that the peer is linked and configured alike.
+    def require(self, params: RoundParams | None = None) -> None:
+        """Check that the peer is linked, configured alike, and knows all options of a round.
 
-        Raises PeerUnavailable or ParametersDiffer if it is not.
+        Raises PeerUnavailable, ParametersDiffer or VersionsDiffer if it is not.
         """
         if not self.linked:
             raise PeerUnavailable(f"{self.problem}: try again when both are ready")
-        if self.differing:
-            raise ParametersDiffer(f"{self.problem}: make the two configurations alike and restart")
+        if self.misfit:
+            raise type(self.misfit)(self.problem)
+        if params:
+            check_known(self.name, self._said, params)
 
     def hello(self, message: Hello, now: float, ours: str) -> Change | None:
         """Take a sign of life, and return what it changes; `ours` is our own instance."""
@@ -85,8 +101,22 @@ class PeerWatch:
             change = Change.RESTARTED
         self.linked, self.instance, self._until = True, message.instance, now + self._timeout_s
         self._received = message.sent
-        self.differing = differences(self._agreement, message.agreement)
+        self._said = {"release": message.release, "wire": message.wire}
+        self.misfit = self._misfit(message)
         return change
+
+    def _misfit(self, message: Hello) -> SecureMedianError | None:
+        """Return why the peer cannot work with this server, if so."""
+        try:
+            agree(self.name, self._said)
+        except VersionsDiffer as error:
+            return error
+        if differing := differences(self._agreement, message.agreement):
+            return ParametersDiffer(
+                f"{self.name} is configured differently: {differing}: make the two configurations "
+                "alike and restart"
+            )
+        return None
 
     def received(self, sent: int, now: float) -> bool:
         """Return whether to take a message about a round, before which the peer sent `sent` others.

@@ -5,9 +5,9 @@ from math import isfinite
 
 import numpy as np
 
-import securemedian
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
+from securemedian.common.versions import RECEIPT
 from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols import ring
@@ -74,7 +74,7 @@ class RunKeeper:
         """Return the record of a round that has opened values of this digest, signed."""
         record = Record(
             service=SERVICE,
-            version=securemedian.__version__,
+            version=RECEIPT,
             cohort=server_round.cohort,
             round=server_round.round_id,
             number=server_round.number,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import securemedian
+from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import (
     FrameError,
     NotStored,
@@ -61,7 +61,6 @@ class PeerControl:
         self._engines, self._send, self._clock = engines, send, clock
         signing_keys = [signing_key, config.peer.signing_key]
         agreement = config.agreement() | {
-            "release": securemedian.__version__,
             # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
             "signing_keys": signing_keys if config.party == 0 else signing_keys[::-1],
         }
@@ -135,7 +134,8 @@ class PeerControl:
     def _say_hello(self, names_rounds: bool = True) -> None:
         linked = self.watch.instance if self.watch.linked and names_rounds else ""
         rounds = [entry.server_round.round_id for entry in self._register.live]
-        self._send(Hello(self._instance, linked, self._sent, rounds, self._agreement))
+        said = Hello(self._instance, linked, self._sent, rounds, self._agreement, **own_versions())
+        self._send(said)
         self._next_hello = self._clock() + HELLO_S
 
     def _ready(self) -> bool:

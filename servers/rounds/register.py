@@ -5,10 +5,11 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 from securemedian.common.policy import refuse, unbounded
+from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
@@ -358,7 +359,7 @@ class Register:
         if new:
             for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
                 database.forget_round(earlier.server_round.round_id)
-            asked = asdict(changed.asked) | {"session": ""}
+            asked = flat(changed.asked) | {"session": ""}
             names, repeats = dict(changed.names), sorted(changed.repeats)
             given = round_id, cohort, entry.request, asked, names, repeats
             database.add_round(SavedRound(*given, saved, times, files.get("before")))
@@ -441,7 +442,7 @@ class Register:
 
     def _entry(self, made: SavedRound) -> Entry:
         database = self._store.database
-        asked = Open(**(made.asked | {"session": bytes(SESSION_BYTES)}))
+        asked = build(Open, made.asked | {"session": bytes(SESSION_BYTES)}, "a saved round")
         params = RoundParams.from_dict(asked.params)
         most = min(params.max_clients, len(asked.participants) or params.max_clients)
         server_round = ServerRound(

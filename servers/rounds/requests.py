@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import securemedian
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
 from securemedian.common.status import RoundStatus
+from securemedian.common.versions import own_versions
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
     BadUpload,
@@ -333,7 +333,6 @@ class Desk:
         latest, cohort = self._latest(call), call.fields.cohort
         server = {
             "party": self._config.party,
-            "release": securemedian.__version__,
             "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
             "policy": self._config.policy.to_dict(),
@@ -349,7 +348,7 @@ class Desk:
             "state": "busy" if self._rounds.register.live_of(cohort) else "idle",
             "round": latest.server_round.round_id if latest else "",
         }
-        return Answer(server | caller | now | self._peer())
+        return Answer(own_versions() | server | caller | now | self._peer())
 
     def _probe(self, call: Call) -> Answer:
         """Take a load, so that the caller can measure the time of its upload."""
@@ -410,8 +409,10 @@ class Desk:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
         server_round = entry.server_round
         _check_listed(call, server_round)
+        # who speaks none of these versions leaves the rest unread
         return Answer(
-            {
+            own_versions(server_round.params.wire)
+            | {
                 "round": server_round.round_id,
                 "cohort": server_round.cohort,
                 "number": server_round.number,

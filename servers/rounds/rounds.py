@@ -161,8 +161,9 @@ class Rounds:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
         A repeated `request` is answered with the round that the first one opened. Raises
-        PeerUnavailable or ParametersDiffer if S1 is not ready, RoundBusy if a round of the cohort
-        is live, and InputError, ConfigError or ClientsDiffer if the round cannot be computed.
+        PeerUnavailable, ParametersDiffer or VersionsDiffer if S1 is not ready, RoundBusy if a round
+        of the cohort is live, and InputError, ConfigError or ClientsDiffer if the round cannot be
+        computed.
         """
         cohort, request = opening.cohort, opening.request
         self.flush()
@@ -172,7 +173,7 @@ class Rounds:
             else:
                 self._runner.answer(made, when_opened)
             return
-        self.peer.require()
+        self.peer.require(params)
         if entry := self.register.live_of(cohort):
             raise RoundBusy(
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from securemedian.common import versions
 from securemedian.mpc.errors import ConfigError, NotStored
 
-# The schema of the database, and its number, which a file has as `PRAGMA user_version`.
-SCHEMA_VERSION = 2
+# what makes a file of the version before (`common.versions.STORE`, in a file its
+# `PRAGMA user_version`) one of this version: SQL by that version
+UPGRADES: dict[int, str] = {}
 SCHEMA = """
     CREATE TABLE cohorts (
         -- its name
@@ -176,18 +178,25 @@ class Database:
             self._connection.execute(f"PRAGMA {pragma}")
 
     def _create(self, path: Path) -> None:
-        """Create the tables in a new file. Raises ConfigError if there are others already."""
+        """Create the tables in a new file, and bring those of the version before up to date.
+
+        Raises ConfigError for a file of any other version; it stays as it is.
+        """
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         tables = self._connection.execute("SELECT name FROM sqlite_master").fetchall()
         if not version and not tables:
-            script = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            self._connection.executescript(script)
-        elif version != SCHEMA_VERSION or ("cohorts",) not in tables:
+            script = SCHEMA
+        elif ("cohorts",) in tables:
+            versions.check_store(str(path), version)
+            script = "".join(UPGRADES[older] for older in range(version, versions.STORE))
+        else:
             raise ConfigError(
-                f"{path} is of another release of securemedian (schema {version}, and this one "
-                f"has {SCHEMA_VERSION}): install that release again, or remove the state folder "
-                "to start without rounds and model"
+                f"{path} is no database of a server: set another state_dir, or remove the file to "
+                "start without rounds and model"
             )
+        if version != versions.STORE:
+            number = f"PRAGMA user_version = {versions.STORE}"
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script} {number}; COMMIT;")
 
     def close(self) -> None:
         """Close the file."""

@@ -205,7 +205,7 @@ def _compared(bits: int) -> Case:
 def receipts() -> list[Case]:
     """Return a record, its canonical bytes and both signatures."""
     record = Record(
-        "service", "1.0.0", "", "7-0123", 7, {"method": "radix", "dim": 3},
+        "service", 1, "", "7-0123", 7, {"method": "radix", "dim": 3},
         ["a", "b", "c"], {"its update is late": ["d"]}, bytes(32), bytes(range(32)),
     )  # fmt: skip
     receipt, keys = Receipt(record.encode()), {}

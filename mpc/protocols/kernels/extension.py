@@ -133,6 +133,20 @@ def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words
     )
 
 
+@kernel("u8[2] u8[2]!")
+def transpose(rows: Words, out: Words) -> None:
+    """Transpose rows (128, w) to one 128-bit word per OT: out (n, 2), low word first."""
+    words = rows.shape[1]
+    tile = np.empty((64, _COLUMNS), np.uint64)
+    for start in range(0, words, _COLUMNS):
+        width = min(_COLUMNS, words - start)
+        for half in range(2):
+            _transpose_tile(rows, 64 * half, start, width, tile)
+            for c in range(width):
+                for r in range(64):
+                    out[(start + c) * 64 + r, half] = tile[r, c]
+
+
 @kernel("u8[2] u8 u8 u8[2]!")
 def transpose_and_tweak(rows: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.

@@ -24,6 +24,10 @@ from securemedian.mpc.protocols.ot.base import BaseOtReceiver, BaseOtSender
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, expand, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
+# The bit of Delta that is fixed where it has to be (`audit.ands`). It is not among those that MACs
+# of rings are made with (`audit.bits`).
+FIXED_BIT = 63
+
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -51,14 +55,16 @@ def sender_setup(
     field_bits: int,
     entropy: Entropy = os_entropy,
     native_aes: bool = True,
+    fixed: int | None = None,
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Return the extension sender's Delta and the seeds of its streams.
 
-    Delta has 128 bits, with bit j of block i at i k + j. The seed at Delta_i of each block i is
+    Delta has 128 bits, with bit j of block i at i k + j, of which FIXED_BIT is `fixed` unless this
+    is None. The seed at Delta_i of each block i is
     empty. The extension sender is the *receiver* of the base OTs. Raises PeerProtocolError for
     trees that are not those that the peer's check is of.
     """
-    delta, trees = sender_trees(channel, session, field_bits, entropy, native_aes)
+    delta, trees = sender_trees(channel, session, field_bits, entropy, native_aes, fixed)
     size = 2 * DIGEST_BYTES
     checks = channel.recv("ggm.checks", np.uint8, (len(trees) * size,)).reshape(-1, size)
     wrong = [
@@ -96,10 +102,17 @@ def receiver_trees(
 
 
 def sender_trees(
-    channel: Channel, session: bytes, field_bits: int, entropy: Entropy, native_aes: bool
+    channel: Channel,
+    session: bytes,
+    field_bits: int,
+    entropy: Entropy,
+    native_aes: bool,
+    fixed: int | None = None,
 ) -> tuple[NDArray[np.uint8], list[list[bytes]]]:
     """Draw Delta, and return it with the leaves that the sender knows; the missing are empty."""
     delta = np.unpackbits(np.frombuffer(entropy(SECURITY_BITS // 8), np.uint8), bitorder="little")
+    if fixed is not None:
+        delta[FIXED_BIT] = fixed
     # the root's bit is the top bit of the index
     paths = delta.reshape(-1, field_bits)[:, ::-1]
     keys = BaseOtReceiver(channel, session, entropy).keys(1 - paths.reshape(-1))

@@ -12,8 +12,8 @@ import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
+from securemedian.mpc.protocols.kernels.native import hashing, weighing
 from securemedian.mpc.protocols.kernels.native import leaves as native
-from securemedian.mpc.protocols.kernels.native import weighing
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
 from securemedian.mpc.protocols.kernels.native.processor import taken
@@ -93,6 +93,23 @@ class Leaves(ABC):
         if masks is not None:
             self._weigh(rows)
         tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
+
+    def columns(
+        self,
+        choices: Words | None,
+        masks: Words | None,
+        corrections: Words,
+        rows: Rows,
+        columns: Blocks,
+    ) -> None:
+        """Write rows to one strip that has all of them, and their columns (64 w, 2) unhashed."""
+        here = rows.strips[0]
+        if choices is not None:
+            self._weigh(rows)
+        self.rows(choices, masks, corrections, here)
+        if masks is not None:
+            self._weigh(rows)
+        kernels.transpose(here, columns)
 
     def _weigh(self, rows: Rows) -> None:
         if rows.weights is not None and rows.sums is not None:
@@ -205,6 +222,19 @@ class NativeLeaves(Leaves):
         given = *self._next(corrections.shape[1]), choices, masks, corrections
         kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
         native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
+
+    def columns(
+        self,
+        choices: Words | None,
+        masks: Words | None,
+        corrections: Words,
+        rows: Rows,
+        columns: Blocks,
+    ) -> None:
+        here, weights, sums = _weighed(rows, corrections.shape[1])
+        given = *self._next(corrections.shape[1]), choices, masks, corrections
+        native.expand(*given, here[0], weights, sums)
+        hashing.transpose(here[0], columns)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
         """Return the round keys, the nonce and the first block of the next `words` words."""

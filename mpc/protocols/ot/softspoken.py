@@ -62,7 +62,10 @@ def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
 
 
 class _SoftSpoken(RandomOtEnd):
-    """What both ends have: the streams of the leaves, and the hash."""
+    """What both ends have: the streams of the leaves, and the hash.
+
+    The tweak of an OT is `index`, as it was before the OT was made, and `tweaks`.
+    """
 
     sender_speaks = False
 
@@ -70,16 +73,16 @@ class _SoftSpoken(RandomOtEnd):
         self._channel, native_aes = direction.channel, direction.native_aes
         self._leaves = expander(leaves, direction.lane, native_aes)
         self._field_bits = SECURITY_BITS // len(leaves)
-        self._tweaks = direction.tweaks
+        self.tweaks = direction.tweaks
         self._scratch, label = Scratch(), b"securemedian pi"
-        self._hash = Hash(self._scratch, label, direction.session, native_aes=native_aes)
+        self.hash = Hash(self._scratch, label, direction.session, native_aes=native_aes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
 
     def _tweaked(self) -> Tweaked:
         """Return the hash with the tweaks of the next OTs."""
-        return Tweaked(self._hash, self.index, self._tweaks)
+        return Tweaked(self.hash, self.index, self.tweaks)
 
 
 _ALONE = -1
@@ -129,23 +132,37 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
             self._sent(corrections, _Kept(mine, rows.strips, number))
         return choices, planes
 
+    def extend_correlated(self, columns: Blocks) -> Words:
+        """Make the OTs that `extend` would hash: write the columns of V (count, 2), and return u.
+
+        SECURITY: they are to be checked before anything is made of them.
+        """
+        count = checked_block(len(columns))
+        choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
+        number, rows = self._rows(count, (1, SECURITY_BITS, count // 64))
+        self._leaves.columns(choices, None, corrections, rows, columns)
+        self._sent(corrections, _Kept(choices, rows.strips, number))
+        return choices
+
     def _corrections(self, count: int) -> Words:
         # new each time, because the channel may still be sending the last ones
         return np.empty(corrections_shape(self._field_bits, count), np.uint64)
 
-    def _rows(self, count: int) -> tuple[int, Rows]:
+    def _rows(self, count: int, shape: tuple[int, int, int] | None = None) -> tuple[int, Rows]:
         """Return memory, and its number, for the rows of a call, which stay until they are weighed.
 
-        It is that of a call of as many OTs that has weights, if there is one.
+        It is that of a call of as many OTs that has weights, if there is one. The shape is that of
+        strips unless it is given.
         """
+        shape = shape or self._leaves.strips(count // 64)
         for i, (kept, weights) in enumerate(self._weighted):
-            fits = kept.choices.size == count // 64 and kept.number != _ALONE
+            fits = kept.choices.size == count // 64 and kept.strips.shape == shape
+            fits = fits and kept.number != _ALONE
             if fits and self._weighing is not None:
                 del self._weighted[i]
                 return kept.number, Rows(kept.strips, weights, self._weighing.rows)
         taken = {kept.number for kept in (*self._portion, *(kept for kept, _ in self._weighted))}
         number = next(number for number in itertools.count() if number not in taken)
-        shape = self._leaves.strips(count // 64)
         return number, Rows(self._scratch.array(f"rows {number}", *shape))
 
     def _sent(self, corrections: Words, kept: _Kept) -> None:
@@ -202,8 +219,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
 class SoftSpokenSender(_SoftSpoken, RandomOtSender):
     """The sender's end, which waits for the corrections and holds Delta.
 
-    `sigma_delta` is sigma(Delta), low word first: the difference of the hash's inputs for the two
-    keys of an OT. It is as secret as Delta.
+    `delta` is Delta as two words, low word first, and `sigma_delta` is sigma(Delta): the difference
+    of the hash's inputs for the two keys of an OT. Both are secret.
     """
 
     def __init__(
@@ -220,7 +237,8 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         ]
         super().__init__(direction, moved)
         self._masks = np.uint64(0) - delta.astype(np.uint64)
-        low, high = np.packbits(delta, bitorder="little").view(np.uint64)
+        self.delta: Words = np.packbits(delta, bitorder="little").view(np.uint64)
+        low, high = self.delta
         self.sigma_delta: Words = np.array([low ^ high, low])
         self._randomness = Stream(direction.entropy(SEED_BYTES))
         # of the check that is under way
@@ -243,13 +261,25 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
             self.index += ots
         return planes0, planes1
 
-    def _rows(self, count: int) -> Rows:
-        """Return memory for a strip of rows, the weights of the call's rows, and their sums."""
+    def extend_correlated(self, columns: Blocks) -> None:
+        """Make the OTs that `extend` would hash: write the columns of W (count, 2).
+
+        SECURITY: they are to be checked before anything is made of them.
+        """
+        corrections = self._corrections(len(columns))
+        rows = self._rows(len(columns), (SECURITY_BITS, len(columns) // 64))
+        self._leaves.columns(None, self._masks, corrections, rows, columns)
+        self.index += len(columns)
+
+    def _rows(self, count: int, shape: tuple[int, int] | None = None) -> Rows:
+        """Return memory for rows, the weights of the call's rows, and their sums.
+
+        The memory is that of one strip unless its shape is given.
+        """
         weighing = self._weighing = self._weighing or Weighing()
         if not weighing.seed:
             weighing.begin(seed_of(self._randomness))
-        _, *strip = self._leaves.strips(count // 64)
-        memory = self._scratch.array("rows", 1, *strip)
+        memory = self._scratch.array("rows", 1, *(shape or self._leaves.strips(count // 64)[1:]))
         return Rows(memory, weighing.coefficients(count // 64), weighing.rows)
 
     def challenge(self) -> None:

@@ -90,6 +90,7 @@ class Bucketed(Grouped, Counting):
         text="each server proves to the other one, before anything is signed, that the result is "
         "that of the uploads; clients answer once more while they wait for it. Needs uploads "
         "dealt, schedule bisect and one group (default: no)",
+        since=2,
     )
 
     def __post_init__(self) -> None:

@@ -92,8 +92,12 @@ def _write_hashes(
                     v.store(v.lane(vector, lane), offset(b, start, 2 * place))
 
 
-def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
+def _columns(
+    v: Vectors, rows: ir.Value, stride: ir.Value, *, mixed: bool = True
+) -> Callable[[ir.Value], list[ir.Value]]:
     """Transpose the 128 x lanes columns of a vector of each row, and return how to get their sigma.
+
+    The columns themselves if they are not to be `mixed`.
 
     Lane l has the columns from 128 l on, of which a call returns those at the places of `_sixteen`
     from t * _STEP on, one per vector. Rows are XORed for sigma before they are columns. Their bits
@@ -112,7 +116,9 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
 
     with loop(b, ir.Constant(I64, 8)) as group:
         low, other = eight(group), b.add(group, ir.Constant(I64, 8))
-        for place, some in ((group, v.xors(low, eight(other))), (other, low)):
+        high = eight(other)
+        halves = (v.xors(low, high), low) if mixed else (low, high)
+        for place, some in zip((group, other), halves, strict=True):
             for t, vector in enumerate(v.transposed(some)):
                 v.store(vector, slot(ir.Constant(I64, t), place))
 
@@ -122,6 +128,20 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
         return [b.bitcast(column, v.words) for column in columns]
 
     return sixteen
+
+
+def _emit_transpose(
+    builder: ir.IRBuilder, rows: ir.Value, stride: ir.Value, out: ir.Value, *, lanes: int
+) -> None:
+    """Write the 128 x `lanes` columns of a vector of each row."""
+    v = Vectors(builder, lanes)
+    columns = _columns(v, rows, stride, mixed=False)
+    with loop(builder, ir.Constant(I64, 8)) as t:
+        first = builder.mul(t, ir.Constant(I64, 2 * _STEP))
+        for vector, places in zip(columns(t), _sixteen(lanes), strict=True):
+            for lane, place in enumerate(places):
+                to = offset(builder, out, builder.add(first, ir.Constant(I64, 2 * place)))
+                v.store(v.lane(vector, lane), to)
 
 
 def _emit_columns(
@@ -219,6 +239,9 @@ def _emit_blocks(
     _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, apart, outs)
 
 
+_transpose_tile, _transpose_block = (
+    inline(_emit_transpose, 3, lanes=lanes) for lanes in (LANES, 1)
+)
 _columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
 # (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
 hash_to_planes, hash_block_to_planes = (
@@ -258,6 +281,20 @@ def hash_part(
             start += VECTOR
         else:
             _columns_block(here, stride, at, stream, round_keys, difference, to0, to1)
+            start += 2
+
+
+@kernel("u8[2] u8[2]!")
+def transpose(rows: Words, out: Words) -> None:
+    """Do as `extension.transpose` does. The words of a row are an even number."""
+    words, start, flat = rows.shape[1], 0, rows.reshape(-1)
+    while start < words:
+        here, to = flat[start:], out[64 * start :]
+        if start + VECTOR <= words:
+            _transpose_tile(here, words, to)
+            start += VECTOR
+        else:
+            _transpose_block(here, words, to)
             start += 2
 
 

@@ -1,0 +1,228 @@
+"""ANDs of authenticated bits (Katz, Ranellucci, Rosulek, Wang, CRYPTO 2018).
+
+A leaky AND is made of three authenticated bits x, y, r, with 128 bits of correlation for x, whose
+hashes are the only ones. Delta_0 ^ Delta_1 is 1 at the top of the word that MACs are, which
+`Session.establish` sees to in the session of an audit. With H of OT extension, at the tweaks of the
+OTs of x, party j computes
+
+    C_j = y_j Delta_j ^ K_j[y] ^ M_j[y]
+    G_j = H(K_j[x]) ^ H(K_j[x] ^ Delta_j) ^ C_j                     sent, 64 bits
+    S_j = H(K_j[x]) ^ H(M_j[x]) ^ x_j (G_(1-j) ^ C_j)        S_0 ^ S_1 = x y (Delta_0 ^ Delta_1)
+    d_j = top(S_j) ^ r_j                                            sent, 1 bit
+    z   = r ^ d_0 ^ d_1
+    T_j = S_j ^ z_j Delta_j ^ K_j[z] ^ M_j[z]                       equal if z = x y
+
+T_0 = T_1 is compared. A wrong d is always found. A wrong G is not found where the peer's x is 0:
+who sends one guesses x, and is found with a chance of one half. So leaky ANDs are put into buckets
+of B, by a permutation that is tossed when all are fixed and compared. Of each bucket comes one AND,
+of which x is known only if all of them are guessed:
+
+    x = XOR x_i,   y = y_1,   z = z_1 ^ XOR_(i>1) (z_i ^ d_i x_i)   with d_i = y_1 ^ y_i opened
+
+That one of n buckets is all guessed has a chance of at most n / C(B n, B) 2^-B; B is the smallest
+with which it is below 2^-40.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.dealing import Permutation, toss
+from securemedian.mpc.protocols.kernels import ands as kernels
+from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+
+STATISTICAL_BITS = 40
+# The fewest buckets that are filled at once, so that they are small.
+FEWEST = 64
+# Leaky ANDs that are hashed at once, and then still in the cache.
+_TILE = 1 << 12
+# of leaky ANDs
+Order = NDArray[np.uint32]
+
+
+class AuthenticatedTriples:
+    """Authenticated bits x, y, z with z = x y, each of which is handed out once."""
+
+    def __init__(self, x: AuthenticatedBits, y: AuthenticatedBits, z: AuthenticatedBits) -> None:
+        self._factors, self._used = (x, y, z), 0
+
+    def __len__(self) -> int:
+        """Return how many are left."""
+        return len(self._factors[0]) - self._used
+
+    def __repr__(self) -> str:
+        return f"AuthenticatedTriples({len(self)}, <secrets>)"
+
+    def take(self, count: int) -> tuple[AuthenticatedBits, AuthenticatedBits, AuthenticatedBits]:
+        """Hand out x, y and z of the next. Raises LocalProtocolError if there are not as many."""
+        if count > len(self):
+            raise LocalProtocolError(f"{count} triples are wanted, and {len(self)} are left")
+        some = slice(self._used, self._used + count)
+        self._used += count
+        x, y, z = (factor[some] for factor in self._factors)
+        return x, y, z
+
+
+def bucket_size(count: int) -> int:
+    """Return how many leaky ANDs are put into each of `count` buckets."""
+    size = 2
+    while count << STATISTICAL_BITS > math.comb(size * count, size) << size:
+        size += 1
+    return size
+
+
+class AndMaker:
+    """What makes authenticated triples and multiplies with them, of one party on one lane."""
+
+    def __init__(self, party: Party, entropy: Entropy = os_entropy) -> None:
+        """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent."""
+        sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
+        if not isinstance(sender, SoftSpokenSender) or not isinstance(receiver, SoftSpokenReceiver):
+            raise LocalProtocolError("authenticated bits are made with SoftSpokenOT alone")
+        self._sender, self._receiver = sender, receiver
+        self._channel, self._number, self._entropy = party.channel, party.number, entropy
+        # the word of Delta that MACs are made with
+        self.delta = np.uint64(sender.delta[0])
+        self._scratch = Scratch()
+
+    def triples(self, count: int, bucket: int | None = None) -> AuthenticatedTriples:
+        """Make triples, while the other party does the same.
+
+        `bucket` is for tests. Raises PeerProtocolError if the peer did not follow the protocol:
+        PeerDeviated, unless it is OT extension that has found it.
+        """
+        buckets = max(count, FEWEST)
+        size = bucket or bucket_size(buckets)
+        leaky = -(-size * buckets // ALIGN) * ALIGN
+        records = np.empty((leaky, kernels.RECORD), np.uint64)
+        shares = np.empty(leaky // 64, np.uint64)
+        equality = Equality(self._channel, self._number, self._entropy)
+        for start in range(0, leaky, BLOCK):
+            some = slice(start, min(start + BLOCK, leaky))
+            tests = self._leaky(records[some], shares[some.start // 64 : some.stop // 64])
+            equality.add(tests)
+        equality.settle("leaky ANDs")
+        order = _permutation(toss(self._channel, self._number, self._entropy), size * buckets)
+        found = self._combined(records, shares, order.reshape(size, buckets), equality)
+        equality.settle("openings of buckets of ANDs")
+        return AuthenticatedTriples(*(factor[:count] for factor in found))
+
+    def _leaky(self, records: Words, shares: Words) -> Words:
+        """Make leaky ANDs, a block of OTs at most: write their records and y, and return T."""
+        count, delta = len(records), self.delta
+        own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
+        own_index, peers_index = self._receiver.index, self._sender.index
+        choices = self._correlated(records, own, peers)
+        shares[:] = choices[1]
+        sent = np.empty(count, np.uint64)
+        hash_own, hash0, hash1 = (
+            self._scratch.array(name, _TILE, 2) for name in ("hash own", "hash 0", "hash 1")
+        )
+        for start in range(0, count, _TILE):
+            some = slice(start, min(start + _TILE, count))
+            ours, theirs, size = own[some], peers[some], some.stop - start
+            tweak = own_index + start, self._receiver.tweaks
+            self._receiver.hash.blocks(ours, *tweak, hash_own[:size])
+            tweak = peers_index + start, self._sender.tweaks
+            difference = self._sender.sigma_delta
+            self._sender.hash.blocks(theirs, *tweak, hash0[:size], difference, hash1[:size])
+            words = np.ascontiguousarray(choices[:, start // 64 : some.stop // 64])
+            hashes = hash_own[:size], hash0[:size], hash1[:size]
+            kernels.garble(ours, theirs, *hashes, words, delta, records[some], sent[some])
+        received = self._channel.exchange("and.tables", sent)
+        tops, tests = np.empty(count // 64, np.uint64), np.empty(count, np.uint64)
+        kernels.mask_tops(records, received, tops)
+        opened = tops ^ self._channel.exchange("and.tops", tops)
+        kernels.unmask(records, opened, self._number, delta, tests)
+        return tests
+
+    def _correlated(self, records: Words, own: Words, peers: Words) -> Words:
+        """Make and check the OTs of leaky ANDs, and return this party's shares (3, n/64).
+
+        Those of x go to `own` and `peers`, those of y and r to the records.
+        """
+        count = len(records)
+        other = self._scratch.array("other", count, 2)
+        choices = np.empty((3, count // 64), np.uint64)
+        for at in range(3):
+            columns = other if at else own
+            choices[at] = self._receiver.extend_correlated(columns)
+            records[:, 2 * at] = columns[:, 0]
+        self._receiver.seal()
+        for at in range(3):
+            columns = other if at else peers
+            self._sender.extend_correlated(columns)
+            records[:, 2 * at + 1] = columns[:, 0]
+        self._sender.challenge()
+        self._receiver.weigh()
+        self._receiver.prove()
+        self._sender.verify()
+        return choices
+
+    def _combined(
+        self, records: Words, shares: Words, buckets: Order, equality: Equality
+    ) -> list[AuthenticatedBits]:
+        """Open what differs within buckets (B, n), and return x, y and z of each."""
+        size, count = buckets.shape
+        mine = np.empty((size - 1, -(-count // 64)), np.uint64)
+        kernels.differ(shares, buckets, mine)
+        theirs = self._channel.exchange("and.buckets", mine)
+        bits = np.empty((3, count), np.uint8)
+        macs, keys = (np.empty((3, count), np.uint64) for _ in range(2))
+        proofs, wanted = (np.empty((size - 1, count), np.uint64) for _ in range(2))
+        kernels.combine(
+            records, buckets, mine, theirs, self.delta, bits, macs, keys, proofs, wanted
+        )
+        self._compare(equality, proofs, wanted)
+        return [AuthenticatedBits(*factor) for factor in zip(bits, macs, keys, strict=True)]
+
+    def multiply(
+        self,
+        a: AuthenticatedBits,
+        b: AuthenticatedBits,
+        triples: AuthenticatedTriples,
+        equality: Equality,
+    ) -> AuthenticatedBits:
+        """Return a b, with as many triples, in one round.
+
+        SECURITY: nothing that is made of it may be opened before `equality` is settled, to which
+        the MACs of what is opened here are appended.
+        """
+        x, y, z = triples.take(len(a))
+        masked, count = (a ^ x, b ^ y), len(a)
+        mine = np.empty((2, -(-count // 64)), np.uint64)
+        for one, words in zip(masked, mine, strict=True):
+            packing.pack_bits(one.bits, words)
+        theirs = self._channel.exchange("and.openings", mine)
+        opened, others = np.empty((2, count), np.uint8), np.empty((2, count), np.uint8)
+        for one, bits, other, words in zip(masked, opened, others, theirs, strict=True):
+            packing.unpack_bits(words, other)
+            np.bitwise_xor(one.bits, other, out=bits)
+            wanted = one.keys ^ masks_of(other) & self.delta
+            self._compare(equality, one.macs & MAC_MASK, wanted & MAC_MASK)
+        d, e = opened
+        return (z ^ x.times(e) ^ y.times(d)).plus(self._number, d & e, self.delta)
+
+    def _compare(self, equality: Equality, proofs: Words, wanted: Words) -> None:
+        """Append the MACs of what this party opened, and what those of the peer have to be."""
+        # the same order at both: party 0's openings first
+        for array in (proofs, wanted) if self._number == 0 else (wanted, proofs):
+            equality.add(array)
+
+
+def _permutation(seed: bytes, count: int) -> Order:
+    """Return a uniformly random permutation of 0 .. `count` - 1."""
+    drawn = Permutation.uniform(Stream(seed), count)
+    sources = np.empty(count, np.uint32)
+    sources[drawn.places] = np.arange(count, dtype=np.uint32)
+    return sources[drawn.order]

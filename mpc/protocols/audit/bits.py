@@ -1,0 +1,76 @@
+"""Bits shared by XOR, of which a party can open no other share than its own.
+
+x = x_0 ^ x_1. Party j holds x_j and a MAC of it, M_j = K_(1-j) ^ x_j Delta_(1-j), of which the key
+K_(1-j) is the other party's. Who opens another x_j has to send Delta_(1-j) along, in effect.
+
+MACs are words of 64 bits, and so is Delta: the low word of the 128 bits of OT extension. Bits that
+came from MACs of ring elements (`audit.macs`) have the lowest MAC_BITS of them: where such bits have a part, the other bits
+of MACs and keys mean nothing, and are left out of what is compared.
+
+All that is linear over GF(2) each party computes on its own halves.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from securemedian.mpc.arrays import Bits, Words
+from securemedian.mpc.protocols.audit.macs import MAC_BITS
+
+MAC_MASK = np.uint64((1 << MAC_BITS) - 1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AuthenticatedBits:
+    """One party's halves of n authenticated bits.
+
+    `bits` (n,) are its shares, `macs` (n,) their MACs, and `keys` (n,) those of the peer's MACs.
+    """
+
+    bits: Bits
+    macs: Words
+    keys: Words
+
+    @classmethod
+    def of_own(cls, bits: Bits, macs: Words) -> Self:
+        """Return bits that this party alone knows, as what it holds of them."""
+        return cls(bits, macs, np.zeros_like(macs))
+
+    @classmethod
+    def of_peer(cls, keys: Words) -> Self:
+        """Return bits that the peer alone knows, as what this party holds of them."""
+        return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __repr__(self) -> str:
+        return f"AuthenticatedBits({len(self)}, <secrets>)"
+
+    def __xor__(self, other: Self) -> Self:
+        pairs = ((self.bits, other.bits), (self.macs, other.macs), (self.keys, other.keys))
+        return type(self)(*(one ^ another for one, another in pairs))
+
+    def __getitem__(self, chosen: Any) -> Self:
+        """Return some of the bits, as numpy's arrays are indexed."""
+        return type(self)(self.bits[chosen], self.macs[chosen], self.keys[chosen])
+
+    def times(self, public: Bits) -> Self:
+        """Return the products with public bits."""
+        mask = masks_of(public)
+        return type(self)(self.bits & public, self.macs & mask, self.keys & mask)
+
+    def plus(self, number: int, public: Bits, delta: np.uint64) -> Self:
+        """Return the sums with public bits, at party `number`, whose word of Delta is `delta`.
+
+        Party 0 changes its shares, and party 1 its keys of these.
+        """
+        if number == 0:
+            return type(self)(self.bits ^ public, self.macs, self.keys)
+        return type(self)(self.bits, self.macs, self.keys ^ masks_of(public) & delta)
+
+
+def masks_of(bits: Bits) -> Words:
+    """Return words of 64 ones where bits are 1, and of zeros where they are 0."""
+    return np.uint64(0) - bits.astype(np.uint64)
