@@ -12,13 +12,13 @@ from typing import Any
 from securemedian.clients.journal import Journal, Upheld
 from securemedian.clients.service import Service
 from securemedian.clients.upload import by_server
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import dealing
-from securemedian.mpc.protocols.audit import binding as bindings
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.audit.binding import folds_of_client
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
-from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.protocols.share import Upload
 
 ENDED = "published", "failed"
 
@@ -82,23 +82,16 @@ class Folder:
             )
         self._journal.note_fold(round_id, binding, coin)
         self._service.report(f"round {round_id}: answering for the audit")
-        held = self._held(upheld)
-        for number, said in ((0, other), (1, one)):
-            if said.get("folded"):
-                continue
-            fold = bindings.fold(number, held[number], binding, coin, upheld.masks[number])
-            self._service.ask(
-                "folded",
-                {"round": round_id, "binding": binding},
-                {"fold": fold},
-                timeout_s=0.0,
-                party=1 - number,
-            )
+        folds = self._folds(upheld, binding, coin)
+        for party, (said, fold) in enumerate(zip((one, other), folds, strict=True)):
+            if not said.get("folded"):
+                fields = {"round": round_id, "binding": binding}
+                arrays = {"fold": fold}
+                self._service.ask("folded", fields, arrays, timeout_s=0.0, party=party)
 
-    def _held(self, upheld: Upheld) -> list[DealtUpload]:
-        """Return what S0 and S1 hold of this client, made again."""
-        shape = upheld.shape
-        dealt = dealing.deal(shape, upheld.draw.entropy())
-        rotations = WordsUpload(shape.rotations_layout, upheld.rotations)
-        halves: tuple[Upload, Upload] = by_server(dealt.seeded, dealt.words, upheld.draw.index)
-        return [DealtUpload(shape, half, rotations) for half in halves]
+    def _folds(self, upheld: Upheld, binding: bytes, coin: bytes) -> tuple[Words, Words]:
+        """Return what S0 and S1 get: of what the other one holds of this client, made again."""
+        shape, draw = upheld.shape, upheld.draw
+        dealt = dealing.deal(shape, draw.entropy())
+        halves: tuple[Upload, Upload] = by_server(dealt.seeded, dealt.words, draw.index)
+        return folds_of_client(shape, halves, upheld.rotations, coin, upheld.masks, binding)

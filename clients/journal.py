@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from securemedian.clients.upload import ShareHalf
 from securemedian.common.durable import lock_folder, others_may, replace_file
 from securemedian.common.versions import STORE, check_store
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
@@ -42,7 +43,6 @@ from securemedian.mpc.errors import (
     PeerProtocolError,
     quoted,
 )
-from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
