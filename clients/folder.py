@@ -55,13 +55,11 @@ class Folder:
     def _asked(self, round_id: str, party: int) -> dict[str, Any]:
         """Return what a server says that it is bound to."""
         said = self._service.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
-        binding, coin = said.get("binding"), said.get("coin")
-        well = isinstance(binding, bytes) and isinstance(coin, bytes) and "state" in said
-        if not well or (binding and (len(binding), len(coin)) != (SESSION_BYTES, SEED_BYTES)):
-            raise PeerProtocolError(
-                f"S{party} does not say what it is bound to in round {round_id}"
-            )
-        return said
+        match said:
+            case {"state": str(), "binding": bytes(binding), "coin": bytes(coin), "folded": bool()}:
+                if not binding or (len(binding), len(coin)) == (SESSION_BYTES, SEED_BYTES):
+                    return said
+        raise PeerProtocolError(f"S{party} does not say what it is bound to in round {round_id}")
 
     def _answer(
         self, round_id: str, upheld: Upheld, one: dict[str, Any], other: dict[str, Any]
@@ -72,7 +70,7 @@ class Folder:
         client's shares.
         """
         binding, coin = one["binding"], one["coin"]
-        if other["binding"] != binding or (one.get("folded") and other.get("folded")):
+        if other["binding"] != binding or (one["folded"] and other["folded"]):
             # one of them has gone on, or both have answers
             return
         if other["coin"] != coin:
@@ -84,7 +82,7 @@ class Folder:
         self._service.report(f"round {round_id}: answering for the audit")
         folds = self._folds(upheld, binding, coin)
         for party, (said, fold) in enumerate(zip((one, other), folds, strict=True)):
-            if not said.get("folded"):
+            if not said["folded"]:
                 fields = {"round": round_id, "binding": binding}
                 arrays = {"fold": fold}
                 self._service.ask("folded", fields, arrays, timeout_s=0.0, party=party)

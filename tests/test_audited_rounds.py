@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
+from securemedian.mpc.errors import RoundFailed
 from securemedian.servers.machine.selection import MISFOLDED, SILENT
 from tests.daemons import Pair, in_background, running, wait_until
 
@@ -41,8 +42,13 @@ def open_round(pair: Pair, audit: bool = True, **params: Any) -> str:
 
 
 def client_of(pair: Pair, opened: ExitStack, number: int) -> Client:
+    return opened.enter_context(process_of(pair, number))
+
+
+def process_of(pair: Pair, number: int) -> Client:
+    """Return a client as a process has it, which the caller closes."""
     config = ClientConfig.load(pair.folder / f"client-{number}.toml")
-    return opened.enter_context(Client(replace(config, poll_interval_s=0.02)))
+    return Client(replace(config, poll_interval_s=0.02))
 
 
 def update(number: int) -> NDArray[np.float32]:
@@ -70,6 +76,87 @@ def test_an_audited_round_publishes_the_same(pair: Pair, opened: ExitStack) -> N
             client.submit(update(number), round_id)
         found.append(results(clients, round_id))
         record = clients[0].receipt(round_id).record
-        assert record.params["audit"] is audit and len(record.included) == 3
+        assert record.params.get("audit", False) is audit and len(record.included) == 3
         assert not clients[0]._journal.upheld
     assert all(np.array_equal(found[0][0], one) for one in found[0] + found[1])
+
+
+def await_folds(pair: Pair) -> None:
+    """Wait until both servers ask for folds."""
+    for server in ("s0", "s1"):
+        asked = partial(pair.caller("coordinator", server).ask, "status", round="")
+        wait_until(lambda asked=asked: asked().fields["phase"] == "waiting for folds")
+
+
+def test_a_client_that_dies_before_it_answers_comes_back(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2)]
+    round_id = open_round(pair)
+    with process_of(pair, 3) as before:
+        for number, client in enumerate([*clients, before]):
+            client.submit(update(number), round_id)
+    join = in_background(lambda: results(clients, round_id))
+    await_folds(pair)
+    with process_of(pair, 3) as then:
+        assert list(then._journal.upheld) == [round_id]
+        then.attend(round_id, 60)
+        join()
+        assert len(then.receipt(round_id).record.included) == 3
+    with process_of(pair, 3) as later:
+        assert not later._journal.upheld
+
+
+def test_a_client_that_answers_never_is_left_out(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair, deadline_s=3)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    one, other = results(clients[:2], round_id)
+    assert np.array_equal(one, other)
+    record = clients[0].receipt(round_id).record
+    assert len(record.included) == 2 and list(record.left_out) == [SILENT]
+    assert clients[0].left_out(round_id) == {"client-3": SILENT}
+
+
+def test_a_client_whose_fold_is_wrong_is_left_out(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    liar = clients[1]._journal
+    (upheld,) = liar.upheld.values()
+    liar._upheld[round_id] = replace(upheld, rotations=upheld.rotations ^ np.uint64(1))
+    one, _, other = results(clients, round_id)
+    assert np.array_equal(one, other)
+    assert clients[0].left_out(round_id) == {"client-2": MISFOLDED}
+
+
+def test_too_few_that_answer_fail_the_round_and_nothing_is_opened(
+    pair: Pair, opened: ExitStack
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair, deadline_s=3, min_clients=3)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    with pytest.raises(RoundFailed, match=f"client-3: {SILENT}"):
+        results(clients[:2], round_id)
+    assert clients[0].status(round_id).opened == "nothing"
+
+
+@pytest.mark.parametrize("server", ["s0", "s1"])
+def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
+    pair: Pair, opened: ExitStack, server: str
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    join = in_background(lambda: results(clients[:2], round_id))
+    await_folds(pair)
+    # these have answered what the server forgets
+    wait_until(lambda: all(client._journal._coins for client in clients[:2]))
+    pair.stop(server, signal.SIGKILL)
+    pair.start(server)
+    pair.link()
+    clients[2].result(round_id, 60)
+    join()
+    assert len(clients[2].receipt(round_id).record.included) == 3

@@ -108,8 +108,8 @@ class Engine:
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
     `check_dealings`, `check_values` and `bind` come between these two. A job calls `wake` when it
-    ends. Pools take up to `pool_limit` bytes, and are not filled while `others_compute`. Any thread may
-    call these two.
+    ends. Pools take up to `pool_limit` bytes, and are not filled while `others_compute`. Any thread
+    may call these two.
     """
 
     def __init__(

@@ -190,10 +190,10 @@ class Register:
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
         PolicyRefused, PeerProtocolError if S0 asks for a round with another `one_malicious_server`,
-        ConfigError if it cannot audit an audited round, uploads are too long or `max_clients` or the
-        participants are fewer than this server's own `min_clients`, ClientsDiffer if they leave out clients of an
-        earlier attempt that must take part again or if this server does not list a participant, and
-        NotStored if the disk is full.
+        ConfigError if it cannot audit an audited round, if uploads are too long or `max_clients` or
+        the participants are fewer than this server's own `min_clients`, ClientsDiffer if they leave
+        out clients of an earlier attempt that must take part again or if this server does not list
+        a participant, and NotStored if the disk is full.
         """
         config = self._config
         if self._closed:

@@ -409,7 +409,8 @@ class Rounds:
             **server_round.about,
             peer=self.peer.name,
             reason=str(error),
-            **deviation,
+            record=deviation["record"],
+            signature=deviation["signature"],
         )
         reason = (
             f"the peer deviated: {self._config.name} has signed that {self.peer.name} does not "
