@@ -1,23 +1,34 @@
 """ANDs of authenticated bits: values, MACs, and what is found of a party that deviates."""
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.errors import ChannelClosed, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
     AuthenticatedTriples,
     _permutation,
+    bucket_size,
 )
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality
-from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
-from tests.parties import make_parties, run_both
+from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
+from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from tests.parties import deterministic_entropy, make_parties, run_both
 from tests.test_ot import Lying
 from tests.test_privacy import recorders
 from tests.uniformity import bits_of, check_uniform
@@ -31,16 +42,6 @@ def makers(pair: Any = None, **given: Any) -> list[AndMaker]:
     """Return both parties' makers, of a lane of an audit's session."""
     pairs = [pair] if pair else None
     return [AndMaker(lanes[0]) for lanes in make_parties(pairs=pairs, audit=True, **given)]
-
-
-def honest(label: str, array: np.ndarray) -> None:
-    """Send a message as it is."""
-
-
-def lying(change: Callable[[str, np.ndarray], None]) -> tuple[Lying, Lying]:
-    """Return channels of which party 1's changes its messages."""
-    one, two = local_pair(20)
-    return Lying(one, honest), Lying(two, change)
 
 
 def value(halves: Halves) -> np.ndarray:
@@ -158,7 +159,8 @@ def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:
 
     def run(j: int) -> SimpleNamespace:
         records, shares = np.empty((count, 8), np.uint64), np.empty(count // 64, np.uint64)
-        tests = both[j]._leaky(records, shares)
+        tests = np.empty(count, np.uint64)
+        both[j]._leaky(records, shares, tests)
         x, y, z = (records[:, 7] >> np.uint64(at) & np.uint64(1) for at in range(3))
         return SimpleNamespace(records=records, shares=shares, tests=tests, x=x, y=y, z=z)
 
@@ -224,3 +226,241 @@ def unpacked(words: np.ndarray, count: int) -> np.ndarray:
 )
 def test_what_is_received_is_uniform(check: Callable[[], None]) -> None:
     check()
+
+
+# A party that deviates
+
+
+def lying(change: Callable[[str, np.ndarray], None]) -> tuple[Lying, Lying]:
+    """Return channels of which party 1's changes its messages."""
+    one, two = local_pair(20)
+    return Lying(one, lambda label, array: None), Lying(two, change)
+
+
+def flipping(label: str, bits: int, chosen: Any = ...) -> tuple[Lying, Lying]:
+    """Return channels on which party 1 flips bits of words of messages with a label."""
+
+    def change(name: str, array: np.ndarray) -> None:
+        if name == label:
+            array[chosen] ^= np.uint64(bits)
+
+    return lying(change)
+
+
+def found_by(both: list[AndMaker], pair: Sequence[Channel], run: Callable[[int], Any]) -> str:
+    """Return what the honest party 0 says."""
+    said = ""
+
+    def guarded(j: int) -> None:
+        nonlocal said
+        try:
+            run(j)
+        except PeerProtocolError as error:
+            said = said if j else str(error)
+        except ChannelClosed:
+            pass
+        finally:
+            pair[j].close()
+
+    run_both(guarded)
+    return said
+
+
+@pytest.mark.parametrize("bit", [0, 47, 63])
+def test_a_wrong_table_is_found_where_the_peers_x_is_1(bit: int) -> None:
+    both = makers(flipping("and.tables", 1 << bit))
+    honest, rogue = leaky(both)
+    same = honest.tests == rogue.tests
+    assert (same == (honest.x == 0)).all() and 0.4 < same.mean() < 0.6
+    x, y, z = (getattr(honest, name) ^ getattr(rogue, name) for name in "xyz")
+    assert (z[same] == (x & y)[same]).all()
+
+
+def test_a_wrong_bit_d_is_always_found() -> None:
+    """Also if its sender goes on as if it were right: it lacks Delta_0 ^ Delta_1."""
+    both = makers(flipping("and.tops", 2**64 - 1))
+    honest, rogue = leaky(both)
+    assert (honest.tests != rogue.tests).all()
+    # party 1's key of z, as its own bit would make it
+    assert (honest.tests ^ rogue.tests ^ both[1].delta == both[0].delta ^ both[1].delta).all()
+
+
+@pytest.mark.parametrize(
+    ("label", "bits", "chosen", "said"),
+    [
+        ("and.tables", 1, ..., "leaky ANDs"),
+        ("and.tops", 1 << 40, 3, "leaky ANDs"),
+        ("and.buckets", 1 << 20, (1, 0), "openings of buckets of ANDs"),
+    ],
+)
+def test_no_triples_are_made_with_who_deviates(
+    label: str, bits: int, chosen: Any, said: str
+) -> None:
+    pair = flipping(label, bits, chosen)
+    both = makers(pair)
+    found = found_by(both, pair, lambda j: both[j].triples(500))
+    assert found == f"{said}: the peer deviated from the protocol"
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 6), (1, 3)])
+def test_a_lie_in_what_is_multiplied_is_found(place: tuple[int, int]) -> None:
+    pair = flipping("and.openings", 1 << 50, place)
+    both = makers(pair)
+    a, b = (shared_bits(both, RNG.integers(0, 2, 435).astype(np.uint8)) for _ in range(2))
+
+    def run(j: int) -> None:
+        equality = Equality(pair[j], j)
+        both[j].multiply(a[j], b[j], both[j].triples(435), equality)
+        equality.settle("openings")
+
+    assert "openings: the peer deviated" in found_by(both, pair, run)
+
+
+def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One guess of 2^e: of 48 bits, here of 4."""
+    monkeypatch.setattr(ands, "MAC_MASK", np.uint64(15))
+    pair = flipping("and.openings", 2**64 - 1, 0)
+    both = makers(pair)
+    a, b = (shared_bits(both, np.zeros(COUNT, np.uint8)) for _ in range(2))
+    guesses = RNG.integers(0, 16, COUNT, np.uint64)
+    collected = [Equality(pair[j], j) for j in (0, 1)]
+
+    def run(j: int) -> None:
+        both[j].multiply(a[j], b[j], both[j].triples(COUNT), collected[j])
+
+    run_both(run)
+    # for each of d and e, party 0's MACs and party 1's
+    honest, rogue = (each._collected for each in collected)
+    assert [(one == other).all() for one, other in zip(honest, rogue, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    passed = honest[1] == rogue[1] ^ guesses
+    assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
+    assert abs(passed.mean() - 1 / 16) < 0.03
+
+
+def test_nothing_is_made_of_ots_that_are_wrong() -> None:
+    """The check of OT extension ends before a table is sent."""
+    pair = flipping("ot.corrections", 1)
+    both = makers(pair)
+    said = found_by(both, pair, lambda j: both[j].triples(100))
+    assert "none of these OTs is used" in said
+    assert not set(pair[0].sent) & {"and.tables", "and.tops", "and.buckets"}
+
+
+def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And buckets a toss that follows the comparison of all leaky ANDs."""
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
+    pair = lying(lambda label, array: None)
+    both = makers(pair)
+    for end in pair:
+        end.sent.clear()
+    run_both(lambda j: both[j].triples(64))
+    tile = [*["ot.corrections"] * 4, "ot.challenge", "ot.proof", "and.tables", "and.tops"]
+    settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
+    wanted = tile * 2 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
+    assert [end.sent for end in pair] == [wanted] * 2
+
+
+# Sizes and permutations
+
+
+def test_buckets_are_as_small_as_may_be() -> None:
+    """As the formula says, and not with one fewer."""
+    sizes = {64: 6, 1000: 5, 1 << 11: 4, 174_763: 4, 174_764: 3, 1 << 20: 3}
+    for count, size in sizes.items():
+        assert bucket_size(count) == size
+        chance = [Fraction(count, math.comb(b * count, b) * 2**b) for b in (size - 1, size)]
+        assert chance[0] > Fraction(1, 2**40) >= chance[1]
+
+
+def test_guesses_rarely_fill_a_bucket() -> None:
+    """Of buckets of 2, 3 of them: two guessed ANDs lie in one with 3 / C(6, 2), and pass by 1/4."""
+    filled = [
+        set(_permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
+        for seed in range(3000)
+        for place in range(3)
+    ]
+    assert abs(3 * np.mean(filled) - 1 / 5) < 0.04
+
+
+def test_permutations_are_uniform() -> None:
+    """Of 4 items, each of 24 comes about as often; of many, each item stands somewhere."""
+    found = Counter(
+        tuple(_permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
+    )
+    assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
+    assert (np.sort(_permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
+
+
+# Sessions, tweaks, and both paths
+
+
+def test_delta_of_an_audit_is_fixed_in_one_bit() -> None:
+    """Elsewhere it is what the operating system gives, and other sessions are not touched."""
+
+    def established(audit: bool, drawn: bytes) -> list[Session]:
+        pair, given = local_pair(20), (bytes(16), ProtocolParams())
+        # the first that party 0 draws is Delta
+        first = iter([drawn])
+        entropy = [lambda size: next(first, None) or os_entropy(size), os_entropy]
+        return list(
+            run_both(lambda j: Session.establish(j, pair[j], *given, entropy[j], audit=audit))
+        )
+
+    for drawn in (bytes(16), bytes([255]) * 16):
+        audited, plain = established(True, drawn), established(False, drawn)
+        assert [session.delta[FIXED_BIT] for session in audited] == [1, 0]
+        assert (audited[0].delta != plain[0].delta).sum() == (drawn == bytes(16))
+        assert (plain[0].delta == drawn[0] & 1).all()
+        assert all(
+            one.session_id != two.session_id for one, two in zip(audited, plain, strict=True)
+        )
+
+
+def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a direction both parties hash under the same tweaks, each once; the sender K and K ^ D."""
+    used: list[tuple[int, int, int, bool]] = []
+    blocks = Hash.blocks
+
+    def hashed(self: Hash, inputs: Any, index: int, stream: Any, *outs: Any) -> None:
+        used.extend((id(self), int(stream), index + i, len(outs) > 1) for i in range(len(inputs)))
+        blocks(self, inputs, index, stream, *outs)
+
+    monkeypatch.setattr(Hash, "blocks", hashed)
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
+    both = makers(local_pair(20), session_id=bytes(16))
+    for _ in range(2):
+        run_both(lambda j: both[j].triples(70))
+    # 5 buckets of 70, in blocks of 128
+    assert len(used) == len(set(used)) == 2 * 2 * 2 * 512
+    ends: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    for _, stream, index, sending in used:
+        ends[sending].add((stream, index))
+    assert ends[True] == ends[False] and len(ends[True]) == len(used) // 2
+
+
+def test_both_paths_make_the_same() -> None:
+    """All messages and triples, whichever path a party takes."""
+
+    def made(native: tuple[bool, bool]) -> list[Any]:
+        pair = recorders()
+
+        def run(j: int) -> list[Any]:
+            entropy = deterministic_entropy(70 + j)
+            params = ProtocolParams(native_aes=native[j])
+            session = Session.establish(j, pair[j], bytes(16), params, entropy, audit=True)
+            triples = AndMaker(session.party(0, pair[j]), entropy).triples(300)
+            return [[factor.bits, factor.macs, factor.keys] for factor in triples.take(300)]
+
+        found = run_both(run)
+        return [
+            *([array.tobytes() for factor in half for array in factor] for half in found),
+            *([(label, array.tobytes()) for label, array in end.received] for end in pair),
+        ]
+
+    want = made((False, False))
+    assert made((True, False)) == want and made((False, True)) == want

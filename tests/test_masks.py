@@ -43,6 +43,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_ands as authenticated
+from tests import test_binding as binding
 from tests import test_dealing as dealings
 from tests import test_macs as macs
 from tests import test_output_shares as shares
@@ -427,6 +428,41 @@ MASKS: dict[str, Mask] = {
         ),
         (macs.what_is_sent_hides_values,),
     ),
+    "masks of a client's folds": Mask(
+        "a server reads sums of the other's share, and so of what it hides",
+        (
+            (
+                "fold",
+                "packing.add_packed(masks(mask, session_id, shape), "
+                "ring.top_bits(shape.bits), folded)",
+                "pass",
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
+    "expanded masks of folds": Mask(
+        "all masks are 0",
+        (
+            (
+                "masks",
+                "return Stream(digest('audit masks', seed, session_id)[:SEED_BYTES])"
+                ".words(fold_words(shape))",
+                "return np.zeros(fold_words(shape), np.uint64)",
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
+    "masks of each session": Mask(
+        "folds under two tosses differ by what is folded",
+        (
+            (
+                "masks",
+                'Stream(digest("audit masks", seed, session_id)[:SEED_BYTES])',
+                'Stream(digest("audit masks", seed)[:SEED_BYTES])',
+            ),
+        ),
+        (binding.what_a_client_sends_is_uniform,),
+    ),
     # Set-up
     "Delta": Mask(
         "the receiver of OT extension knows Delta, and so every key",
@@ -661,14 +697,9 @@ MASKS: dict[str, Mask] = {
         ),
         (authenticated.buckets_received,),
     ),
-    "x of an authenticated triple": Mask(
-        "the other party reads the share of a that is opened as d",
-        (("AndMaker.multiply", "a ^ x", "a"),),
-        (authenticated.openings_received,),
-    ),
-    "y of an authenticated triple": Mask(
-        "the other party reads the share of b that is opened as e",
-        (("AndMaker.multiply", "b ^ y", "b"),),
+    "x and y of an authenticated triple": Mask(
+        "the other party reads the shares of a and b that are opened as d and e",
+        (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
         (authenticated.openings_received,),
     ),
     # Selections that stay shared: what hides them is that nobody opens them
@@ -813,7 +844,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "and.tables": ("hashes on a leaky AND's G",),
     "and.tops": ("r on the top of S",),
     "and.buckets": ("y of the others in a bucket",),
-    "and.openings": ("x of an authenticated triple", "y of an authenticated triple"),
+    "and.openings": ("x and y of an authenticated triple",),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -847,6 +878,11 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
+    (
+        "places",
+        "Stream(coin, nonce=table, block=start // 8).words(-(-out.size // 4))",
+    ): "public places",
+    ("compare", "keys -= verifier.constant(theirs.reshape(-1))"): "keys of a verifier",
     ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
@@ -866,8 +902,8 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "half.words(0, begin, begin + ring.packed_words(stop - start, packed_bits))",
     ): "reads a share",
     ("DealtUpload.words", "self.rotations.words(row, start, stop)"): "reads rotations",
-    ("_sum", "upload.half.words(0, first, last)"): "reads a share",
-    ("_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",
+    ("turned_sum", "upload.half.words(0, first, last)"): "reads a share",
+    ("turned_sum", "upload.rotations.words(0, first_turn, last_turn)"): "reads rotations",
     ("discrete_gaussian", "Stream(seed, nonce=block)"): NOISE,
     ("_block", "stream.words(_WORDS)"): NOISE,
     ("run_round", "os_entropy(SEED_BYTES)"): NOISE,
@@ -894,10 +930,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ): "the receiver's ring share, of what is masked",
     ("_permutation", "Stream(seed)"): "a public permutation",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
-    (
-        "AndMaker.multiply",
-        "one.keys ^ masks_of(other) & self.delta",
-    ): "the MAC of what the peer opened",
+    ("authenticate", "*"): "the MACs of what was opened",
     ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
     ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
     ("combine", "*"): "sums of one's own halves",

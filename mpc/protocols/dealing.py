@@ -695,13 +695,15 @@ def _add_entries(
             high = min(low + CHUNK, stop, part.stop)
             for weight in sorted(set(weights)):
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
-                total = _sum(number, members, part, low, high)
+                total = turned_sum(number, members, part, low, high)
                 weighed = out.dtype.type(weight & int(mask))
                 sizes = shape.bits, shape.per_word
                 vectors.add_entries(total, *sizes, weighed, mask, cumulative, low - start, out)
 
 
-def _sum(number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int) -> Ring:
+def turned_sum(
+    number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int
+) -> Ring:
     """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
     shape = uploads[0].shape
     first, last = part.words_of(start, stop)

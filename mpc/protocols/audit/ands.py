@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
-from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
 from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.dealing import Permutation, toss
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK
+from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
@@ -44,6 +44,8 @@ from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 STATISTICAL_BITS = 40
 # The fewest buckets that are filled at once, so that they are small.
 FEWEST = 64
+# Leaky ANDs whose OTs are checked at once: so many that waiting for the peer costs little.
+PORTION = 1 << 16
 # Leaky ANDs that are hashed at once, and then still in the cache.
 _TILE = 1 << 12
 # of leaky ANDs
@@ -104,21 +106,21 @@ class AndMaker:
         buckets = max(count, FEWEST)
         size = bucket or bucket_size(buckets)
         leaky = -(-size * buckets // ALIGN) * ALIGN
-        records = np.empty((leaky, kernels.RECORD), np.uint64)
-        shares = np.empty(leaky // 64, np.uint64)
+        records = self._scratch.array("records", leaky, kernels.RECORD)
+        shares, tests = (self._scratch.array(*each) for each in (("y", leaky // 64), ("T", leaky)))
+        for start in range(0, leaky, PORTION):
+            some, words = (slice(start // unit, (start + PORTION) // unit) for unit in (1, 64))
+            self._leaky(records[some], shares[words], tests[some])
         equality = Equality(self._channel, self._number, self._entropy)
-        for start in range(0, leaky, BLOCK):
-            some = slice(start, min(start + BLOCK, leaky))
-            tests = self._leaky(records[some], shares[some.start // 64 : some.stop // 64])
-            equality.add(tests)
+        equality.add(tests)
         equality.settle("leaky ANDs")
         order = _permutation(toss(self._channel, self._number, self._entropy), size * buckets)
         found = self._combined(records, shares, order.reshape(size, buckets), equality)
         equality.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
-    def _leaky(self, records: Words, shares: Words) -> Words:
-        """Make leaky ANDs, a block of OTs at most: write their records and y, and return T."""
+    def _leaky(self, records: Words, shares: Words, tests: Words) -> None:
+        """Make leaky ANDs, PORTION of them at most: write their records, y (n/64,) and T (n,)."""
         count, delta = len(records), self.delta
         own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
         own_index, peers_index = self._receiver.index, self._sender.index
@@ -140,11 +142,10 @@ class AndMaker:
             hashes = hash_own[:size], hash0[:size], hash1[:size]
             kernels.garble(ours, theirs, *hashes, words, delta, records[some], sent[some])
         received = self._channel.exchange("and.tables", sent)
-        tops, tests = np.empty(count // 64, np.uint64), np.empty(count, np.uint64)
+        tops = np.empty(count // 64, np.uint64)
         kernels.mask_tops(records, received, tops)
         opened = tops ^ self._channel.exchange("and.tops", tops)
         kernels.unmask(records, opened, self._number, delta, tests)
-        return tests
 
     def _correlated(self, records: Words, own: Words, peers: Words) -> Words:
         """Make and check the OTs of leaky ANDs, and return this party's shares (3, n/64).
@@ -179,7 +180,9 @@ class AndMaker:
         theirs = self._channel.exchange("and.buckets", mine)
         bits = np.empty((3, count), np.uint8)
         macs, keys = (np.empty((3, count), np.uint64) for _ in range(2))
-        proofs, wanted = (np.empty((size - 1, count), np.uint64) for _ in range(2))
+        proofs, wanted = (
+            self._scratch.array(name, size - 1, count) for name in ("proofs", "wanted")
+        )
         kernels.combine(
             records, buckets, mine, theirs, self.delta, bits, macs, keys, proofs, wanted
         )
@@ -198,20 +201,27 @@ class AndMaker:
         SECURITY: nothing that is made of it may be opened before `equality` is settled, to which
         the MACs of what is opened here are appended.
         """
-        x, y, z = triples.take(len(a))
-        masked, count = (a ^ x, b ^ y), len(a)
+        count = len(a)
+        x, y, z = triples.take(count)
         mine = np.empty((2, -(-count // 64)), np.uint64)
-        for one, words in zip(masked, mine, strict=True):
-            packing.pack_bits(one.bits, words)
+        for factor, mask, words in zip((a, b), (x, y), mine, strict=True):
+            packing.pack_bits(factor.bits ^ mask.bits, words)
         theirs = self._channel.exchange("and.openings", mine)
-        opened, others = np.empty((2, count), np.uint8), np.empty((2, count), np.uint8)
-        for one, bits, other, words in zip(masked, opened, others, theirs, strict=True):
-            packing.unpack_bits(words, other)
-            np.bitwise_xor(one.bits, other, out=bits)
-            wanted = one.keys ^ masks_of(other) & self.delta
-            self._compare(equality, one.macs & MAC_MASK, wanted & MAC_MASK)
-        d, e = opened
-        return (z ^ x.times(e) ^ y.times(d)).plus(self._number, d & e, self.delta)
+        for factor, mask, words in zip((a, b), (x, y), theirs, strict=True):
+            proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
+            halves = factor.macs, mask.macs, factor.keys, mask.keys
+            kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
+            self._compare(equality, proofs, wanted)
+        # who adds d e: party 0 to its shares, party 1 to its keys of these
+        one, zero = np.uint64(1), np.uint64(0)
+        added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
+        found = AuthenticatedBits(*(np.empty_like(each) for each in z.arrays))
+        opened = mine ^ theirs
+        for its_x, its_y, its_z, plus, out in zip(
+            x.arrays, y.arrays, z.arrays, added, found.arrays, strict=True
+        ):
+            kernels.multiply(its_x, its_y, its_z, opened, plus, out)
+        return found
 
     def _compare(self, equality: Equality, proofs: Words, wanted: Words) -> None:
         """Append the MACs of what this party opened, and what those of the peer have to be."""

@@ -4,8 +4,8 @@ x = x_0 ^ x_1. Party j holds x_j and a MAC of it, M_j = K_(1-j) ^ x_j Delta_(1-j
 K_(1-j) is the other party's. Who opens another x_j has to send Delta_(1-j) along, in effect.
 
 MACs are words of 64 bits, and so is Delta: the low word of the 128 bits of OT extension. Bits that
-came from MACs of ring elements (`audit.macs`) have the lowest MAC_BITS of them: where such bits have a part, the other bits
-of MACs and keys mean nothing, and are left out of what is compared.
+came from MACs of ring elements (`audit.macs`) have the lowest MAC_BITS of them: where such bits
+have a part, the other bits of MACs and keys mean nothing, and are left out of what is compared.
 
 All that is linear over GF(2) each party computes on its own halves.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.audit.macs import MAC_BITS
@@ -42,6 +43,11 @@ class AuthenticatedBits:
         """Return bits that the peer alone knows, as what this party holds of them."""
         return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
 
+    @property
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the shares, the MACs and the keys."""
+        return self.bits, self.macs, self.keys
+
     def __len__(self) -> int:
         return len(self.bits)
 
@@ -49,12 +55,12 @@ class AuthenticatedBits:
         return f"AuthenticatedBits({len(self)}, <secrets>)"
 
     def __xor__(self, other: Self) -> Self:
-        pairs = ((self.bits, other.bits), (self.macs, other.macs), (self.keys, other.keys))
+        pairs = zip(self.arrays, other.arrays, strict=True)
         return type(self)(*(one ^ another for one, another in pairs))
 
     def __getitem__(self, chosen: Any) -> Self:
         """Return some of the bits, as numpy's arrays are indexed."""
-        return type(self)(self.bits[chosen], self.macs[chosen], self.keys[chosen])
+        return type(self)(*(array[chosen] for array in self.arrays))
 
     def times(self, public: Bits) -> Self:
         """Return the products with public bits."""

@@ -169,6 +169,10 @@ class Prover(_End):
         self._channel.send("mac.values", ring.pack(f, bits))
         return at, rows
 
+    def send(self, values: Ring, bits: int) -> int:
+        """Do as `commit` does, but leave the tags to `tags`, and return the position."""
+        return self.commit(values, bits)[0]
+
     def tags(self, at: int, count: int, bits: int) -> Ring:
         """Return tags again: of `count` elements from a position on."""
         f = np.empty((self.mac_bits // TREE_BITS, count), ring.dtype(bits))

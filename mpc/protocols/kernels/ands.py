@@ -7,6 +7,8 @@ from anywhere:
     6      S                      7      the shares of x, y, and z, lowest first
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -134,21 +136,64 @@ def combine(
             for k in range(size):
                 fetch(flat, RECORD * np.int64(buckets[k, i + AHEAD]))
         word, j = i >> 6, i & 63
-        first = records[buckets[0, i]]
+        # not a row of its own, because references to it would be counted
+        first = RECORD * np.int64(buckets[0, i])
         for at in range(3):
-            macs[at, i], keys[at, i] = first[2 * at], first[2 * at + 1]
-        shares = first[7]
+            macs[at, i], keys[at, i] = flat[first + 2 * at], flat[first + 2 * at + 1]
+        x_mac, x_key, z_mac, z_key = macs[0, i], keys[0, i], macs[2, i], keys[2, i]
+        shares = flat[first + 7]
         for k in range(1, size):
-            other = records[buckets[k, i]]
+            other = RECORD * np.int64(buckets[k, i])
             its = _mask(theirs[k - 1, word], j)
             d = _mask(mine[k - 1, word], j) ^ its
-            proofs[k - 1, i] = first[2] ^ other[2]
-            wanted[k - 1, i] = first[3] ^ other[3] ^ (its & delta)
-            macs[0, i] ^= other[0]
-            keys[0, i] ^= other[1]
-            macs[2, i] ^= other[4] ^ (d & other[0])
-            keys[2, i] ^= other[5] ^ (d & other[1])
-            x = other[7] & unit
-            shares ^= x ^ (other[7] & np.uint64(4)) ^ (d & (x << np.uint64(2)))
+            proofs[k - 1, i] = flat[first + 2] ^ flat[other + 2]
+            wanted[k - 1, i] = flat[first + 3] ^ flat[other + 3] ^ (its & delta)
+            x_mac ^= flat[other]
+            x_key ^= flat[other + 1]
+            z_mac ^= flat[other + 4] ^ (d & flat[other])
+            z_key ^= flat[other + 5] ^ (d & flat[other + 1])
+            x = flat[other + 7] & unit
+            shares ^= x ^ (flat[other + 7] & np.uint64(4)) ^ (d & (x << np.uint64(2)))
+        macs[0, i], keys[0, i], macs[2, i], keys[2, i] = x_mac, x_key, z_mac, z_key
         for at in range(3):
             bits[at, i] = (shares >> np.uint64(at)) & unit
+
+
+@kernel("u8[1] u8[1] u8[1] u8[1] u8[1] u8 u8 u8[1]! u8[1]!")
+def authenticate(
+    macs: Words,
+    mask_macs: Words,
+    keys: Words,
+    mask_keys: Words,
+    theirs: Words,
+    delta: np.uint64,
+    counted: np.uint64,
+    proofs: Words,
+    wanted: Words,
+) -> None:
+    """Write the MACs of the masked bits that this party opened, and what the peer's have to be.
+
+    `theirs` are the bits that the peer opened, and `counted` has the bits of MACs that count.
+    """
+    for i in range(macs.shape[0]):
+        its = _mask(theirs[i >> 6], i & 63) & delta
+        proofs[i] = (macs[i] ^ mask_macs[i]) & counted
+        wanted[i] = (keys[i] ^ mask_keys[i] ^ its) & counted
+
+
+@kernel(*(f"{each}[1] {each}[1] {each}[1] u8[2] u8 {each}[1]!" for each in ("u1", "u8")))
+def multiply(
+    x: NDArray[Any],
+    y: NDArray[Any],
+    z: NDArray[Any],
+    opened: Words,
+    added: np.uint64,
+    out: NDArray[Any],
+) -> None:
+    """Set out to z + e x + d y + d e `added`: bits, MACs or keys of products.
+
+    opened (2, words) are d and e.
+    """
+    for i in range(out.shape[0]):
+        d, e = _mask(opened[0, i >> 6], i & 63), _mask(opened[1, i >> 6], i & 63)
+        out[i] = z[i] ^ (e & x[i]) ^ (d & y[i]) ^ (d & e & added)

@@ -10,6 +10,8 @@ from securemedian.mpc.protocols.kernels.jit import callee, kernel
 # Elements of a row that are folded at once: sums of a tree stay in the first-level cache. Whole AES
 # blocks of two elements per byte.
 _TILE = 1 << 11
+# Columns that are transposed at once.
+_COLUMNS = 64
 # Bytes of an AES block.
 _BLOCK = 16
 
@@ -53,3 +55,21 @@ def _spread(leaf: NDArray[Any], halved: bool, start: int, out: NDArray[Any]) -> 
 def _add(values: NDArray[Any], out: NDArray[Any]) -> None:
     for i in range(out.shape[0]):
         out[i] += values[i]
+
+
+@kernel(*(f"{ring}[2] u2[2] {ring}[3]!" for ring in ("u1", "u2")))
+def add_to_places(rows: NDArray[Any], places: NDArray[np.uint16], totals: NDArray[Any]) -> None:
+    """Add column i of rows (e, n) to totals[a, places[a, i]], for each a: totals (t, M, e).
+
+    Columns are transposed, a tile at a time, so that each lies in one place.
+    """
+    near = np.empty((_COLUMNS, rows.shape[0]), rows.dtype)
+    for start in range(0, rows.shape[1], _COLUMNS):
+        count = min(_COLUMNS, rows.shape[1] - start)
+        for c in range(rows.shape[0]):
+            row = rows[c, start : start + count]
+            for i in range(count):
+                near[i, c] = row[i]
+        for i in range(count):
+            for a in range(places.shape[0]):
+                _add(near[i], totals[a, places[a, start + i]])

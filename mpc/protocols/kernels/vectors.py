@@ -422,6 +422,26 @@ def add_turned(
                 row[i] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
 
 
+@kernel(*(f"{word}[2] u2[2] i8 i8 {word}[3]!" for word in WORDS))
+def add_to_places(
+    vectors: NDArray[Any],
+    places: NDArray[np.uint16],
+    bits: int,
+    per_word: int,
+    totals: NDArray[Any],
+) -> None:
+    """Add vector i to totals[:, a, places[a, i]] modulo 2^l, for each a."""
+    tops = _ones(bits, per_word, 1) << np.uint64(bits - 1)
+    for start in range(0, places.shape[1], BLOCK):
+        for k in range(vectors.shape[0]):
+            row = vectors[k, start : start + BLOCK]
+            for a in range(places.shape[0]):
+                to, table = places[a, start : start + BLOCK], totals[k, a]
+                for i in range(row.shape[0]):
+                    total, other = np.uint64(table[to[i]]), np.uint64(row[i])
+                    table[to[i]] = ((total & ~tops) + (other & ~tops)) ^ ((total ^ other) & tops)
+
+
 # four entries or more fill 32 bits only if they have 8 bits at most
 @kernel(
     "u4[2] i8 i8 u1 u1 b1 i8 u1[2]!",

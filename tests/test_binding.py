@@ -1,0 +1,315 @@
+"""The binding of what the servers sum to what the clients have sent."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.errors import PeerDeviated
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.audit.binding import (
+    Binder,
+    compare,
+    fold,
+    fold_shape,
+    masks,
+    places,
+    weighted,
+)
+from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal, sums
+from securemedian.mpc.protocols.kernels import macs as kernels
+from securemedian.mpc.protocols.share import SLICE_ALIGN, WordsUpload
+from tests.parties import run_both
+from tests.test_macs import sessions
+from tests.uniformity import bits_of, check_uniform, looks_uniform
+
+RNG = np.random.default_rng(32)
+COIN, SESSION = bytes(range(16)), bytes(range(100, 116))
+# of vectors in one word and in several, of 32 and of 64 bits, with slots beyond the buckets
+SHAPES = [(16, 4), (16, 5), (12, 4), (4, 2), (3, 4), (32, 5), (8, 9), (16, 16)]
+Uploads = tuple[list[DealtUpload], list[DealtUpload]]
+
+
+class Client:
+    """A client's upload, its values, and the seeds of its masks."""
+
+    def __init__(self, shape: Dealing) -> None:
+        self.index = RNG.integers(0, shape.buckets, shape.dim).astype(np.uint8)
+        self.dealing: OwnDealing = deal(shape)
+        self.rotations = self.dealing.rotations(self.index)
+        self.seeds = RNG.bytes(16), RNG.bytes(16)
+
+    def uploads(self) -> tuple[DealtUpload, DealtUpload]:
+        shape = self.dealing.shape
+        turns = WordsUpload(shape.rotations_layout, self.rotations)
+        return (
+            DealtUpload(shape, self.dealing.seeded, turns),
+            DealtUpload(shape, self.dealing.words, turns),
+        )
+
+    def folds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return what server 0 gets, and server 1."""
+        one, other = (
+            fold(number, upload, SESSION, COIN, self.seeds[number])
+            for number, upload in enumerate(self.uploads())
+        )
+        return other, one
+
+
+def plain(number: int, upload: DealtUpload) -> np.ndarray:
+    """Return a fold without its mask."""
+    seed, shape = bytes(16), upload.shape
+    found = unpack(fold(number, upload, SESSION, COIN, seed), shape)
+    return ring.reduce(found - unpack(masks(seed, SESSION, shape), shape), shape.bits)
+
+
+def unpack(words: np.ndarray, shape: Dealing) -> np.ndarray:
+    return weighted([words], [1], shape)
+
+
+def histogram(index: np.ndarray, shape: Dealing) -> np.ndarray:
+    """Return the fold of what a client has, from the definition."""
+    found = np.zeros(fold_shape(shape), np.int64)
+    for table, g in enumerate(places(COIN, 0, shape.dim)):
+        for j, y in enumerate(index):
+            if y < shape.slots - 1:
+                found[y, table * binding.BUCKETS + int(g[j])] += 1
+    return found
+
+
+def test_places_are_uniform_and_those_of_any_slice() -> None:
+    found = places(COIN, 0, 1 << 16)
+    assert found.shape == (5, 1 << 16) and found.max() == 511
+    assert (places(COIN, 1024, 5001) == found[:, 1024:5001]).all()
+    assert (places(bytes(16), 0, 1 << 16) != found).mean() > 0.99
+    for table in found:
+        check_uniform(bits_of("g", table, 0, 9))
+    check_uniform({f"g of table {a}": table & 1 for a, table in enumerate(found)})
+
+
+@pytest.mark.parametrize(("buckets", "bits"), SHAPES)
+def test_the_folds_of_both_shares_are_that_of_the_values(buckets: int, bits: int) -> None:
+    shape = Dealing(1000, buckets, bits)
+    client = Client(shape)
+    both = [plain(number, upload) for number, upload in enumerate(client.uploads())]
+    assert (ring.reduce(both[0] + both[1] - histogram(client.index, shape), bits) == 0).all()
+
+
+def test_parts_of_a_dealing_are_folded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("securemedian.mpc.protocols.dealing.PART", 400)
+    monkeypatch.setattr(binding, "CHUNK", 2 * SLICE_ALIGN)
+    shape = Dealing(1000, 4, 3)
+    assert len(shape.parts) == 2
+    client = Client(shape)
+    both = [plain(number, upload) for number, upload in enumerate(client.uploads())]
+    assert (ring.reduce(both[0] + both[1] - histogram(client.index, shape), 3) == 0).all()
+
+
+def what_a_client_sends_is_uniform() -> None:
+    """Beside the fold that it hides, and what it sends in another session."""
+    shape = Dealing(3000, 4, 2)
+    client = Client(shape)
+    folded = plain(1, client.uploads()[1])
+    seen: dict[str, np.ndarray] = {}
+    for session in (SESSION, bytes(16)):
+        sent = fold(1, client.uploads()[1], session, COIN, client.seeds[1])
+        seen |= bits_of(f"phi in {session.hex()}", unpack(sent, shape), 0, 2)
+    check_uniform(seen, bits_of("the fold", folded, 0, 2))
+
+
+def test_what_a_client_sends_is_uniform() -> None:
+    what_a_client_sends_is_uniform()
+    shape = Dealing(3000, 16, 4)
+    assert all(map(looks_uniform, Client(shape).folds()))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize(("rows", "count"), [(48, 1000), (48, 64), (4, 65), (4, 1)])
+def test_columns_are_added_to_their_places(dtype: Any, rows: int, count: int) -> None:
+    given = RNG.integers(0, 1 << 16, (rows, count)).astype(dtype)
+    where = RNG.integers(0, 16, (3, count)).astype(np.uint16)
+    totals = RNG.integers(0, 1 << 16, (3, 16, rows)).astype(dtype)
+    want = totals.copy()
+    for a in range(3):
+        np.add.at(want[a], where[a], given.T)
+    kernels.add_to_places(given, where, totals)
+    assert (totals == want).all()
+
+
+# Servers
+
+
+class Collected(Equality):
+    """What a party would compare."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+
+    def add(self, array: Any) -> None:
+        self.arrays.append(array)
+
+
+def pairs_of_sessions(bits: int = 128) -> tuple[Any, Any]:
+    """Return the audit session of each party, with the prover of one direction."""
+    (prover0, verifier1), (prover1, verifier0) = sessions(bits=bits), sessions(bits=bits)
+    for prover, verifier in ((prover0, verifier0), (prover1, verifier1)):
+        prover.delta, prover.sender_leaves = verifier.delta, verifier.sender_leaves
+    return prover0, prover1
+
+
+Change = Callable[[int, int, np.ndarray], None]
+
+
+def change_nothing(number: int, start: int, values: np.ndarray) -> None:
+    pass
+
+
+def bound(
+    shape: Dealing,
+    clients: Sequence[Client],
+    weights: Sequence[int],
+    change: Change = change_nothing,
+    lanes: int = 2,
+    sent: Any = None,
+) -> list[str]:
+    """Return what each party says after F2 to F5, "" if all is right.
+
+    `change` changes its shares.
+    """
+    pair = pairs_of_sessions()
+    channels = [local_pair(20) for _ in range(lanes)]
+    sent = sent or [client.folds() for client in clients]
+    chunk = 3 * SLICE_ALIGN
+
+    def run(number: int) -> str:
+        uploads = [client.uploads()[number] for client in clients]
+        binders = []
+        for lane in range(lanes):
+            channel = channels[lane][number]
+            ends = Prover(pair[number], lane, channel), Verifier(pair[number], lane, channel)
+            binders.append(Binder(*ends, shape))
+        for at, start in enumerate(range(0, shape.dim, chunk)):
+            values = sums(number, uploads, weights, start, min(start + chunk, shape.dim))
+            change(number, start, values)
+            binders[at % lanes].commit(start, values)
+        rho = [masks(client.seeds[number], SESSION, shape) for client in clients]
+        binders[0].commit_masks(weighted(rho, weights, shape))
+        theirs = weighted([each[number] for each in sent], weights, shape)
+        equality = Equality(channels[0][number], number)
+        folds = [binder.folds(COIN) for binder in binders]
+        compare(equality, number, binders[0].verifier, folds, theirs, shape.bits)
+        try:
+            equality.settle("sums")
+        except PeerDeviated as error:
+            return str(error)
+        return ""
+
+    return list(run_both(run))
+
+
+@pytest.mark.parametrize(("buckets", "bits"), SHAPES)
+def test_right_sums_pass_with_any_weights(buckets: int, bits: int) -> None:
+    shape = Dealing(1000, buckets, bits)
+    clients = [Client(shape) for _ in range(3)]
+    assert bound(shape, clients, [1, 1, 1]) == ["", ""]
+    assert bound(shape, clients, [1, 7, 300], lanes=1) == ["", ""]
+
+
+@pytest.mark.parametrize("cheat", [0, 1])
+@pytest.mark.parametrize(("y", "j", "by"), [(0, 0, 1), (14, 999, 8)])
+def test_a_sum_that_is_wrong_in_one_place_is_found(cheat: int, y: int, j: int, by: int) -> None:
+    shape = Dealing(1000, 16, 4)
+    clients = [Client(shape) for _ in range(2)]
+
+    def change(number: int, start: int, values: np.ndarray) -> None:
+        if number == cheat and start <= j < start + values.shape[1]:
+            values[y, j - start] += np.uint8(by)
+
+    said = bound(shape, clients, [1, 1], change)
+    assert said == ["sums: the peer deviated from the protocol"] * 2
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_fold_that_is_wrong_is_found(server: int) -> None:
+    shape = Dealing(1000, 16, 4)
+    clients = [Client(shape) for _ in range(2)]
+    sent = [[each.copy() for each in client.folds()] for client in clients]
+    sent[1][server][77] ^= np.uint64(1)
+    assert all(bound(shape, clients, [1, 1], sent=sent))
+
+
+def test_weights_that_only_one_side_takes_are_found() -> None:
+    shape = Dealing(500, 16, 4)
+    clients = [Client(shape) for _ in range(2)]
+
+    def change(number: int, start: int, values: np.ndarray) -> None:
+        uploads = [client.uploads()[number] for client in clients]
+        values[...] = sums(number, uploads, [1, 2], start, start + values.shape[1])
+
+    assert all(bound(shape, clients, [1, 1], change))
+    assert not any(bound(shape, clients, [1, 2], change))
+
+
+# Rates
+
+
+def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> float:
+    """Return how often party 0's sum passes that is wrong by `errors` (W-1, d).
+
+    With `guessed`, it adds Delta, as it guesses it, times what its own error folds to.
+    """
+    shape = Dealing(errors.shape[1], 4, 4)
+    hits = 0
+    nothing = np.zeros(fold_shape(shape), np.uint8)
+    for run in range(runs):
+        one, other = sessions(bits=mac_bits)
+        here, there = local_pair(20)
+        prover, verifier = Prover(one, run, here, mac_bits), Verifier(other, run, there, mac_bits)
+        binder = Binder(prover, verifier, shape)
+        binder.commit(0, errors)
+        binder.commit_masks(nothing)
+        coin = RNG.bytes(16)
+        tags, keys = binder.folds(coin)
+        if guessed:
+            # what the errors fold to
+            total = np.zeros((*fold_shape(shape), 1), np.uint8)
+            for y in range(len(errors)):
+                where = places(coin, 0, errors.shape[1])
+                kernels.add_to_places(errors[y : y + 1], where, total[y].reshape(len(where), -1, 1))
+            guess = RNG.integers(0, 2, (mac_bits, 1)).astype(np.uint8)
+            tags = tags + guess * total.reshape(1, -1)
+        collected = Collected()
+        # the keys are those of the only direction there is
+        compare(collected, 0, verifier, [(tags, keys)], nothing, 4)
+        hits += bool((collected.arrays[0] == collected.arrays[1]).all())
+    return hits / runs
+
+
+def near(rate: float, wanted: float, runs: int) -> bool:
+    return abs(rate - wanted) < 5 * (wanted * (1 - wanted) / runs) ** 0.5
+
+
+@pytest.mark.parametrize("by", [1, 8])
+def test_a_wrong_share_passes_if_delta_is_guessed(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E = 4: one in 16."""
+    monkeypatch.setattr(binding, "BUCKETS", 64)
+    errors = np.zeros((3, 12), np.uint8)
+    errors[1, 3] = by
+    assert near(passing(errors, 1000, 4, guessed=True), 2.0**-4, 1000)
+
+
+@pytest.mark.parametrize(("tables", "buckets"), [(1, 4), (2, 4), (2, 2)])
+def test_errors_that_cancel_out_pass_if_they_meet_in_all_tables(
+    tables: int, buckets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a guess: M^-t, of Delta that is 0 in no run."""
+    monkeypatch.setattr(binding, "TABLES", tables)
+    monkeypatch.setattr(binding, "BUCKETS", buckets)
+    errors = np.zeros((3, 12), np.uint8)
+    errors[1, 3], errors[1, 5] = 1, 15
+    assert near(passing(errors, 1000, 16, guessed=False), float(buckets) ** -tables, 1000)
