@@ -12,13 +12,13 @@ from typing import Any
 from securemedian.clients.journal import Journal, Upheld
 from securemedian.clients.service import Service
 from securemedian.clients.upload import by_server
-from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import dealing
-from securemedian.mpc.protocols.audit.binding import folds_of_client
+from securemedian.mpc.protocols.audit.binding import fold
+from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
-from securemedian.mpc.protocols.share import Upload
+from securemedian.mpc.protocols.share import Upload, WordsUpload
 
 ENDED = "published", "failed"
 
@@ -80,16 +80,18 @@ class Folder:
             )
         self._journal.note_fold(round_id, binding, coin)
         self._service.report(f"round {round_id}: answering for the audit")
-        folds = self._folds(upheld, binding, coin)
-        for party, (said, fold) in enumerate(zip((one, other), folds, strict=True)):
+        held, fields = self._held(upheld), {"round": round_id, "binding": binding}
+        for party, said in enumerate((one, other)):
             if not said["folded"]:
-                fields = {"round": round_id, "binding": binding}
-                arrays = {"fold": fold}
+                # of what the other server holds
+                of = 1 - party
+                arrays = {"fold": fold(of, held[of], binding, coin, upheld.masks[of])}
                 self._service.ask("folded", fields, arrays, timeout_s=0.0, party=party)
 
-    def _folds(self, upheld: Upheld, binding: bytes, coin: bytes) -> tuple[Words, Words]:
-        """Return what S0 and S1 get: of what the other one holds of this client, made again."""
+    def _held(self, upheld: Upheld) -> list[DealtUpload]:
+        """Return what S0 and S1 hold of this client, made again."""
         shape, draw = upheld.shape, upheld.draw
         dealt = dealing.deal(shape, draw.entropy())
+        rotations = WordsUpload(shape.rotations_layout, upheld.rotations)
         halves: tuple[Upload, Upload] = by_server(dealt.seeded, dealt.words, draw.index)
-        return folds_of_client(shape, halves, upheld.rotations, coin, upheld.masks, binding)
+        return [DealtUpload(shape, half, rotations) for half in halves]

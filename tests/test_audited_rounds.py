@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
-from securemedian.mpc.errors import RoundFailed
+from securemedian.common.deviations import Deviation
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.laboratory import daemons
+from securemedian.laboratory.processes import Processes
+from securemedian.mpc.errors import ReceiptInvalid, RoundFailed
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 from securemedian.servers.machine.selection import MISFOLDED, SILENT
 from tests.daemons import Pair, in_background, running, wait_until
 
@@ -160,3 +167,32 @@ def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
     clients[2].result(round_id, 60)
     join()
     assert len(clients[2].receipt(round_id).record.included) == 3
+
+
+@pytest.mark.parametrize("how", ["rank", "tables", "open-bits"])
+def test_a_server_that_deviates_once_it_is_bound_is_found(
+    tmp_path: Path, opened: ExitStack, how: str
+) -> None:
+    """What it opens is another rank, another bit of the counts, or a false bit."""
+    names = daemons.make(tmp_path, 4)
+    processes = opened.enter_context(Processes(tmp_path))
+    coordinator = opened.enter_context(Coordinator.from_config(tmp_path / "coordinator.toml"))
+    daemons.start(processes, tmp_path, {"s1": how})
+    method = Bucketed(audit=True)
+    round_id = coordinator.open_round(
+        RoundParams(method, dim=DIM, max_clients=4), MODEL, ConstantRange(1.0)
+    )
+    clients = [
+        opened.enter_context(Client.from_config(tmp_path / f"{name}.toml")) for name in names
+    ]
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    with pytest.raises(RoundFailed, match="the peer deviated: s0 has signed that s1 does not"):
+        results(clients, round_id)
+    status = coordinator.status(round_id)
+    assert status.opened == "maybe"
+    said = Deviation.check(status.deviation, coordinator.config.s0.signing_key)
+    assert (said.server, said.round) == ("s0", round_id)
+    assert said.params == RoundParams.from_dict(status.params).digest.hex()
+    with pytest.raises(ReceiptInvalid, match="not signed"):
+        Deviation.check(status.deviation, coordinator.config.s1.signing_key)

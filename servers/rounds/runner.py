@@ -19,7 +19,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     from_code,
 )
-from securemedian.mpc.protocols.audit.binding import packed_fold_words
+from securemedian.mpc.protocols.audit.binding import fold_words
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.engine import Engine
@@ -191,7 +191,7 @@ class RoundRunner:
             limits, params = server_round.limits, server_round.params
             # a check must not take longer than run_s
             limit_s = min(params.deadline_s, limits.run_s / 2)
-            folds = Folds(clients, packed_fold_words(shape))
+            folds = Folds(clients, fold_words(shape))
             engine.bind(self._input(entry), folds, limit_s, spool.examination(clients))
         elif shape and not server_round.coin:
             engine.toss(server_round.tokens_of)
