@@ -15,7 +15,7 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, VersionsDiffer, cut,
 from securemedian.mpc.rounds.params import RoundParams
 
 # What parties say to each other: requests, the messages between the servers, and what a round
-# computes. 1: release 1.0.0rc1. 2: audited rounds.
+# computes. 1: release 1.0.0rc1. 2: release 1.0.0, with what has `since=2`.
 WIRE = 2
 # the lowest that this release speaks
 LOWEST_WIRE = 1

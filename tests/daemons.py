@@ -222,6 +222,11 @@ class Pair:
         assert self._processes[server].poll() is None, self._log(server).read_text()
         return any(event["event"] == name for event in self.events(server)[before:])
 
+    @property
+    def running(self) -> set[str]:
+        """The servers that were started and not stopped."""
+        return set(self._processes)
+
     def link(self) -> None:
         """Wait until both servers see each other."""
         for server in ("s0", "s1"):

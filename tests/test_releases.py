@@ -1,0 +1,183 @@
+"""Parties of this release with those of the release before, whose wheel is in tests/releases."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import securemedian
+from securemedian import Client, ConstantRange, Coordinator, RoundParams
+from securemedian.common.versions import WIRE
+from securemedian.mpc.errors import VersionsDiffer
+from tests import releases
+from tests.daemons import Pair
+from tests.releases import WHEEL, Release
+
+DIM = 6
+MODEL = np.zeros(DIM, np.float32)
+BUCKETED = RoundParams.from_dict({"method": "bucketed", "dim": DIM, "max_clients": 2})
+RADIX = RoundParams.from_dict({"method": "radix", "dim": DIM, "max_clients": 2})
+RANGE = ConstantRange(initial=1.0)
+LIMIT_S = 60.0
+BOTH = ("s0", "s1")
+# what the two clients submit, and the lower median of both
+ONE, OTHER = [-0.5, 0.5, 0.25, -0.25, 0.0, 0.75], [0.5, -0.5, 0.5, 0.25, 0.125, 0.0]
+LOWER = [min(pair) for pair in zip(ONE, OTHER, strict=True)]
+
+# a client's part in a round: it submits the last argument, and prints its result
+CLIENT = """
+import json, numpy as np
+from securemedian import Client
+config, *rest = sys.argv[1:]
+with Client.from_config(config) as client:
+    current = client.wait_for_round(60)
+    if rest:
+        client.submit(np.array(json.loads(rest[0]), np.float32))
+        print(json.dumps(client.result(timeout_s=60).tolist()))
+    else:
+        client._sender._dealer.join()
+"""
+# the coordinator opens a round of these parameters, from a model of zeros if there is a range
+COORDINATOR = """
+import json, numpy as np
+from securemedian import ConstantRange, Coordinator, RoundParams
+config, params, radius = sys.argv[1:]
+params = RoundParams.from_dict(json.loads(params))
+start = float(radius) and {
+    "model": np.zeros(params.dim, np.float32), "range_policy": ConstantRange(initial=float(radius))
+}
+with Coordinator.from_config(config) as coordinator:
+    print(coordinator.open_round(params, **(start or {})))
+"""
+
+
+@pytest.fixture(scope="module")
+def older(request: pytest.FixtureRequest) -> Release:
+    """Return the release before this one."""
+    cache = request.config.cache
+    assert cache
+    return releases.unpacked(cache)
+
+
+class Parties:
+    """Two servers, two clients and a coordinator, each of either release."""
+
+    def __init__(self, folder: Path, older: Release) -> None:
+        self.older, self.pair = older, Pair(folder, clients=2)
+
+    def start(self, *of_older: str) -> None:
+        """Start the servers that do not run, of the older release or of this one."""
+        for server in sorted({"s0", "s1"} - self.pair.running):
+            self.pair.start(server, program=self.older.command if server in of_older else ())
+        self.pair.link()
+
+    def config(self, name: str) -> str:
+        return str(self.pair.folder / f"{name}.toml")
+
+    def open(self, params: RoundParams, anew: bool, by_older: bool) -> str:
+        """Open a round, which starts from a model of zeros or goes on with the run."""
+        if by_older:
+            given = json.dumps(params.to_dict()), str(RANGE.initial if anew else 0.0)
+            return self.older.run(COORDINATOR, self.config("coordinator"), *given).strip()
+        with Coordinator.from_config(self.config("coordinator")) as coordinator:
+            if anew:
+                return coordinator.open_round(params, MODEL, RANGE)
+            return coordinator.open_round(params)
+
+    def take_part(self, name: str = "client-1") -> list[float]:
+        """Let `name`, of the older release, and the other client submit, and return the result."""
+        (other,) = set(self.pair.names) - {name}
+        began = self.older.begin(CLIENT, self.config(name), json.dumps(ONE))
+        try:
+            with Client.from_config(self.config(other)) as client:
+                client.wait_for_round(LIMIT_S)
+                client.submit(np.array(OTHER, np.float32))
+                ours: list[float] = client.result(timeout_s=LIMIT_S).tolist()
+        finally:
+            theirs = self.older.finish(began)
+        assert json.loads(theirs) == ours
+        return ours
+
+
+@pytest.fixture
+def parties(tmp_path: Path, older: Release) -> Iterator[Parties]:
+    made = Parties(tmp_path, older)
+    yield made
+    made.pair.close()
+
+
+def test_the_release_is_the_one_before(older: Release) -> None:
+    text = "import securemedian\nfrom securemedian.common.versions import WIRE\n"
+    release, wire = older.run(f"{text}print(securemedian.__version__, WIRE)").split()
+    assert release in WHEEL.name and release != securemedian.__version__
+    assert int(wire) in (WIRE - 1, WIRE) and WHEEL.stat().st_size < 1.5e6
+
+
+@pytest.mark.slow
+def test_a_round_with_one_server_and_one_client_of_the_release_before(parties: Parties) -> None:
+    parties.start("s0")
+    said = {server: parties.pair.caller("client-1", server).ask("info").fields for server in BOTH}
+    assert said["s0"]["release"] in WHEEL.name
+    assert said["s1"]["release"] == securemedian.__version__
+    parties.open(RADIX, anew=False, by_older=False)
+    assert parties.take_part() == LOWER
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("server", BOTH)
+def test_one_server_after_the_other_is_updated_within_a_run(parties: Parties, server: str) -> None:
+    parties.start(server)
+    first = parties.open(BUCKETED, anew=True, by_older=server == "s1")
+    assert parties.take_part("client-1") == pytest.approx(LOWER, abs=0.1)
+    parties.open(RADIX, anew=False, by_older=server == "s0")
+    assert parties.take_part("client-2") == LOWER
+    assert parties.pair.stop(server) == 0
+    # with the state that the older release has left
+    parties.start()
+    assert parties.pair.status(server, first)["state"] == "published"
+    assert parties.open(BUCKETED, anew=False, by_older=True).startswith("3-")
+    assert parties.take_part("client-1") == pytest.approx(LOWER, abs=0.1)
+
+
+@pytest.mark.release
+def test_clients_are_updated_and_go_back_between_dealing_and_upload(parties: Parties) -> None:
+    """What one release has kept of a dealing, the other goes on with."""
+    parties.start()
+    parties.open(BUCKETED, anew=True, by_older=True)
+    parties.older.run(CLIENT, parties.config("client-1"))
+    with Client.from_config(parties.config("client-2")) as client:
+        client.wait_for_round(LIMIT_S)
+        dealer = client._sender._dealer
+        assert dealer
+        dealer.join()
+    began = parties.older.begin(CLIENT, parties.config("client-2"), json.dumps(ONE))
+    with Client.from_config(parties.config("client-1")) as client:
+        assert not client.wait_for_round(LIMIT_S).dealing_lost
+        client.submit(np.array(OTHER, np.float32))
+        ours = client.result(timeout_s=LIMIT_S).tolist()
+    assert json.loads(parties.older.finish(began)) == ours == pytest.approx(LOWER, abs=0.1)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("server", BOTH)
+def test_a_server_two_releases_off_is_refused_in_words(parties: Parties, server: str) -> None:
+    """At both, and whichever is the older one."""
+    (later,) = set(BOTH) - {server}
+    program = f"""
+import sys
+from securemedian import cli
+from securemedian.common import versions
+versions.WIRE, versions.LOWEST_WIRE = {WIRE + 2}, {WIRE + 1}
+sys.exit(cli.main())
+"""
+    parties.pair.start(server, program=parties.older.command)
+    parties.pair.start(later, program=["-c", program])
+    parties.pair.link()
+    for one, other, older in ((server, later, "this side"), (later, server, server)):
+        problem = parties.pair.caller("client-1", one).ask("info").fields["peer_problem"]
+        assert problem.startswith(f"{other} runs release ") and problem.endswith(f"update {older}")
+    who = "S0" if later == "s0" else "s1"
+    with pytest.raises(VersionsDiffer, match=f"{who} runs release .*wire version {WIRE + 1} to"):
+        parties.open(RADIX, anew=False, by_older=False)
