@@ -44,7 +44,12 @@ def opened() -> Iterator[ExitStack]:
 
 
 def open_round(pair: Pair, audit: bool = True, **params: Any) -> str:
-    given = {"method": "bucketed", "dim": DIM, "max_clients": 3, "min_clients": 2} | params
+    given: dict[str, Any] = {
+        "method": "bucketed",
+        "dim": DIM,
+        "max_clients": 3,
+        "min_clients": 2,
+    } | params
     return str(pair.open(model=MODEL, audit=audit, **given))
 
 
@@ -90,9 +95,10 @@ def test_an_audited_round_publishes_the_same(pair: Pair, opened: ExitStack) -> N
 
 def await_folds(pair: Pair) -> None:
     """Wait until both servers ask for folds."""
-    for server in ("s0", "s1"):
-        asked = partial(pair.caller("coordinator", server).ask, "status", round="")
-        wait_until(lambda asked=asked: asked().fields["phase"] == "waiting for folds")
+    callers = [pair.caller("coordinator", server) for server in ("s0", "s1")]
+    wait_until(
+        lambda: {one.ask("status").fields["phase"] for one in callers} == {"waiting for folds"}
+    )
 
 
 def test_a_client_that_dies_before_it_answers_comes_back(pair: Pair, opened: ExitStack) -> None:

@@ -246,7 +246,8 @@ def test_what_deviates_is_signed_and_fails_the_round_for_good(
     found = Deviation.check(said, SIGNING[0].public)
     assert (found.round, found.server, found.time) == (round_id, "s0", s0.now)
     assert found.what == "another sum than what it is bound to"
-    for wrong in ({}, said | {"record": "00"}, said | {"signature": "00"}):
+    broken: list[dict[str, str]] = [{}, said | {"record": "00"}, said | {"signature": "00"}]
+    for wrong in broken:
         with pytest.raises(ReceiptInvalid):
             Deviation.check(wrong, SIGNING[0].public)
     with pytest.raises(ReceiptInvalid, match="not signed"):
@@ -278,7 +279,7 @@ def test_a_round_that_is_not_audited_takes_neither_masks_nor_folds(tmp_path: Pat
     round_id = s0.open()
     layout = plain.layout
     s0.deal(s0.keys[0], round_id)
-    arrays = {
+    arrays: dict[str, Any] = {
         "share": np.zeros((layout.rows, layout.row_words), np.uint64),
         "masks": np.zeros(16, np.uint8),
     }
@@ -314,6 +315,7 @@ def test_both_servers_agree_on_who_has_answered(missing: str) -> None:
 # Policies and options
 
 
+RAY = EngineConfig("ray")
 AUDITS = [Policy(audit=True), ClientPolicy(audit=True)]
 
 
@@ -346,11 +348,9 @@ def test_what_cannot_be_audited_is_refused_in_words(options: dict[str, Any], wor
 @pytest.mark.parametrize("how", ["silent", "ray"])
 def test_a_server_that_cannot_audit_refuses_in_words(tmp_path: Path, how: str) -> None:
     s0 = Server(0, tmp_path, AUDITED)
-    if how == "silent":
-        changed = {"protocol": replace(s0.config.protocol, ot_extension="silent")}
-    else:
-        changed = {"engine": EngineConfig("ray")}
-    s0.rounds.reload(replace(s0.config, **changed))
+    silent = replace(s0.config.protocol, ot_extension="silent")
+    protocol, engine = (silent, s0.config.engine) if how == "silent" else (s0.config.protocol, RAY)
+    s0.rounds.reload(replace(s0.config, protocol=protocol, engine=engine))
     s0.ask_to_open()
     refused = s0.replies[-1].fields
     assert refused["code"] == ConfigError.code

@@ -253,9 +253,10 @@ class RoundFacts:
     @property
     def folding(self) -> bool:
         """Whether the check under way is of folds: all these clients' dealings have passed."""
-        return bool(self.under_check) and self._may_fold(self.under_check)
+        return bool(self.under_check) and self.may_fold(self.under_check)
 
-    def _may_fold(self, clients: Collection[str]) -> bool:
+    def may_fold(self, clients: Collection[str]) -> bool:
+        """Return whether a check of these clients is of their folds, and not of dealings."""
         return self.audited and self.passed.issuperset(clients)
 
     @property

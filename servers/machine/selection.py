@@ -281,7 +281,7 @@ class RoundSelection(RoundFacts):
         """
         if not self.dealt and self.setbacks >= self.runs:
             return False
-        if self._may_fold(clients):
+        if self.may_fold(clients):
             return not self.under_check and clients == self.included != self.folded
         if self.params.method.compares_lengths:
             anew = not self.passed.issuperset(clients)

@@ -64,7 +64,7 @@ class ServerRound(RoundSelection):
 
     def _use_of(self, clients: Sequence[str]) -> events.Use:
         """Return what a check of these clients uses."""
-        if self._may_fold(clients):
+        if self.may_fold(clients):
             return events.Use.FOLDS
         return events.Use.CHECK if self.dealt else events.Use.PROTOCOL
 

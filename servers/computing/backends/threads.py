@@ -11,7 +11,7 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, Opened
 from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -187,11 +187,12 @@ class ThreadComputation:
         self.establish()
         self._auditor, channel = None, self._parties[0].channel
         channel.restart_rounds()
+        dealt = [upload for upload in given.uploads if isinstance(upload, DealtUpload)]
         auditor = Auditor.bind(
             self._parties,
             given.params,
             self._protocol,
-            given.uploads,
+            dealt,
             given.weights,
             given.masks,
             self._new_binding(channel),
@@ -228,7 +229,7 @@ class ThreadComputation:
         if auditor is None:
             raise LocalProtocolError("an audited round was to run before its folds were compared")
         outcome = self._run(given, progress, shard)
-        auditor.prove(outcome.values[0], progress)
+        auditor.prove(given.params.method.public(outcome.values)[0], progress)
         return replace(outcome, cost=outcome.cost.after(auditor.cost.as_checking()))
 
     def _run(self, given: RoundInput, progress: Progress, shard: Shard | None) -> Outcome:
