@@ -13,6 +13,7 @@ import pytest
 
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.kernels import (
+    comparing,
     extension,
     gaussian,
     lpn,
@@ -278,6 +279,58 @@ def test_vectors(slots: int, bits: int, per_word: int) -> None:
                 vectors.add_entries(have, bits, per_word, weighed, mask, cumulative, 5, out)
             assert not out[:, :5].any()
             assert (out[:, 5:].astype(object) == want % 2**small).all()
+
+
+def unpacked(packed: np.ndarray, slot: int, components: int) -> np.ndarray:
+    """Return the components of packed tags, (e, n), as whole numbers."""
+    shifts = np.arange(0, 64, slot, dtype=np.uint64)
+    slots = packed[:, None] >> shifts[:, None] & np.uint64((1 << slot) - 1)
+    return slots.reshape(-1, packed.shape[1])[:components].astype(np.int64)
+
+
+@pytest.mark.parametrize("components", [4, 48])
+@pytest.mark.parametrize("slot", [4, 8, 16])
+def test_packed_tags(slot: int, components: int) -> None:
+    """Over more elements than are in the cache, against plain numpy on components."""
+    count, top = comparing.BLOCK + 70, 1 << slot
+    width = -(-components * slot // 64)
+
+    def random_tags() -> tuple[np.ndarray, np.ndarray]:
+        # above the slot, there is anything
+        rows = RNG.integers(0, 1 << 16, (components, count)).astype(np.uint16)
+        rows = rows.astype(np.uint8) if slot < 16 else rows
+        out = words(width, count)
+        comparing.pack(rows, slot, out)
+        return rows.astype(np.int64) % top, out
+
+    (rows, tags), (others, partners) = random_tags(), random_tags()
+    assert (unpacked(tags, slot, 64 * width // slot)[:components] == rows).all()
+    assert not unpacked(tags, slot, 64 * width // slot)[components:].any()
+
+    delta_bits = RNG.integers(0, 2, (components, 1)).astype(np.uint8)
+    delta, out = np.empty((width, 1), np.uint64), np.empty_like(tags)
+    comparing.pack(delta_bits, slot, delta)
+    public = RNG.integers(0, top, count).astype(np.uint16)
+    for given in (public,) if slot == 16 else (public, public.astype(np.uint8)):
+        comparing.add_constants(tags, given, delta[:, 0], slot, out)
+        want = (rows + delta_bits.astype(np.int64) * public) % top
+        assert (unpacked(out, slot, components) == want).all()
+
+    comparing.subtract_double(tags, partners, slot, out)
+    assert (unpacked(out, slot, components) == (rows - 2 * others) % top).all()
+
+    order = RNG.permutation(count).astype(np.uint32)
+    flips = RNG.integers(0, 2, count).astype(np.uint8)
+    for bits in (2, slot - 1, slot):
+        comparing.join(tags, partners, order, flips, delta[:, 0], slot, bits, out)
+        added = rows + others[:, order] - delta_bits
+        want = np.where(flips, added, rows - others[:, order]) % (1 << bits)
+        assert (unpacked(out, slot, components) == want).all()
+
+    lowest = np.empty(count, np.uint64)
+    comparing.low_bits(tags, slot, lowest)
+    places = np.arange(components, dtype=np.uint64)[:, None]
+    assert (lowest == ((rows & 1).astype(np.uint64) << places).sum(axis=0)).all()
 
 
 @pytest.mark.parametrize("thresholds", [2, 3, 7, 8, 15, 300])

@@ -66,10 +66,11 @@ def holds(
     return bool((ring.reduce(keys, bits) == ring.reduce(want, bits)).all())
 
 
+@pytest.mark.parametrize("native_aes", [True, False])
 @pytest.mark.parametrize("bits", range(1, 17))
-def test_keys_are_tags_plus_delta_times_values(bits: int) -> None:
+def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> None:
     """Of calls one after another, and again from their positions."""
-    prover, verifier, delta = ends()
+    prover, verifier, delta = ends(sessions(native_aes))
     seen = []
     for count in COUNTS:
         values = random_values(count, bits)

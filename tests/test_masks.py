@@ -44,6 +44,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_ands as authenticated
 from tests import test_binding as binding
+from tests import test_comparing as comparing
 from tests import test_dealing as dealings
 from tests import test_macs as macs
 from tests import test_output_shares as shares
@@ -702,6 +703,17 @@ MASKS: dict[str, Mask] = {
         (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
         (authenticated.openings_received,),
     ),
+    "partners on the bits of a share": Mask(
+        "the other party reads the bits of the share of every count that is compared",
+        (
+            (
+                "SignProver._make_partners",
+                "self._randomness.words(ring.packed_words(count, 1))",
+                "np.zeros(ring.packed_words(count, 1), np.uint64)",
+            ),
+        ),
+        (comparing.claims_received,),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
@@ -833,6 +845,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "open.ring": "the result, or the sum of the kept values",
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
+    "audit.claims": ("partners on the bits of a share",),
     "audit.commit": "a hash of what is opened next",
     "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",
@@ -934,6 +947,10 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
     ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
     ("combine", "*"): "sums of one's own halves",
+    ("SignProver._prove_bits", "Stream(seed, nonce=t)"): "a public permutation",
+    ("SignProver.prove", "shares + public"): "a public number on one's own share",
+    ("SignProver._signs", "*"): "sums of one's own halves",
+    ("SignProver._prove_sign", "*"): "what the peer's MACs have to be",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
 }

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, vectors
 from securemedian.mpc.protocols.kernels.native import (
@@ -272,6 +273,22 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
             for (_, leaves), out in zip(ends, rows, strict=True):
                 leaves.rows(None, masks, corrections, out)
             assert (rows[0] == rows[1]).all()
+
+
+@pytest.mark.parametrize("bits", [1, 4, 5, 8, 9, 16])
+def test_leaves_under_macs_of_both_paths_are_the_same(bits: int) -> None:
+    """At both ends, of tiles and of what fills none, from any position on."""
+    made = trees(4)[:12]
+    for at, count in ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000)):
+        values = ring.reduce(words(count), bits)
+        masks = np.zeros(48, values.dtype) - RNG.integers(0, 2, 48).astype(values.dtype)
+        found = []
+        for expander_ in (macs.PortableExpander(made, 5), macs.NativeExpander(made, 5)):
+            f, tags, keys = (np.empty((rows, count), values.dtype) for rows in (12, 48, 48))
+            expander_.commit(at, bits, values, f, tags)
+            expander_.keys(at, bits, masks, f, keys)
+            found.append([ring.reduce(each, bits) for each in (f, tags, keys)])
+        assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 
 def test_leaves_fold_as_they_are_defined() -> None:

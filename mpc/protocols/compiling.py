@@ -8,6 +8,7 @@ from multiprocessing import get_context
 
 from securemedian.mpc.protocols.kernels import (
     ands,
+    comparing,
     extension,
     gaussian,
     lpn,
@@ -29,6 +30,7 @@ from securemedian.mpc.protocols.kernels.native import (
     trees,
     weighing,
 )
+from securemedian.mpc.protocols.kernels.native import macs as native_macs
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
 # Processes that compile at the same time, at most: each takes 200 MB.
@@ -114,8 +116,9 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.taken(params.native_aes)
-    modules = [ands, gaussian, macs, packing, planes, searching, sketching, tables, vectors]
-    modules += [aes, hashing, leaves] if native else [extension]
+    modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
+    modules.append(vectors)
+    modules += [aes, hashing, leaves, native_macs] if native else [extension]
     if processor.taken(True):
         modules.append(weighing)
     if processor.FEATURES:

@@ -268,9 +268,7 @@ class OwnDealing:
         shape, hashes = self.shape, b""
         for number, (part, kept, others) in enumerate(_slots(shape, self._secret)):
             order = Permutation.uniform(Stream(coin, nonce=number), part.others)
-            lying = np.empty_like(others)
-            lying[order.places] = others
-            guards, rest = np.split(lying[order.order], [part.guards])
+            guards, rest = np.split(others[order.sources], [part.guards])
             turns = (kept - rest.reshape(part.partners, part.kept)) & np.uint8(shape.slots - 1)
             ones = (np.arange(shape.slots)[:, None] == guards).astype(np.uint64)
             hashes += _hash(ones, ring.pack(turns, shape.slot_bits))
@@ -498,6 +496,13 @@ class Permutation:
                 draws = stream.words(DRAWS).view(np.uint32)
                 last = vectors.shuffle(order, first, last, draws)
         return cls(places, order)
+
+    @property
+    def sources(self) -> NDArray[np.uint32]:
+        """Return which vector stands at each place of the permutation."""
+        lying = np.empty_like(self.order)
+        lying[self.places] = np.arange(lying.size, dtype=np.uint32)
+        return lying[self.order]
 
 
 class Differences:

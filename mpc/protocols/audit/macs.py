@@ -33,10 +33,14 @@ from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import macs as kernels
+from securemedian.mpc.protocols.kernels.native import macs as native
+from securemedian.mpc.protocols.kernels.native.aes import round_keys
+from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
+from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.mpc.protocols.ot.hash import as_bytes
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import SEED_BYTES, ZEROS, Stream
+from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
 
 # SECURITY: bits of Delta that MACs take, e: a forgery passes with a chance of 2^-MAC_BITS
 MAC_BITS = 48
@@ -113,6 +117,21 @@ class PortableExpander(Expander):
                 yield block, slice(start, stop), total, sums
 
 
+class NativeExpander(Expander):
+    """Leaves that the processor's AES instructions expand."""
+
+    def __init__(self, trees: Trees, nonce: int) -> None:
+        keys = b"".join(leaf or bytes(SEED_BYTES) for tree in trees for leaf in tree)
+        self._keys = round_keys(keys).reshape(len(trees), -1, ROUNDS + 1, BLOCK_WORDS)
+        self._nonce = np.uint64(nonce)
+
+    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
+        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, values, None, f, rows)
+
+    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
+        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, None, masks, f, rows)
+
+
 def _rows_of(block: int) -> slice:
     return slice(TREE_BITS * block, TREE_BITS * (block + 1))
 
@@ -124,7 +143,8 @@ class _End:
         if session.params.ot_field_bits != TREE_BITS:
             raise LocalProtocolError(f"MACs take base OTs with ot_field_bits {TREE_BITS}")
         self._channel = channel
-        self._expander: Expander = PortableExpander(trees, NONCE + lane)
+        expander = NativeExpander if taken(session.params.native_aes) else PortableExpander
+        self._expander: Expander = expander(trees, NONCE + lane)
         self.mac_bits = TREE_BITS * len(trees)
         # AES blocks of each leaf that were used
         self._used = 0

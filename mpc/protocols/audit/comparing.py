@@ -1,0 +1,244 @@
+"""Proofs of the signs of numbers that the two parties share, without any number being opened.
+
+z = z_0 + z_1 mod 2^l, and each party has MACs of its share over Z_2^l (`audit.macs`). Both prove at
+the same time that their shares add up to numbers with the signs that are public:
+
+    halves    A party has MACs of q_t = z_s >> t in Z_2^(l-t) made, for t = 1 .. l-1; q_0 is z_s.
+    bits      d_t = q_t - 2 q_(t+1) in Z_2^(l-t) must be a bit, which is bit t of z_s. *Partners*
+              are random bits beta with MACs in the same ring, P for each d_t, and g guards. All of
+              them are permuted, by a permutation that is tossed when they are fixed. The guards are
+              opened, and for the others h = d_t ^ beta. Then d_t - beta = 0 where h is 0, and
+              d_t + beta - 1 = 0 where it is 1; if d_t is no bit, only if beta is no bit either.
+    modulo 2  The MAC of q_t is, modulo 2, the MAC of bit t of z_s over GF(2), which makes the bit
+              an authenticated one (`audit.bits`).
+    carries   c_1 = a_0 b_0 and c_(t+1) = (a_t ^ c_t)(b_t ^ c_t) ^ c_t by authenticated ANDs, for
+              the bits a of z_0 and b of z_1. The sign is a_(l-1) ^ b_(l-1) ^ c_(l-1).
+    signs     Each party has a share of it, and so knows what the peer's has to be. They are not
+              opened: the MACs that these shares must have are compared.
+
+If k of N items are no bits, all pass with a chance of 1 / C(P N + g, P k), as in `dealing`; P is
+the smallest with which that is at most 2^-CHECK_BITS for every k. The guards, h and what ANDs open
+are uniform. Each step is settled before the next opens anything that the step was to make sure of.
+"""
+
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.dealing import Permutation, partners_of, toss
+from securemedian.mpc.protocols.kernels import comparing as kernels
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+
+# SECURITY: what is no bit passes for one with a chance of 2^-CHECK_BITS
+CHECK_BITS = 40
+# Partners that are opened, per t.
+GUARDS = 64
+
+
+def carries(bits: int) -> int:
+    """Return how many ANDs the sign of one number of `bits` bits takes."""
+    return bits - 1
+
+
+def slot_of(bits: int) -> int:
+    """Return the bits of a slot of packed tags in the ring of `bits` bits: 4, 8 or 16."""
+    return max(4, 1 << (bits - 1).bit_length())
+
+
+def packed(rows: Ring, slot: int) -> Words:
+    """Return component rows (e, n), packed as `kernels.comparing` has them: (K, n)."""
+    out = np.empty((-(-len(rows) * slot // 64), rows.shape[1]), np.uint64)
+    kernels.pack(rows, slot, out)
+    return out
+
+
+def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
+    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, W-1, n) of entries.
+
+    M is `found`, (n,). Rows are of shares, of tags or of keys. H(M) is 0 where M is the last
+    bucket, which is no entry.
+    """
+    out, flat = np.empty((len(rows), 2 * found.size), rows.dtype), rows.reshape(len(rows), -1)
+    last = rows.dtype.type(buckets - 1)
+    kernels.accumulate(flat, found.astype(rows.dtype), last, out)
+    return out
+
+
+def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bits: int) -> Ring:
+    """Return what turns `around` into H(M) - k and H(M-1) - k modulo 2^bits: (2n,), public.
+
+    That is -k and, where H(M) is that of the last bucket, n - k.
+    """
+    added = np.full(2 * found.size, -rank)
+    added[: found.size] += np.where(found == buckets - 1, total, 0)
+    return ring.reduce(added, bits)
+
+
+@dataclass(repr=False)
+class _Side:
+    """What a party has of the numbers of one of the two: tags of its own, or keys of the peer's.
+
+    They are packed, those of q_t and of its partners at place t. `delta` is 0 for tags.
+    """
+
+    delta: Words
+    halves: list[Words]
+    partners: list[Words] = field(default_factory=list)
+
+
+class SignProver:
+    """What proves signs, one after another, on one lane of an audit's session.
+
+    Both parties are prover and verifier at the same time. Used by one thread.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        prover: Prover,
+        verifier: Verifier,
+        ands: AndMaker,
+        entropy: Entropy = os_entropy,
+    ) -> None:
+        self._channel, self._number = party.channel, party.number
+        self._randomness, self._entropy = party.randomness, entropy
+        self._prover, self._verifier, self._ands = prover, verifier, ands
+        self._equality = Equality(party.channel, party.number, entropy)
+
+    def prove(
+        self,
+        shares: RingShare,
+        tags: Ring,
+        keys: Ring,
+        public: Ring,
+        bits: int,
+        negative: Bits,
+        triples: AuthenticatedTriples,
+    ) -> None:
+        """Prove the signs of n numbers modulo 2^bits, while the other party does the same.
+
+        The numbers are the sums of both `shares` (n,) and of `public` (n,). `tags` (e, n) are those
+        of this party's shares, `keys` (e, n) those of the peer's, as rows. `negative` (n,) is 1
+        where a number is negative. Takes `carries` triples per number. Raises PeerDeviated if the
+        peer did not follow the protocol, or if a sign is another.
+        """
+        slot = slot_of(bits)
+        delta = packed(self._verifier.constant(np.ones(1, np.uint8)), slot)[:, 0]
+        own = _Side(np.zeros_like(delta), [packed(tags, slot)])
+        peers = _Side(delta, [packed(keys, slot)])
+        if self._number == 0:
+            shares = RingShare(shares + public)
+        else:
+            # party 0's number is another by `public`
+            kernels.add_constants(peers.halves[0].copy(), public, delta, slot, peers.halves[0])
+        shares = RingShare(ring.reduce(shares, bits))
+        self._halve(shares, bits, own, peers)
+        self._prove_bits(shares, bits, own, peers)
+        self._prove_sign(self._signs(shares, bits, own, peers, triples), negative)
+
+    def _halve(self, shares: RingShare, bits: int, own: _Side, peers: _Side) -> None:
+        """Make MACs of q_t, the shares shifted down by t."""
+        slot, downs = slot_of(bits), range(1, bits)
+        for t in downs:
+            _, rows = self._prover.commit(ring.reduce(shares >> t, bits - t), bits - t)
+            own.halves.append(packed(rows, slot))
+        for t in downs:
+            peers.halves.append(packed(self._verifier.accept(shares.size, bits - t)[2], slot))
+
+    def _prove_bits(self, shares: RingShare, bits: int, own: _Side, peers: _Side) -> None:
+        """Prove that each q_t - 2 q_(t+1) is a bit."""
+        each = partners_of(shares.size, GUARDS, CHECK_BITS)
+        claims = self._make_partners(each * shares.size + GUARDS, bits, own, peers)
+        seed = toss(self._channel, self._number, self._entropy)
+        for t, claimed in enumerate(claims):
+            order = Permutation.uniform(Stream(seed, nonce=t), claimed.size).sources
+            opened = claimed[order]
+            # the guards themselves, and h of the others
+            opened[GUARDS:].reshape(each, -1)[...] ^= (shares >> t & 1).astype(np.uint8)
+            words = self._channel.exchange("audit.claims", ring.pack(opened, 1))
+            theirs = ring.unpack(words, 1, opened.size)
+            sides = [(own, opened), (peers, theirs)]
+            # in the same order at both: what party 0 proves comes first
+            for side, bits_of in sides if self._number == 0 else reversed(sides):
+                self._add_differences(side, t, bits, order, bits_of)
+        self._equality.settle("the bits of shares")
+
+    def _make_partners(self, count: int, bits: int, own: _Side, peers: _Side) -> list[Bits]:
+        """Return random bits for each t, of which MACs were made."""
+        slot, claims = slot_of(bits), []
+        for t in range(bits - 1):
+            words = self._randomness.words(ring.packed_words(count, 1))
+            claims.append(ring.unpack(words, 1, count).astype(np.uint8, copy=False))
+            own.partners.append(packed(self._prover.commit(claims[t], bits - t)[1], slot))
+        for t in range(bits - 1):
+            peers.partners.append(packed(self._verifier.accept(count, bits - t)[2], slot))
+        return claims
+
+    def _add_differences(
+        self, side: _Side, t: int, bits: int, order: NDArray[np.uint32], opened: Bits
+    ) -> None:
+        """Append tags or keys of what must be 0 to what is compared."""
+        slot = slot_of(bits)
+        items = np.empty_like(side.halves[t])
+        kernels.subtract_double(side.halves[t], side.halves[t + 1], slot, items)
+        # guards are partners of nothing
+        beside = chain([np.zeros((len(items), GUARDS), np.uint64)], repeat(items))
+        borders = range(GUARDS, order.size, items.shape[1])
+        parts = np.split(order, borders), np.split(opened, borders)
+        # `beside` has no end
+        for each, some, told in zip(beside, *parts, strict=False):
+            out = np.empty_like(each)
+            kernels.join(each, side.partners[t], some, told, side.delta, slot, bits - t, out)
+            self._equality.add(out)
+
+    def _signs(
+        self,
+        shares: RingShare,
+        bits: int,
+        own: _Side,
+        peers: _Side,
+        triples: AuthenticatedTriples,
+    ) -> AuthenticatedBits:
+        """Return shares of the signs, of which ANDs are right."""
+        slot = slot_of(bits)
+
+        def both(t: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
+            """Return bit t of z_0, and of z_1."""
+            mine = (shares >> t & 1).astype(np.uint8)
+            sides = (
+                AuthenticatedBits.of_own(mine, _low_bits(own.halves[t], slot)),
+                AuthenticatedBits.of_peer(_low_bits(peers.halves[t], slot)),
+            )
+            return sides if self._number == 0 else sides[::-1]
+
+        carry = self._ands.multiply(*both(0), triples, self._equality)
+        for t in range(1, bits - 1):
+            a, b = both(t)
+            carry ^= self._ands.multiply(a ^ carry, b ^ carry, triples, self._equality)
+        self._equality.settle("the openings of ANDs")
+        a, b = both(bits - 1)
+        return a ^ b ^ carry
+
+    def _prove_sign(self, sign: AuthenticatedBits, negative: Bits) -> None:
+        """Compare the MACs of the shares of signs that are public."""
+        needed = sign.keys ^ masks_of(sign.bits ^ negative) & self._ands.delta
+        sides = [sign.macs, needed]
+        for words in sides if self._number == 0 else reversed(sides):
+            self._equality.add(words & MAC_MASK)
+        self._equality.settle("the published buckets")
+
+
+def _low_bits(tags: Words, slot: int) -> Words:
+    """Return the words of MACs over GF(2): packed tags or keys modulo 2."""
+    out = np.empty(tags.shape[1], np.uint64)
+    kernels.low_bits(tags, slot, out)
+    return out

@@ -1,0 +1,171 @@
+"""The inner loops of proofs on authenticated shares (`audit.comparing`).
+
+Tags (and keys) of n ring elements are *packed*: e components in slots of s = 4, 8 or 16 bits, 64/s
+of them to a word: component c of element i stands in word c s // 64 of column i of an array (K, n)
+at the bits [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word, and
+what is permuted is few words per element. Of a slot, only the low bits of the ring count.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Bits, Words
+from securemedian.mpc.protocols.kernels.jit import callee, kernel
+
+FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+# Elements that a loop works on while they are in the cache.
+BLOCK = 1 << 10
+RINGS = ("u1", "u2")
+
+
+@kernel(*(f"{ring}[2] {ring}[1] {ring} {ring}[2]!" for ring in RINGS))
+def accumulate(rows: NDArray[Any], buckets: NDArray[Any], last: Any, out: NDArray[Any]) -> None:
+    """Add up the entries of each coordinate up to its bucket, and below it.
+
+    A row has entry j of coordinate i at j n + i, for n buckets. Row r of `out` (e, 2n) gets the sum
+    of the entries 0..buckets[i] at i, and that of those below buckets[i] at n + i. In bucket
+    `last`, the first of these is 0.
+    """
+    count = buckets.shape[0]
+    ends = np.empty(BLOCK, rows.dtype)
+    for start in range(0, count, BLOCK):
+        here = buckets[start : start + BLOCK]
+        stops = ends[: here.shape[0]]
+        for i in range(here.shape[0]):
+            stops[i] = here[i] + 1 if here[i] < last else 0
+        for r in range(rows.shape[0]):
+            upper = out[r, start : start + here.shape[0]]
+            lower = out[r, count + start : count + start + here.shape[0]]
+            upper[:] = 0
+            lower[:] = 0
+            for j in range(rows.shape[1] // count):
+                at = j * count + start
+                entries = rows[r, at : at + here.shape[0]]
+                _add_where(entries, stops, rows.dtype.type(j), upper)
+                _add_where(entries, here, rows.dtype.type(j), lower)
+
+
+@callee
+def _add_where(entries: NDArray[Any], ends: NDArray[Any], number: Any, out: NDArray[Any]) -> None:
+    """Add the entries with this number to the sums that end after it."""
+    for i in range(out.shape[0]):
+        if number < ends[i]:
+            out[i] += entries[i]
+
+
+@kernel(*(f"{ring}[2] i8 u8[2]!" for ring in RINGS))
+def pack(rows: NDArray[Any], slot: int, out: Words) -> None:
+    """Pack component rows (e, n): of each number, the low bits that fill a slot."""
+    each, mask = 64 // slot, FULL >> np.uint64(64 - slot)
+    for start in range(0, rows.shape[1], BLOCK):
+        stop = min(start + BLOCK, rows.shape[1])
+        out[:, start:stop] = 0
+        for c in range(rows.shape[0]):
+            _put(rows[c, start:stop], mask, np.uint64(c % each * slot), out[c // each, start:stop])
+
+
+@callee
+def _put(row: NDArray[Any], mask: np.uint64, up: np.uint64, out: Words) -> None:
+    for i in range(out.shape[0]):
+        out[i] |= (np.uint64(row[i]) & mask) << up
+
+
+@callee
+def _slots(slot: int) -> np.uint64:
+    """Return a word with 1 in each slot."""
+    return FULL // (FULL >> np.uint64(64 - slot))
+
+
+@callee
+def _plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
+    return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
+
+
+@callee
+def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
+    return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
+
+
+@kernel(*(f"u8[2] {ring}[1] u8[1] i8 u8[2]!" for ring in RINGS))
+def add_constants(tags: Words, values: NDArray[Any], delta: Words, slot: int, out: Words) -> None:
+    """Set `out` to the keys of x + a: keys of x plus a Delta, for public a (n,) that fit a slot.
+
+    `delta` (K,) has the bits of Delta packed.
+    """
+    tops = _slots(slot) << np.uint64(slot - 1)
+    for k in range(tags.shape[0]):
+        for i in range(tags.shape[1]):
+            out[k, i] = _plus(tags[k, i], np.uint64(values[i]) * delta[k], tops)
+
+
+@kernel("u8[2] u8[2] i8 u8[2]!")
+def subtract_double(tags: Words, others: Words, slot: int, out: Words) -> None:
+    """Set `out` to tags of x - 2 y."""
+    tops = _slots(slot) << np.uint64(slot - 1)
+    for k in range(tags.shape[0]):
+        for i in range(tags.shape[1]):
+            twice = _plus(others[k, i], others[k, i], tops)
+            out[k, i] = _minus(tags[k, i], twice, tops)
+
+
+@kernel("u8[2] u8[2] u4[1] u1[1] u8[1] i8 i8 u8[2]!")
+def join(
+    tags: Words,
+    partners: Words,
+    order: NDArray[np.uint32],
+    flips: Bits,
+    delta: Words,
+    slot: int,
+    bits: int,
+    out: Words,
+) -> None:
+    """Set column i of `out` to tags of d - p where flips[i] is 0, and of d + p - 1 where it is 1.
+
+    d is element i of `tags`, p element order[i] of `partners`. `delta` is that of keys, and 0 for
+    tags. Only the low `bits` of each slot are left.
+    """
+    ones = _slots(slot)
+    tops, mask = ones << np.uint64(slot - 1), ones * (FULL >> np.uint64(64 - bits))
+    for k in range(tags.shape[0]):
+        row, others, own, to = tags[k], partners[k], delta[k], out[k]
+        for i in range(order.shape[0]):
+            other = others[order[i]]
+            added = _minus(_plus(row[i], other, tops), own, tops)
+            to[i] = (added if flips[i] else _minus(row[i], other, tops)) & mask
+
+
+@kernel("u8[2] i8 u8[1]!")
+def low_bits(tags: Words, slot: int, out: Words) -> None:
+    """Set bit c of out[i] to the lowest bit of component c of element i: the MAC modulo 2."""
+    each, ones = np.uint64(64 // slot), _slots(slot)
+    near = np.empty(BLOCK, np.uint64)
+    out[:] = 0
+    for start in range(0, out.shape[0], BLOCK):
+        to = out[start : start + BLOCK]
+        for k in range(tags.shape[0]):
+            bits = near[: to.shape[0]]
+            for i in range(bits.shape[0]):
+                bits[i] = tags[k, start + i] & ones
+            # runs of bits, each at a multiple of the gap, move together two by two
+            gap, run = np.uint64(slot), np.uint64(1)
+            while gap < np.uint64(64):
+                _fold(bits, gap - run, _runs(gap + gap, run + run))
+                gap, run = gap + gap, run + run
+            up = np.uint64(k) * each
+            for i in range(bits.shape[0]):
+                to[i] |= bits[i] << up
+
+
+@callee
+def _fold(words: Words, down: np.uint64, mask: np.uint64) -> None:
+    for i in range(words.shape[0]):
+        words[i] = (words[i] | (words[i] >> down)) & mask
+
+
+@callee
+def _runs(gap: np.uint64, run: np.uint64) -> np.uint64:
+    """Return a word with `run` ones at each multiple of `gap`."""
+    ones = (np.uint64(1) << run) - np.uint64(1)
+    return ones if gap >= np.uint64(64) else FULL // ((np.uint64(1) << gap) - np.uint64(1)) * ones
