@@ -37,8 +37,13 @@ from securemedian.mpc.protocols import (
     sketch,
     wide,
 )
+from securemedian.mpc.protocols.audit import ands
+from securemedian.mpc.protocols.audit.ands import AndMaker, permutation
+from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.dealing import Differences
+from securemedian.mpc.protocols.kernels import ands as garbling
 from securemedian.mpc.protocols.kernels import extension, lpn, packing, planes, tables
 from securemedian.mpc.protocols.kernels.native import (
     hashing,
@@ -89,6 +94,9 @@ BITS = (32, 64, 4)
 OTS = 16 * BLOCK
 # of a round of each method, with its default options: the fewest of whom a trimmed mean drops any
 CLIENTS, COORDINATES = 10, 1 << 13
+# authenticated ANDs that are made at once, and how many leaky ones each takes
+ANDS = 1 << 18
+AUTHENTICATED = {"leaky": 1, "in buckets of 3": 3}
 # of a sketch: the clients that a kernel adds side by side, and the rows of a norm check
 SKETCHED, ROWS = 8, 512
 AES_CTR, AES_ECB = (f"AES-128 {mode}, {BUFFER:,} B at a time" for mode in ("CTR", "ECB"))
@@ -237,6 +245,18 @@ SKETCHING: tuple[Place, ...] = (
     ("random signs", sketch, "expand", None),
     ("sums", sketch, "add_rows", None),
 )
+MULTIPLYING: tuple[Place, ...] = (
+    ("OT extension", SoftSpokenSender, "extend_correlated", None),
+    ("OT extension", SoftSpokenReceiver, "extend_correlated", None),
+    ("check", weighing, "weigh", None),
+    ("hash", Hash, "blocks", None),
+    ("tables", garbling, "garble", None),
+    ("tables", garbling, "mask_tops", None),
+    ("tables", garbling, "unmask", None),
+    ("buckets", garbling, "differ", None),
+    ("buckets", garbling, "combine", None),
+    ("digests", Differences, "update", None),
+)
 # What a method does online. Functions stand where methods look them up.
 STEPS: tuple[Place, ...] = (
     ("uploads", share, "read", None),
@@ -311,6 +331,10 @@ def run(options: argparse.Namespace) -> None:
             comparisons[f"l = {bits}"] = _comparison_parts(chosen.protocol, bits, options)
     with console.status("sketches"), _one_core():
         sketches = {f"{SKETCHED} clients": _sketch_parts(chosen.protocol, options)}
+    with console.status("authenticated ANDs"), _one_core():
+        multiplied = {
+            name: _and_parts(chosen.protocol, size, options) for name, size in AUTHENTICATED.items()
+        }
     rounds: Table = {}
     for name, method in METHODS.items():
         with console.status(name), _one_core():
@@ -322,6 +346,7 @@ def run(options: argparse.Namespace) -> None:
         **{f"ns per random OT, at the {role}": table for role, table in ots.items()},
         "ns per comparison, at either party": comparisons,
         f"ns per coordinate of a sketch of {ROWS} rows, at either party": sketches,
+        "ns per authenticated AND, at either party": multiplied,
         f"ns per coordinate of {CLIENTS} clients, at either party": rounds,
     }
     own = processor.taken(options.native)
@@ -406,6 +431,29 @@ def _sketch_parts(protocol: ProtocolParams, options: argparse.Namespace) -> dict
         sketch.sketch(coin, shares, 0, ROWS, protocol.native_aes)
 
     return _measure(protocol, lambda party: None, work, SKETCHING, options.repeat, dim)[0]
+
+
+def _and_parts(
+    protocol: ProtocolParams, size: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Return the parts of ANDs in buckets of `size`, of 1 without buckets: with SoftSpokenOT."""
+    leaky = size * ANDS
+    shares, order = np.empty(leaky // 64, np.uint64), permutation(bytes(SEED_BYTES), leaky)
+    records, tests = np.empty((leaky, garbling.RECORD), np.uint64), np.empty(leaky, np.uint64)
+
+    def work(party: Party) -> None:
+        maker = AndMaker(party)
+        for start in range(0, leaky, ands.PORTION):
+            some = slice(start, start + ands.PORTION)
+            words = slice(start // 64, some.stop // 64)
+            maker.leaky(records[some], shares[words], tests[some])
+        Differences(bytes(SEED_BYTES)).update(tests)
+        if size > 1:
+            equality = Equality(party.channel, party.number)
+            maker.combined(records, shares, order.reshape(size, ANDS), equality)
+
+    used = replace(protocol, ot_extension="softspoken")
+    return _measure(used, lambda party: None, work, MULTIPLYING, options.repeat, ANDS)[0]
 
 
 def _round_parts(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
+from securemedian.clients.blocks import Blocks, takes_blocks
 from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer, holds
 from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
@@ -107,29 +108,42 @@ class Sender:
         self._journal.keep(made)
         try:
             for party, (server, half) in enumerate(zip(self._servers, made.halves, strict=True)):
-                arrays = {"share": half.share}
-                if made.upheld:
-                    arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
                 if not (again and holds(server, made.round_id, "submitted", patience_s)):
-                    server.ask(
-                        "upload",
-                        {
-                            "round": made.round_id,
-                            "params": made.params,
-                            "start": made.start,
-                            "form": half.form,
-                            "group": made.told,
-                        },
-                        arrays,
-                        patience_s,
-                        partial(_part_sent, progress, before, half.share.nbytes, total),
-                    )
+                    sent = partial(_part_sent, progress, before, half.share.nbytes, total)
+                    self._send_half(party, made, half, patience_s, sent)
                 before += half.share.nbytes
                 progress(before, total)
         except REFUSED:
             self._journal.forget(made.round_id)
             raise
         self._journal.confirm(made)
+
+    def _send_half(
+        self,
+        party: int,
+        made: Submission,
+        half: ShareHalf,
+        patience_s: float,
+        sent: Progress,
+    ) -> None:
+        """Send a half of an upload: what is long in blocks, if the server takes them."""
+        server = self._servers[party]
+        fields = {
+            "round": made.round_id,
+            "params": made.params,
+            "start": made.start,
+            "group": made.told,
+        }
+        # where clients deal, both servers compare the digests of rotations
+        if half.form == "words" and takes_blocks(server, half.share, patience_s):
+            size = half.share.nbytes
+            in_blocks = fields | {"kind": "upload"}
+            Blocks(server, in_blocks, half.share, patience_s, lambda got: sent(got, size)).send()
+            return
+        arrays = {"share": half.share}
+        if made.upheld:
+            arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
+        server.ask("upload", fields | {"form": half.form}, arrays, patience_s, sent)
 
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""

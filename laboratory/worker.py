@@ -116,12 +116,12 @@ class Trainer:
 def first_model(model: models.Model, seed: int, trainers: Sequence[Trainer]) -> Float32s:
     """Return the model (d,) that clients' first training starts from.
 
-    Where the network first measures everybody's columns, it is the median after that.
+    Where the network first measures everybody's columns, it is the mean after that.
     """
     start = models.start(model, seed)
     if not models.measures(model):
         return start
-    return plaintext.median(np.stack([each.trained(start, 0) for each in trainers]))
+    return plaintext.mean(np.stack([each.trained(start, 0) for each in trainers]))
 
 
 def trainer(

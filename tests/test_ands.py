@@ -15,8 +15,8 @@ from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
     AuthenticatedTriples,
-    _permutation,
     bucket_size,
+    permutation,
 )
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality
@@ -160,7 +160,7 @@ def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:
     def run(j: int) -> SimpleNamespace:
         records, shares = np.empty((count, 8), np.uint64), np.empty(count // 64, np.uint64)
         tests = np.empty(count, np.uint64)
-        both[j]._leaky(records, shares, tests)
+        both[j].leaky(records, shares, tests)
         x, y, z = (records[:, 7] >> np.uint64(at) & np.uint64(1) for at in range(3))
         return SimpleNamespace(records=records, shares=shares, tests=tests, x=x, y=y, z=z)
 
@@ -188,10 +188,10 @@ def buckets_received() -> None:
     pair = recorders()
     both, size = makers(pair), 4
     made = leaky(both, size * COUNT)
-    buckets = _permutation(bytes(16), size * COUNT).reshape(size, COUNT)
+    buckets = permutation(bytes(16), size * COUNT).reshape(size, COUNT)
 
     def run(j: int) -> list[AuthenticatedBits]:
-        return both[j]._combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
+        return both[j].combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
 
     found = run_both(run)
     received = pair[0].of("and.buckets").reshape(size - 1, -1)
@@ -329,14 +329,9 @@ def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None
         both[j].multiply(a[j], b[j], both[j].triples(COUNT), collected[j])
 
     run_both(run)
-    # for each of d and e, party 0's MACs and party 1's
     honest, rogue = (each._collected for each in collected)
-    assert [(one == other).all() for one, other in zip(honest, rogue, strict=True)] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    # the MACs of party 0's d, party 1's d, party 0's e and party 1's e
+    assert all((honest[at] == rogue[at]).all() for at in (0, 2, 3))
     passed = honest[1] == rogue[1] ^ guesses
     assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
     assert abs(passed.mean() - 1 / 16) < 0.03
@@ -359,10 +354,32 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     for end in pair:
         end.sent.clear()
     run_both(lambda j: both[j].triples(64))
-    tile = [*["ot.corrections"] * 4, "ot.challenge", "ot.proof", "and.tables", "and.tops"]
+    check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
+    tile = [*check, "and.tables", "and.tops"]
     settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
     wanted = tile * 2 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
     assert [end.sent for end in pair] == [wanted] * 2
+
+
+@pytest.mark.parametrize("count", [1, 100, 3000])
+def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message of both parties, in order, and the OTs."""
+    monkeypatch.setattr(ands, "PORTION", 1 << 12)
+    pair = recorders()
+    lanes = make_parties(pairs=[pair], audit=True)
+    before = [len(end.received) for end in pair]
+    run_both(lambda j: AndMaker(lanes[j][0]).triples(count))
+    wanted = [
+        (label, np.dtype(dtype), shape)
+        for sent, label, dtype, shape in ands.messages(count)
+        if sent
+    ]
+    for end, first, party in zip(pair, before, lanes, strict=True):
+        found = [(label, array.dtype, array.shape) for label, array in end.received[first:]]
+        assert found == wanted
+        assert party[0].pool.ots == ands.ots_of(count)
+    received = [message[1:] for message in ands.messages(count) if not message[0]]
+    assert received == [message[1:] for message in ands.messages(count) if message[0]]
 
 
 # Sizes and permutations
@@ -380,7 +397,7 @@ def test_buckets_are_as_small_as_may_be() -> None:
 def test_guesses_rarely_fill_a_bucket() -> None:
     """Of buckets of 2, 3 of them: two guessed ANDs lie in one with 3 / C(6, 2), and pass by 1/4."""
     filled = [
-        set(_permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
+        set(permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
         for seed in range(3000)
         for place in range(3)
     ]
@@ -390,10 +407,10 @@ def test_guesses_rarely_fill_a_bucket() -> None:
 def test_permutations_are_uniform() -> None:
     """Of 4 items, each of 24 comes about as often; of many, each item stands somewhere."""
     found = Counter(
-        tuple(_permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
+        tuple(permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
     )
     assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
-    assert (np.sort(_permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
+    assert (np.sort(permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
 
 
 # Sessions, tweaks, and both paths

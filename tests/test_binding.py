@@ -8,7 +8,7 @@ import pytest
 
 from securemedian.mpc.errors import PeerDeviated
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.binding import (
     Binder,
     compare,
@@ -22,7 +22,9 @@ from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal, sums
-from securemedian.mpc.protocols.kernels import macs as kernels
+from securemedian.mpc.protocols.kernels import macs as portable
+from securemedian.mpc.protocols.kernels.native import macs as native
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.share import SLICE_ALIGN, WordsUpload
 from tests.parties import run_both
 from tests.test_macs import sessions
@@ -32,7 +34,7 @@ RNG = np.random.default_rng(32)
 COIN, SESSION = bytes(range(16)), bytes(range(100, 116))
 # of vectors in one word and in several, of 32 and of 64 bits, with slots beyond the buckets
 SHAPES = [(16, 4), (16, 5), (12, 4), (4, 2), (3, 4), (32, 5), (8, 9), (16, 16)]
-Uploads = tuple[list[DealtUpload], list[DealtUpload]]
+NATIVE = pytest.mark.skipif(not processor.taken(True), reason="no AES instructions here")
 
 
 class Client:
@@ -128,15 +130,17 @@ def test_what_a_client_sends_is_uniform() -> None:
     assert all(map(looks_uniform, Client(shape).folds()))
 
 
+@pytest.mark.parametrize("kernels", [portable, pytest.param(native, marks=NATIVE)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize(("rows", "count"), [(48, 1000), (48, 64), (4, 65), (4, 1)])
-def test_columns_are_added_to_their_places(dtype: Any, rows: int, count: int) -> None:
+@pytest.mark.parametrize(("rows", "count"), [(48, 5000), (48, 64), (16, 65), (32, 1)])
+def test_columns_are_added_to_their_places(kernels: Any, dtype: Any, rows: int, count: int) -> None:
     given = RNG.integers(0, 1 << 16, (rows, count)).astype(dtype)
     where = RNG.integers(0, 16, (3, count)).astype(np.uint16)
-    totals = RNG.integers(0, 1 << 16, (3, 16, rows)).astype(dtype)
+    totals = RNG.integers(0, 1 << 16, (3, 16, portable.COLUMN)).astype(dtype)
+    totals[:, :, rows:] = 0
     want = totals.copy()
     for a in range(3):
-        np.add.at(want[a], where[a], given.T)
+        np.add.at(want[a, :, :rows], where[a], given.T)
     kernels.add_to_places(given, where, totals)
     assert (totals == want).all()
 
@@ -213,10 +217,14 @@ def bound(
 
 
 @pytest.mark.parametrize(("buckets", "bits"), SHAPES)
-def test_right_sums_pass_with_any_weights(buckets: int, bits: int) -> None:
+def test_right_sums_pass_with_any_weights(
+    buckets: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of several pieces, and in one."""
     shape = Dealing(1000, buckets, bits)
     clients = [Client(shape) for _ in range(3)]
     assert bound(shape, clients, [1, 1, 1]) == ["", ""]
+    monkeypatch.setattr(macs, "PIECE", 64)
     assert bound(shape, clients, [1, 7, 300], lanes=1) == ["", ""]
 
 
@@ -277,12 +285,12 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> floa
         tags, keys = binder.folds(coin)
         if guessed:
             # what the errors fold to
-            total = np.zeros((*fold_shape(shape), 1), np.uint8)
+            where = places(coin, 0, errors.shape[1])
+            total = np.zeros((3, len(where), binding.BUCKETS, portable.COLUMN), np.uint8)
             for y in range(len(errors)):
-                where = places(coin, 0, errors.shape[1])
-                kernels.add_to_places(errors[y : y + 1], where, total[y].reshape(len(where), -1, 1))
+                portable.add_to_places(errors[y : y + 1], where, total[y])
             guess = RNG.integers(0, 2, (mac_bits, 1)).astype(np.uint8)
-            tags = tags + guess * total.reshape(1, -1)
+            tags = tags + guess * total[..., 0].reshape(1, -1)
         collected = Collected()
         # the keys are those of the only direction there is
         compare(collected, 0, verifier, [(tags, keys)], nothing, 4)

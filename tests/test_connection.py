@@ -22,7 +22,7 @@ from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.connection import SILENCE_S, Connection
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record
-from securemedian.common.versions import own_versions
+from securemedian.common.versions import WIRE, own_versions
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
@@ -35,6 +35,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     ServerUnreachable,
     UnknownRound,
+    VersionsDiffer,
 )
 from securemedian.mpc.protocols import ring, share, wire
 from securemedian.mpc.rounds import encode
@@ -327,13 +328,16 @@ class Pair:
         self.refusal: dict[str, Any] | None = None
         # what each server says that it is
         self.parties = [0, 1]
+        # and, by request and server, of its versions
+        self.versions: dict[tuple[str, int], dict[str, Any]] = {}
 
     def handle(self, message: wire.Message, party: int) -> Answer:
         if message.type == "info":
-            return "info", {"party": self.parties[party]} | own_versions(), {}
+            told = self.versions.get(("info", party), own_versions())
+            return "info", {"party": self.parties[party]} | told, {}
         if message.type == "round":
             fields = {
-                **own_versions(),
+                **self.versions.get(("round", party), own_versions()),
                 "round": ROUND,
                 "number": 1,
                 "params": self.params.to_dict(),
@@ -450,6 +454,42 @@ def test_nothing_is_uploaded_unless_the_servers_are_both_parties(
         # the attempt was not used up
         client.submit(np.zeros(5))
     assert len(pair.uploads) == 2
+
+
+@pytest.mark.parametrize("server", [0, 1])
+@pytest.mark.parametrize("request_of", ["info", "round"])
+def test_nothing_is_uploaded_to_a_release_that_does_not_work_with_this_one(
+    tmp_path: Path, request_of: str, server: int
+) -> None:
+    """Neither by who looks for a round nor by who submits, and whenever the server is updated."""
+    pair = Pair(PAIRWISE)
+    later = {"release": "9.9", "wire": [WIRE + 1, WIRE + 2]}
+    pair.versions = {(request_of, server): later}
+    with client_of(pair, tmp_path) as client:
+        words = rf"S{server} runs release 9\.9 .*update this side"
+        if (request_of, server) == ("round", 0):
+            with pytest.raises(VersionsDiffer, match=words):
+                client.wait_for_round()
+        with pytest.raises(VersionsDiffer, match=words):
+            client.submit(np.zeros(5))
+        assert pair.uploads == []
+        pair.versions = {}
+        # the attempt was not used up
+        client.submit(np.zeros(5))
+    assert len(pair.uploads) == 2
+
+
+def test_a_coordinator_opens_nothing_at_a_release_that_does_not_work_with_this_one(
+    tmp_path: Path,
+) -> None:
+    pair = Pair(PAIRWISE)
+    pair.versions = {("info", 0): {"release": "0.9", "wire": [0, 0]}}
+    with (
+        client_of(pair, tmp_path) as client,
+        Coordinator(client.config) as coordinator,
+        pytest.raises(VersionsDiffer, match=r"S0 runs release 0\.9 .*update S0"),
+    ):
+        coordinator.open_round(PAIRWISE, timeout_s=5)
 
 
 def test_one_attempt_a_round(tmp_path: Path) -> None:

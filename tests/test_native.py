@@ -64,7 +64,7 @@ RNG = np.random.default_rng(21)
 # vectors of all lanes, several of them, and blocks that fill none
 COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 # enough for kernels that are compiled in each run
-KERNELS = "vectors or leaves or hash or planes or streams or trees or rows"
+KERNELS = "vectors or columns or leaves or hash or planes or streams or trees or rows"
 
 pytestmark = pytest.mark.skipif(
     not processor.taken(True),
@@ -254,6 +254,20 @@ def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
     slicing.bit_planes(keys, one)
     packing.bit_planes(keys, other)
     assert (one == other).all()
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("width", [2, 8, 22, 72])
+def test_columns_of_rows_of_both_paths_are_those_of_the_definition(rows: int, width: int) -> None:
+    given, outs = words(rows, width), np.zeros((2, 64 * width, 5), np.uint64)
+    hashing.transpose(given, 1, outs[0])
+    extension.transpose(given, 1, outs[1])
+    bits = np.unpackbits(given.view(np.uint8), axis=1, bitorder="little")
+    octets = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
+    want = octets.view(np.uint64)
+    for out in outs:
+        assert (out[:, 1 : 1 + rows // 64] == want).all()
+        assert not out[:, 0].any() and not out[:, 1 + rows // 64 :].any()
 
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])

@@ -481,6 +481,62 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
     assert len(seen) == 2 * (4 * ALIGN + (1 << 13))
 
 
+@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_correlated_ots(field_bits: int, native_aes: bool) -> None:
+    """W = V ^ u Delta, of 128 bits and of the low 64; between OTs that are hashed, and checked."""
+    sender, receiver = extension(field_bits, native_aes=(native_aes, not native_aes))
+    for ots in ([1], [3, 3], [7, 1, 7]):
+        for count in ots:
+            for ends, words in (((sender, receiver), 2), ((sender.low, receiver.low), 1)):
+                own, peers = np.zeros((2, count * ALIGN, 4), np.uint64)
+                index = ends[0].index
+                choices = ends[1].extend_correlated(own, 1)
+                ends[0].extend_correlated(peers, 1)
+                bits = bits_of(choices, count * ALIGN)[:, None].astype(np.uint64)
+                assert (
+                    peers[:, 1 : 1 + words] == own[:, 1 : 1 + words] ^ bits * ends[0].delta
+                ).all()
+                assert not own[:, 0].any() and not own[:, 1 + words :].any()
+                assert ends[0].index == ends[1].index == index + count * ALIGN
+            choices, keys = receiver.extend(count * ALIGN)
+            keys0, keys1 = sender.extend(count * ALIGN)
+            bits = bits_of(choices, count * ALIGN)
+            assert (np.where(bits[:, None] == 1, keys1, keys0) == keys).all()
+        for ends in ((sender, receiver), (sender.low, receiver.low)):
+            weighed(*ends)
+            checked(*ends)
+    assert (sender.low.delta == sender.delta[:1]).all()
+
+
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize("block", [1, 15])
+def test_wrong_corrections_of_correlated_ots_are_found(low: bool, block: int) -> None:
+    (delta, holes), leaves = base_of(4)
+    # one in which it matters
+    while not delta[4 * block : 4 * block + 4].any():
+        (delta, holes), leaves = base_of(4)
+    one, two = local_pair(20)
+    receiver = SoftSpokenReceiver(Direction(flipping(two, [(block, 5)]), SESSION, 0, 0), leaves)
+    sender = SoftSpokenSender(Direction(one, SESSION, 0, 0), delta, holes)
+    ends = (sender.low, receiver.low) if low else (sender, receiver)
+    out = np.empty((ALIGN, 2), np.uint64)
+    ends[1].extend_correlated(out)
+    ends[0].extend_correlated(out)
+    with pytest.raises(PeerProtocolError, match="none of these OTs is used"):
+        checked(*ends)
+
+
+def test_low_ends_have_streams_of_their_own() -> None:
+    _, receiver = extension(4)
+    out = np.empty((2, ALIGN, 2), np.uint64)
+    choices = receiver.extend_correlated(out[0])
+    assert not (receiver.low.extend_correlated(out[1]) == choices).any()
+    assert not (out[0, :, 0] == out[1, :, 0]).any()
+    # once, or what they make would be made again
+    assert receiver.low is receiver.low
+
+
 @pytest.mark.parametrize("native_aes", [True, False])
 def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
     """For both ends, from the same leaves and index on."""

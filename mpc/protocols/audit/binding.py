@@ -9,9 +9,9 @@ X = sum_i w_i rot(v_i), to the other party V:
     F4  each client, once, tells V its phi_i[y,a,s] = sum_(j: g_a(j)=s) rot(v_i)[y,j] + rho_i[y,a,s]
     F5  the same sums of tags and keys show that fold(X) + R - sum_i w_i phi_i is 0
 
-X that is not the sum passes with a chance of M^-t + 2^-e: an error that is not 0 anywhere stays in
-a table unless another falls into the same place. phi_i is uniform to V, and V knows the folds of
-what it will see with no more than their sum. Of a vector of W entries 0 .. W-2 are bound.
+X that is not the sum passes with a chance of at most M^-t + 2^-e: an error shows in each table in
+which no other falls into its place. phi_i is uniform to V, which does not know rho_i. Of vectors of
+W entries, 0 .. W-2 are bound, because the last follows from them.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.audit.equality import Equality
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, per_block
 from securemedian.mpc.protocols.dealing import (
     CHUNK,
     Dealing,
@@ -33,13 +34,13 @@ from securemedian.mpc.protocols.dealing import (
 )
 from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels import packing, vectors
+from securemedian.mpc.protocols.kernels.native import macs as native
+from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 
 # SECURITY: t and M, so that a wrong sum passes with M^-t = 2^-45; M is a power of two
 TABLES = 5
 BUCKETS = 512
-# Coordinates whose tags and keys are in memory at a time, in `fold`: they fit the cache.
-STRIP = 1 << 13
 
 
 def places(coin: bytes, start: int, stop: int) -> NDArray[np.uint16]:
@@ -175,19 +176,35 @@ class Binder:
     def folds(self, coin: bytes) -> tuple[Ring, Ring]:
         """Return this lane's part of the tags and keys of fold(X) + R: (e, elements of a fold)."""
         entries, count = fold_shape(self.shape)
-        both = np.zeros(
-            (2, entries, TABLES, BUCKETS, self.prover.mac_bits), ring.dtype(self.shape.bits)
-        )
+        size = 2, entries, TABLES, BUCKETS, kernels.COLUMN
+        both = np.zeros(size, ring.dtype(self.shape.bits))
+        memory = np.empty(macs.PIECE * self.prover.mac_bits, ring.dtype(self.shape.bits))
         for chunk in self.chunks:
-            where = places(coin, chunk.start, chunk.start + chunk.dim)
-            for totals, rows in zip(both, (self.tags(chunk), self.keys(chunk)), strict=True):
-                for y in range(entries):
-                    kernels.add_to_places(np.ascontiguousarray(rows[:, y]), where, totals[y])
-        flat = both.reshape(2, entries * count, -1).swapaxes(1, 2)
+            self._add(chunk, coin, both, memory)
+        flat = both.reshape(2, entries * count, -1)[:, :, : self.prover.mac_bits].swapaxes(1, 2)
         if self._masks is not None:
             own = self.tags(self._masks), self.keys(self._masks)
             flat = flat + np.stack(own).reshape(flat.shape)
         return flat[0], flat[1]
+
+    def _add(self, chunk: Bound, coin: bytes, totals: Ring, memory: Ring) -> None:
+        """Add tags to totals[0], and keys to totals[1], by pieces that fit the cache."""
+        bits, entries = self.shape.bits, totals.shape[1]
+        f = self.verifier.opened(chunk.f, entries * chunk.padded, bits)
+        f = f.reshape(-1, entries, chunk.padded)
+        # the processor's vectors take groups of 16 rows, which all but tests have
+        own = taken(True) and self.prover.mac_bits % 16 == 0
+        add = (native if own else kernels).add_to_places
+        for start in range(0, chunk.dim, macs.PIECE):
+            stop = min(start + macs.PIECE, chunk.dim)
+            where = places(coin, chunk.start + start, chunk.start + stop)
+            for y in range(entries):
+                first = (y * chunk.padded + start) // per_block(bits)
+                tags = self.prover.tags(chunk.at + first, stop - start, bits, memory)
+                add(tags, where, totals[0, y])
+                some = np.ascontiguousarray(f[:, y, start:stop])
+                keys = self.verifier.expanded(chunk.their_at + first, some, bits, memory)
+                add(keys, where, totals[1, y])
 
 
 def compare(

@@ -50,6 +50,9 @@ TREE_BITS = 4
 NONCE = 1 << 32
 # The most bits of an element.
 MAX_BITS = 16
+# Elements whose tags or keys are made at a time where none are kept, so that they fit the cache: a
+# multiple of 64, and no power of two, with which all rows would be in the same few cache sets.
+PIECE = 65 * 64
 # AES blocks of a leaf that are expanded at a time: all leaves of a tree stay in the cache.
 STRIP = 1 << 9
 
@@ -159,9 +162,11 @@ class _End:
         at, self._used = self._used, self._used + blocks_of(count, bits)
         return at
 
-    def _rows(self, at: int, bits: int, masks: Ring, f: Ring) -> Ring:
-        rows = np.empty((self.mac_bits, f.shape[1]), ring.dtype(bits))
-        self._expander.keys(at, bits, masks.astype(rows.dtype), f, rows)
+    def _rows(self, at: int, bits: int, masks: Ring, f: Ring, memory: Ring | None) -> Ring:
+        size, dtype = self.mac_bits * f.shape[1], ring.dtype(bits)
+        rows = np.empty(size, dtype) if memory is None else memory[:size]
+        rows = rows.reshape(self.mac_bits, -1)
+        self._expander.keys(at, bits, masks.astype(dtype), f, rows)
         return rows
 
 
@@ -183,20 +188,35 @@ class Prover(_End):
     def commit(self, values: Ring, bits: int) -> tuple[int, Ring]:
         """Send f of values (n,), and return their position and their tags (e, n)."""
         at, values = self._next(values.size, bits), ring.reduce(values, bits)
-        f = np.empty((self.mac_bits // TREE_BITS, values.size), values.dtype)
-        rows = np.empty((self.mac_bits, values.size), values.dtype)
+        f, rows = self._empty(values.size, bits)
         self._expander.commit(at, bits, values, f, rows)
         self._channel.send("mac.values", ring.pack(f, bits))
         return at, rows
 
     def send(self, values: Ring, bits: int) -> int:
         """Do as `commit` does, but leave the tags to `tags`, and return the position."""
-        return self.commit(values, bits)[0]
+        at, values = self._next(values.size, bits), ring.reduce(values, bits)
+        f = np.empty((self.mac_bits // TREE_BITS, values.size), values.dtype)
+        near, rows = self._empty(min(PIECE, values.size), bits)
+        for start in range(0, values.size, PIECE):
+            some = values[start : start + PIECE]
+            if some.size < near.shape[1]:
+                near, rows = self._empty(some.size, bits)
+            self._expander.commit(at + start // per_block(bits), bits, some, near, rows)
+            f[:, start : start + PIECE] = near
+        self._channel.send("mac.values", ring.pack(f, bits))
+        return at
 
-    def tags(self, at: int, count: int, bits: int) -> Ring:
-        """Return tags again: of `count` elements from a position on."""
+    def _empty(self, count: int, bits: int) -> tuple[Ring, Ring]:
+        """Return memory for f and for the tags of so many elements."""
+        dtype = ring.dtype(bits)
+        f = np.empty((self.mac_bits // TREE_BITS, count), dtype)
+        return f, np.empty((self.mac_bits, count), dtype)
+
+    def tags(self, at: int, count: int, bits: int, memory: Ring | None = None) -> Ring:
+        """Return tags again: of `count` elements from a position on, in memory for them or new."""
         f = np.empty((self.mac_bits // TREE_BITS, count), ring.dtype(bits))
-        return self._rows(at, bits, np.zeros_like(f, shape=self.mac_bits), f)
+        return self._rows(at, bits, np.zeros(self.mac_bits, np.uint16), f, memory)
 
 
 class Verifier(_End):
@@ -225,10 +245,16 @@ class Verifier(_End):
 
     def keys(self, at: int, f: Words, count: int, bits: int) -> Ring:
         """Return keys again: of `count` elements from a position on, with their f packed."""
-        shape = self.mac_bits // TREE_BITS, count
-        return self._rows(
-            at, bits, self._masks, ring.unpack(f, bits, shape[0] * count).reshape(shape)
-        )
+        return self.expanded(at, self.opened(f, count, bits), bits)
+
+    def opened(self, f: Words, count: int, bits: int) -> Ring:
+        """Return f of `count` elements unpacked (e/4, n), of which `expanded` takes any columns."""
+        trees = self.mac_bits // TREE_BITS
+        return ring.unpack(f, bits, trees * count).reshape(trees, count)
+
+    def expanded(self, at: int, f: Ring, bits: int, memory: Ring | None = None) -> Ring:
+        """Do as `keys` does, with f unpacked and contiguous, in memory for the keys or new."""
+        return self._rows(at, bits, self._masks, f, memory)
 
     def constant(self, values: Ring) -> Ring:
         """Return Delta_c a (e, n) for public a (n,), which is added to the keys of x for x + a."""

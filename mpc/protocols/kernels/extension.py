@@ -133,18 +133,18 @@ def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words
     )
 
 
-@kernel("u8[2] u8[2]!")
-def transpose(rows: Words, out: Words) -> None:
-    """Transpose rows (128, w) to one 128-bit word per OT: out (n, 2), low word first."""
+@kernel("u8[2] i8 u8[2]!")
+def transpose(rows: Words, to: int, out: Words) -> None:
+    """Transpose rows (128, w), or 64, to two words per OT, or one: from word `to` of out[i] on."""
     words = rows.shape[1]
     tile = np.empty((64, _COLUMNS), np.uint64)
     for start in range(0, words, _COLUMNS):
         width = min(_COLUMNS, words - start)
-        for half in range(2):
-            _transpose_tile(rows, 64 * half, start, width, tile)
+        for part in range(rows.shape[0] // 64):
+            _transpose_tile(rows, 64 * part, start, width, tile)
             for c in range(width):
                 for r in range(64):
-                    out[(start + c) * 64 + r, half] = tile[r, c]
+                    out[(start + c) * 64 + r, to + part] = tile[r, c]
 
 
 @kernel("u8[2] u8 u8 u8[2]!")

@@ -1,4 +1,4 @@
-"""The inner loop of MACs over Z_2^m (`audit.macs`), on leaves that OpenSSL has expanded."""
+"""The inner loops of MACs over Z_2^m (`audit.macs`): leaves that OpenSSL has expanded, and sums."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from securemedian.mpc.protocols.kernels.jit import callee, kernel
 # Elements of a row that are folded at once: sums of a tree stay in the first-level cache. Whole AES
 # blocks of two elements per byte.
 _TILE = 1 << 11
+# Elements of a column in memory, of which there are as many as there are rows, or more.
+COLUMN = 64
 # Columns that are transposed at once.
 _COLUMNS = 64
 # Bytes of an AES block.
@@ -59,9 +61,10 @@ def _add(values: NDArray[Any], out: NDArray[Any]) -> None:
 
 @kernel(*(f"{ring}[2] u2[2] {ring}[3]!" for ring in ("u1", "u2")))
 def add_to_places(rows: NDArray[Any], places: NDArray[np.uint16], totals: NDArray[Any]) -> None:
-    """Add column i of rows (e, n) to totals[a, places[a, i]], for each a: totals (t, M, e).
+    """Add column i of rows (e, n) to totals[a, places[a, i]], for each a.
 
-    Columns are transposed, a tile at a time, so that each lies in one place.
+    totals (t, M, COLUMN) have each column in one place, to which rows are transposed. What is
+    beyond e stays.
     """
     near = np.empty((_COLUMNS, rows.shape[0]), rows.dtype)
     for start in range(0, rows.shape[1], _COLUMNS):
@@ -72,4 +75,4 @@ def add_to_places(rows: NDArray[Any], places: NDArray[np.uint16], totals: NDArra
                 near[i, c] = row[i]
         for i in range(count):
             for a in range(places.shape[0]):
-                _add(near[i], totals[a, places[a, start + i]])
+                _add(near[i], totals[a, places[a, start + i], : rows.shape[0]])

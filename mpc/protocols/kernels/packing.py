@@ -51,8 +51,14 @@ _FOURS, _LOWEST = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0101010101010101)
 def pack_bytes(values: NDArray[np.uint8], bits: int, words: Words) -> None:
     """Do as `pack_values` does on bytes, a multiple of 8 of them, of which fewer than 8 bits count.
 
-    Eight at a time become one word, whose neighbours then move together, three times.
+    Eight at a time become one word, whose neighbours then move together, three times. Two halves of
+    a byte are what processors do many of at once.
     """
+    if bits == 4:
+        octets = words.view(np.uint8)
+        for i in range(values.shape[0] >> 1):
+            octets[i] = (values[2 * i] & np.uint8(15)) | (values[2 * i + 1] << np.uint8(4))
+        return
     one, two, four = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits)
     mask = _LOWEST * ((np.uint64(1) << one) - np.uint64(1))
     for i in range(values.shape[0] >> 3):
@@ -73,6 +79,12 @@ def pack_bytes(values: NDArray[np.uint8], bits: int, words: Words) -> None:
 @kernel("u8[1] i8 u8[1]!")
 def unpack_bytes(words: Words, bits: int, eights: Words) -> None:
     """Undo `pack_bytes`: each word of `eights` is eight of the bytes."""
+    if bits == 4:
+        octets, values = words.view(np.uint8), eights.view(np.uint8)
+        for i in range(values.shape[0] >> 1):
+            values[2 * i] = octets[i] & np.uint8(15)
+            values[2 * i + 1] = octets[i] >> np.uint8(4)
+        return
     one, two, four, unit = np.uint64(bits), np.uint64(2 * bits), np.uint64(4 * bits), np.uint64(1)
     fours = (unit << four) - unit
     pairs = np.uint64(0x0000000100000001) * ((unit << two) - unit)

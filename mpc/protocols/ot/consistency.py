@@ -36,9 +36,9 @@ PROOF_WORDS = 5
 class Weighing:
     """The sums of one check at one end, and the coefficients of the portion in hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = SECURITY_BITS) -> None:
         # unreduced, low word first: of the rows, and at the receiver of its choices
-        self.rows: Words = np.zeros((SECURITY_BITS, 2), np.uint64)
+        self.rows: Words = np.zeros((rows, 2), np.uint64)
         self.choices: Words = np.zeros((1, 2), np.uint64)
         # of the portion in hand
         self.seed = b""

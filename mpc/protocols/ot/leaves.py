@@ -53,7 +53,7 @@ class Leaves(ABC):
     An end is the receiver's if it has `choices` (w,), which it writes along with its `corrections`
     (128/k - 1, w). It is the sender's if it has `masks` (128,), all ones for each bit of Delta that
     is set; it misses the first leaf of each tree, and reads the corrections. A sender's keys come
-    in pairs, as `Hash` makes them with a `difference`.
+    in pairs, as `Hash` makes them with a `difference`. Fewer trees than 128/k have k rows each.
     """
 
     def __init__(self) -> None:
@@ -100,16 +100,17 @@ class Leaves(ABC):
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        columns: Blocks,
+        to: int,
+        out: Words,
     ) -> None:
-        """Write rows to one strip that has all of them, and their columns (64 w, 2) unhashed."""
+        """Write rows to one strip for all, and column i to words `to` and on of out[i]."""
         here = rows.strips[0]
         if choices is not None:
             self._weigh(rows)
         self.rows(choices, masks, corrections, here)
         if masks is not None:
             self._weigh(rows)
-        kernels.transpose(here, columns)
+        kernels.transpose(here, to, out)
 
     def _weigh(self, rows: Rows) -> None:
         if rows.weights is not None and rows.sums is not None:
@@ -187,7 +188,8 @@ class NativeLeaves(Leaves):
         self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
     ) -> None:
         given = *self._next(rows.shape[1]), choices, masks, corrections
-        native.expand(*given, *_weighed(Rows(rows), rows.shape[1]))
+        here, weights, sums = _weighed(Rows(rows[None]), rows.shape[1])
+        native.expand(*given, here[0], weights, sums)
 
     def strips(self, words: int) -> tuple[int, int, int]:
         return -(-words // native.STRIP), SECURITY_BITS, native.STRIP
@@ -229,12 +231,13 @@ class NativeLeaves(Leaves):
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        columns: Blocks,
+        to: int,
+        out: Words,
     ) -> None:
-        here, weights, sums = _weighed(rows, corrections.shape[1])
+        kept, weights, sums = _weighed(rows, corrections.shape[1])
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        native.expand(*given, here[0], weights, sums)
-        hashing.transpose(here[0], columns)
+        native.expand(*given, kept[0], weights, sums)
+        hashing.transpose(kept[0], to, out)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
         """Return the round keys, the nonce and the first block of the next `words` words."""
@@ -252,7 +255,8 @@ class NativeLeaves(Leaves):
 def _weighed(rows: Rows, words: int) -> tuple[Words, Words, Words]:
     """Return what kernels take for rows of so many words: with weights of 0 if there are none."""
     if rows.weights is None or rows.sums is None:
-        return rows.strips, np.zeros(words, np.uint64), np.zeros((SECURITY_BITS, 2), np.uint64)
+        sums = np.zeros((rows.strips.shape[1], 2), np.uint64)
+        return rows.strips, np.zeros(words, np.uint64), sums
     return rows.strips, rows.weights, rows.sums
 
 

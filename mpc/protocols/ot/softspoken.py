@@ -27,6 +27,8 @@ not wait for each other.
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,21 +63,38 @@ def corrections_shape(field_bits: int, count: int) -> tuple[int, int]:
     return SECURITY_BITS // field_bits - 1, count // 64
 
 
+# The streams of OTs with the low word of Delta alone have nonces from here on: lanes are below.
+LOW_NONCE = 1 << 16
+
+
 class _SoftSpoken(RandomOtEnd):
     """What both ends have: the streams of the leaves, and the hash.
 
     The tweak of an OT is `index`, as it was before the OT was made, and `tweaks`.
+
+    Ends of fewer `rows` than 128 have the trees of these alone, and streams of their own. They make
+    correlated OTs, and nothing to hash.
     """
 
     sender_speaks = False
 
-    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
+    def __init__(self, direction: Direction, leaves: list[list[bytes]], rows: int) -> None:
         self._channel, native_aes = direction.channel, direction.native_aes
-        self._leaves = expander(leaves, direction.lane, native_aes)
-        self._field_bits = SECURITY_BITS // len(leaves)
+        nonce = direction.lane + (0 if rows == SECURITY_BITS else LOW_NONCE)
+        self._leaves, self._trees = expander(leaves, nonce, native_aes), len(leaves)
+        self._row_count = rows
         self.tweaks = direction.tweaks
         self._scratch, label = Scratch(), b"securemedian pi"
         self.hash = Hash(self._scratch, label, direction.session, native_aes=native_aes)
+
+    @property
+    def ots(self) -> int:
+        return self.index + (self.low.index if "low" in vars(self) else 0)
+
+    @cached_property
+    def low(self) -> Self:
+        """The end for OTs that have the low word of Delta alone, at half the cost."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
@@ -103,8 +122,11 @@ class _Kept:
 class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     """The receiver's end, which sends one message of corrections per `extend`."""
 
-    def __init__(self, direction: Direction, leaves: list[list[bytes]]) -> None:
-        super().__init__(direction, leaves)
+    def __init__(
+        self, direction: Direction, leaves: list[list[bytes]], rows: int = SECURITY_BITS
+    ) -> None:
+        super().__init__(direction, leaves, rows)
+        self._given = direction, leaves
         # of the check that is under way
         self._weighing: Weighing | None = None
         # the calls of the portion in hand
@@ -132,21 +154,30 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
             self._sent(corrections, _Kept(mine, rows.strips, number))
         return choices, planes
 
-    def extend_correlated(self, columns: Blocks) -> Words:
-        """Make the OTs that `extend` would hash: write the columns of V (count, 2), and return u.
+    @cached_property
+    def low(self) -> Self:
+        """The end for OTs that have the low word of Delta alone, at half the cost."""
+        direction, leaves = self._given
+        return type(self)(direction, leaves[: len(leaves) // 2], SECURITY_BITS // 2)
+
+    def extend_correlated(self, out: Words, to: int = 0) -> Words:
+        """Make the OTs that `extend` would hash, and return u.
+
+        Column i of V is written to words `to` and `to` + 1 of out[i], or to `to` alone if V has 64
+        rows.
 
         SECURITY: they are to be checked before anything is made of them.
         """
-        count = checked_block(len(columns))
+        count = checked_block(len(out))
         choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
-        number, rows = self._rows(count, (1, SECURITY_BITS, count // 64))
-        self._leaves.columns(choices, None, corrections, rows, columns)
+        number, rows = self._rows(count, (1, self._row_count, count // 64))
+        self._leaves.columns(choices, None, corrections, rows, to, out)
         self._sent(corrections, _Kept(choices, rows.strips, number))
         return choices
 
     def _corrections(self, count: int) -> Words:
         # new each time, because the channel may still be sending the last ones
-        return np.empty(corrections_shape(self._field_bits, count), np.uint64)
+        return np.empty((self._trees - 1, count // 64), np.uint64)
 
     def _rows(self, count: int, shape: tuple[int, int, int] | None = None) -> tuple[int, Rows]:
         """Return memory, and its number, for the rows of a call, which stay until they are weighed.
@@ -173,7 +204,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
 
     def seal(self) -> None:
         if self._portion and self._weighing is None:
-            self._weighing = Weighing()
+            self._weighing = Weighing(self._row_count)
             choices, rows = self.correlate(ALIGN)
             self._portion.append(_Kept(choices, rows[None], _ALONE))
 
@@ -209,7 +240,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         Sends the corrections. Nothing checks them but for those of `seal`.
         """
         words = checked_block(count) // 64
-        rows, choices = np.empty((SECURITY_BITS, words), np.uint64), np.empty(words, np.uint64)
+        rows, choices = np.empty((self._row_count, words), np.uint64), np.empty(words, np.uint64)
         corrections = self._corrections(count)
         self._leaves.rows(choices, None, corrections, rows)
         self._channel.send("ot.corrections", corrections)
@@ -224,7 +255,11 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
     """
 
     def __init__(
-        self, direction: Direction, delta: NDArray[np.uint8], leaves: list[list[bytes]]
+        self,
+        direction: Direction,
+        delta: NDArray[np.uint8],
+        leaves: list[list[bytes]],
+        rows: int = SECURITY_BITS,
     ) -> None:
         # folding weighs leaf y with y; storing leaf x at x ^ Delta_i weighs it with Delta_i ^ x,
         # and the missing one with 0
@@ -235,10 +270,11 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
             [tree[y ^ int(d)] for y in range(len(tree))]
             for tree, d in zip(leaves, weights, strict=True)
         ]
-        super().__init__(direction, moved)
+        super().__init__(direction, moved, rows)
+        self._given = direction, delta, leaves
         self._masks = np.uint64(0) - delta.astype(np.uint64)
         self.delta: Words = np.packbits(delta, bitorder="little").view(np.uint64)
-        low, high = self.delta
+        low, high = self.delta[0], self.delta[-1]
         self.sigma_delta: Words = np.array([low ^ high, low])
         self._randomness = Stream(direction.entropy(SEED_BYTES))
         # of the check that is under way
@@ -261,22 +297,29 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
             self.index += ots
         return planes0, planes1
 
-    def extend_correlated(self, columns: Blocks) -> None:
-        """Make the OTs that `extend` would hash: write the columns of W (count, 2).
+    @cached_property
+    def low(self) -> Self:
+        """The end for OTs that have the low word of Delta alone, at half the cost."""
+        direction, delta, leaves = self._given
+        rows = SECURITY_BITS // 2
+        return type(self)(direction, delta[:rows], leaves[: len(leaves) // 2], rows)
+
+    def extend_correlated(self, out: Words, to: int = 0) -> None:
+        """Make the OTs that `extend` would hash, and write the columns of W as the receiver does.
 
         SECURITY: they are to be checked before anything is made of them.
         """
-        corrections = self._corrections(len(columns))
-        rows = self._rows(len(columns), (SECURITY_BITS, len(columns) // 64))
-        self._leaves.columns(None, self._masks, corrections, rows, columns)
-        self.index += len(columns)
+        corrections = self._corrections(len(out))
+        rows = self._rows(len(out), (self._row_count, len(out) // 64))
+        self._leaves.columns(None, self._masks, corrections, rows, to, out)
+        self.index += len(out)
 
     def _rows(self, count: int, shape: tuple[int, int] | None = None) -> Rows:
         """Return memory for rows, the weights of the call's rows, and their sums.
 
         The memory is that of one strip unless its shape is given.
         """
-        weighing = self._weighing = self._weighing or Weighing()
+        weighing = self._weighing = self._weighing or Weighing(self._row_count)
         if not weighing.seed:
             weighing.begin(seed_of(self._randomness))
         memory = self._scratch.array("rows", 1, *(shape or self._leaves.strips(count // 64)[1:]))
@@ -310,11 +353,11 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         Waits for the receiver's corrections. Nothing checks them but for those of `challenge`.
         """
         corrections = self._corrections(count)
-        rows = np.empty((SECURITY_BITS, count // 64), np.uint64)
+        rows = np.empty((self._row_count, count // 64), np.uint64)
         self._leaves.rows(None, self._masks, corrections, rows)
         return rows
 
     def _corrections(self, count: int) -> Words:
         """Wait for the receiver's corrections of `count` OTs."""
-        shape = corrections_shape(self._field_bits, checked_block(count))
+        shape = self._trees - 1, checked_block(count) // 64
         return self._channel.recv("ot.corrections", np.uint64, shape)

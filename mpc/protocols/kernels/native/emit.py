@@ -176,21 +176,21 @@ class Vectors:
         return self.builder.xor(self._shuffle(blocks, blocks, order), low)
 
     def interleave(self, vectors: list[ir.Value]) -> list[ir.Value]:
-        """Transpose the bytes of n vectors (a power of 2) within each lane.
+        """Transpose the elements of n vectors (a power of 2) within each lane: bytes, or others.
 
-        The bytes at one place of all vectors, in order, become n bytes that follow each other, and
-        the places follow each other in the lane and then over the n vectors that are returned.
+        Those at one place of all vectors, in order, become n that follow each other, and the places
+        follow each other in the lane and then over the n vectors that are returned.
         """
         if len(vectors) == 1:
             return vectors
-        half = len(vectors) // 2
+        half, count = len(vectors) // 2, vectors[0].type.count
+        lane_size = count // self.lanes
         sides: list[list[ir.Value]] = [[], []]
         for one, other in zip(vectors[:half], vectors[half:], strict=True):
             for side, found in enumerate(sides):
-                places = [
-                    16 * lane + 8 * side + place for lane in range(self.lanes) for place in range(8)
-                ]
-                order = [at for place in places for at in (place, 16 * self.lanes + place)]
+                begins = range(side * lane_size // 2, count, lane_size)
+                places = [begin + place for begin in begins for place in range(lane_size // 2)]
+                order = [at for place in places for at in (place, count + place)]
                 found.append(self._shuffle(one, other, order))
         return self.interleave(sides[0]) + self.interleave(sides[1])
 

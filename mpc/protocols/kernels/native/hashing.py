@@ -12,6 +12,7 @@ from llvmlite import ir
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
+    I32,
     I64,
     Vectors,
     bits_at,
@@ -92,12 +93,8 @@ def _write_hashes(
                     v.store(v.lane(vector, lane), offset(b, start, 2 * place))
 
 
-def _columns(
-    v: Vectors, rows: ir.Value, stride: ir.Value, *, mixed: bool = True
-) -> Callable[[ir.Value], list[ir.Value]]:
+def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
     """Transpose the 128 x lanes columns of a vector of each row, and return how to get their sigma.
-
-    The columns themselves if they are not to be `mixed`.
 
     Lane l has the columns from 128 l on, of which a call returns those at the places of `_sixteen`
     from t * _STEP on, one per vector. Rows are XORed for sigma before they are columns. Their bits
@@ -116,9 +113,7 @@ def _columns(
 
     with loop(b, ir.Constant(I64, 8)) as group:
         low, other = eight(group), b.add(group, ir.Constant(I64, 8))
-        high = eight(other)
-        halves = (v.xors(low, high), low) if mixed else (low, high)
-        for place, some in zip((group, other), halves, strict=True):
+        for place, some in ((group, v.xors(low, eight(other))), (other, low)):
             for t, vector in enumerate(v.transposed(some)):
                 v.store(vector, slot(ir.Constant(I64, t), place))
 
@@ -131,17 +126,38 @@ def _columns(
 
 
 def _emit_transpose(
-    builder: ir.IRBuilder, rows: ir.Value, stride: ir.Value, out: ir.Value, *, lanes: int
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    out: ir.Value,
+    apart: ir.Value,
+    *,
+    lanes: int,
 ) -> None:
-    """Write the 128 x `lanes` columns of a vector of each row."""
-    v = Vectors(builder, lanes)
-    columns = _columns(v, rows, stride, mixed=False)
-    with loop(builder, ir.Constant(I64, 8)) as t:
-        first = builder.mul(t, ir.Constant(I64, 2 * _STEP))
-        for vector, places in zip(columns(t), _sixteen(lanes), strict=True):
-            for lane, place in enumerate(places):
-                to = offset(builder, out, builder.add(first, ir.Constant(I64, 2 * place)))
-                v.store(v.lane(vector, lane), to)
+    """Write the columns of a vector of 64 rows, one word each, which are `apart` words apart."""
+    b, v = builder, Vectors(builder, lanes)
+    tile = v.memory(64)
+
+    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
+        at = b.add(b.mul(t, ir.Constant(I64, 8)), group)
+        return offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
+
+    with loop(b, ir.Constant(I64, 8)) as group:
+        first = offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
+        eight = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
+        for t, vector in enumerate(v.transposed(eight)):
+            v.store(vector, slot(ir.Constant(I64, t), group))
+    with loop(b, ir.Constant(I64, 8)) as t:
+        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(8)]
+        found = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        begin = b.mul(t, ir.Constant(I64, _STEP))
+        # a vector of words has two columns of each lane
+        for i, vector in enumerate(found):
+            words = b.bitcast(vector, v.words)
+            for at in range(2 * lanes):
+                place = 128 * (at // 2) + _APART * (2 * i + at % 2)
+                to = b.mul(b.add(begin, ir.Constant(I64, place)), apart)
+                b.store(b.extract_element(words, ir.Constant(I32, at)), offset(b, out, to))
 
 
 def _emit_columns(
@@ -240,7 +256,7 @@ def _emit_blocks(
 
 
 _transpose_tile, _transpose_block = (
-    inline(_emit_transpose, 3, lanes=lanes) for lanes in (LANES, 1)
+    inline(_emit_transpose, 4, lanes=lanes) for lanes in (LANES, 1)
 )
 _columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
 # (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
@@ -284,18 +300,22 @@ def hash_part(
             start += 2
 
 
-@kernel("u8[2] u8[2]!")
-def transpose(rows: Words, out: Words) -> None:
+@kernel("u8[2] i8 u8[2]!")
+def transpose(rows: Words, to: int, out: Words) -> None:
     """Do as `extension.transpose` does. The words of a row are an even number."""
-    words, start, flat = rows.shape[1], 0, rows.reshape(-1)
+    words, apart, flat = rows.shape[1], out.shape[1], rows.reshape(-1)
+    columns = out.reshape(-1)
+    start = 0
     while start < words:
-        here, to = flat[start:], out[64 * start :]
-        if start + VECTOR <= words:
-            _transpose_tile(here, words, to)
-            start += VECTOR
-        else:
-            _transpose_block(here, words, to)
-            start += 2
+        width = VECTOR if start + VECTOR <= words else 2
+        for part in range(rows.shape[0] // 64):
+            here = flat[64 * part * words + start :]
+            there = columns[64 * start * apart + to + part :]
+            if width == VECTOR:
+                _transpose_tile(here, words, there, apart)
+            else:
+                _transpose_block(here, words, there, apart)
+        start += width
 
 
 @kernel(*_ENDS)

@@ -183,10 +183,10 @@ def _expand_part(
 ) -> None:
     """Do as `expand` does for `words` words of each row, from word `first` on.
 
-    They become the first words of `rows`. `counter` is that of word 0. `lane_sums` (128, VECTOR)
+    They become the first words of `rows`. `counter` is that of word 0. `lane_sums` (rows, VECTOR)
     have a sum for each lane. A few vectors are weighed at a time, beside the AES of the next.
     """
-    bits, step, row = 128 // leaves.shape[0], rows.shape[1], rows.reshape(-1)
+    bits, step, row = rows.shape[0] // leaves.shape[0], rows.shape[1], rows.reshape(-1)
     weight, lane_sum = weights[first:], lane_sums.reshape(-1)
     if choices is not None:
         choices[first : first + words] = 0
@@ -269,14 +269,15 @@ def expand(
 
     leaves (128/k, 2^k, 11, 2) are round keys, of which a sender does not use those of the first
     leaf of each tree; `counter` counts the AES blocks of the streams that were used before.
-    rows (128, w), written. The receiver's choices (w,) and corrections (128/k - 1, w) are written;
-    the sender's corrections are read, and its masks (128,), as `extension.correct` takes them.
+    rows (128, w), written, of fewer trees k for each. The receiver's choices (w,) and corrections
+    (128/k - 1, w) are written; the sender's corrections are read, and its masks (128,), as
+    `extension.correct` takes them.
 
     What a sender writes to the rows, or what a receiver overwrites there, is added to `sums`
     (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps until it
     has weights are read while there is AES to do, and there is no other pass over them.
     """
-    lane_sums, words = np.zeros((128, VECTOR), np.uint64), rows.shape[1]
+    lane_sums, words = np.zeros((rows.shape[0], VECTOR), np.uint64), rows.shape[1]
     given = choices, masks, corrections
     _expand_part(leaves, nonce, counter, *given, 0, words, rows, weights, lane_sums)
     add_lanes(lane_sums, sums)

@@ -1,4 +1,4 @@
-"""The leaves of MACs over Z_2^m (`audit.macs`), from seeds to tags and to keys.
+"""MACs over Z_2^m (`audit.macs`): leaves from seeds to tags and keys, and sums of these.
 
 Of `values`, which a prover has, and `masks`, which a verifier has, one is None, and so kernels are
 compiled for either end.
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
+from securemedian.mpc.protocols.kernels.macs import COLUMN
 from securemedian.mpc.protocols.kernels.native.emit import (
     I8,
+    I32,
     I64,
     KEY_WORDS,
     Vectors,
     inline,
+    loop,
     spread,
 )
 from securemedian.mpc.protocols.kernels.native.optional import after, beside
@@ -27,6 +30,8 @@ from securemedian.mpc.protocols.kernels.native.processor import LANES
 _TREE_BITS = 4
 # Vectors that are expanded at once: the sums of all rows stay in registers.
 _ABREAST = 2
+# Columns that are transposed at once: they fit the second-level cache, with the totals of a table.
+_COLUMNS = 1 << 11
 # Bytes of a leaf that a tile takes.
 _BYTES = 16 * LANES * _ABREAST
 
@@ -72,7 +77,7 @@ class _Elements:
             ]
             for half in (blocks[:LANES], blocks[LANES:]):
                 order = [at for block in half for at in block]
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), len(order)), order)
+                mask = ir.Constant(ir.VectorType(I32, len(order)), order)
                 found.append(self.builder.shuffle_vector(low, high, mask))
         return found
 
@@ -211,3 +216,70 @@ def expand(
                 own[start:] = to[:left]
                 for t in range(_TREE_BITS):
                     rows[_TREE_BITS * tree + t, start:] = near_rows[t, :left]
+
+
+def _emit_transpose(
+    builder: ir.IRBuilder, groups: ir.Value, rows: ir.Value, stride: ir.Value, near: ir.Value
+) -> None:
+    """Set the first columns of `near` to those of rows, of which a lane of a vector is a group."""
+    b, v, element = builder, Vectors(builder, LANES), rows.type.pointee
+    group, size = 128 // element.width, element.width // 8
+    kind = ir.VectorType(element, group * LANES)
+    with loop(b, groups) as number:
+        first = b.mul(number, ir.Constant(I64, group))
+        given = []
+        for i in range(group):
+            row = b.gep(rows, [b.mul(b.add(first, ir.Constant(I64, i)), stride)])
+            loaded = b.load(b.bitcast(row, kind.as_pointer()))
+            loaded.align = size
+            given.append(loaded)
+        for place, vector in enumerate(v.interleave(given)):
+            for lane in range(LANES):
+                order = range(group * lane, group * (lane + 1))
+                part = b.shuffle_vector(
+                    vector, vector, ir.Constant(ir.VectorType(I32, group), list(order))
+                )
+                column = ir.Constant(I64, COLUMN * (group * lane + place))
+                to = b.gep(near, [b.add(first, column)])
+                b.store(part, b.bitcast(to, part.type.as_pointer())).align = size
+
+
+def _emit_add(
+    builder: ir.IRBuilder, count: ir.Value, near: ir.Value, places: ir.Value, totals: ir.Value
+) -> None:
+    """Add `count` columns each to its place."""
+    b, element = builder, near.type.pointee
+    kind = ir.VectorType(element, COLUMN)
+
+    def column(array: ir.Value, number: ir.Value) -> ir.Value:
+        address = b.gep(array, [b.mul(number, ir.Constant(I64, COLUMN))])
+        return b.bitcast(address, kind.as_pointer())
+
+    with loop(b, count) as i:
+        to = column(totals, b.zext(b.load(b.gep(places, [i])), I64))
+        total, added = b.load(to), b.load(column(near, i))
+        total.align = added.align = element.width // 8
+        b.store(b.add(total, added), to).align = element.width // 8
+
+
+# (groups of rows, rows, stride, columns), (count, columns, places, totals)
+_transpose, _add = inline(_emit_transpose, 4), inline(_emit_add, 4)
+
+
+@kernel(*(f"{ring}[2] u2[2] {ring}[3]!" for ring in ("u1", "u2")))
+def add_to_places(rows: NDArray[Any], places: NDArray[np.uint16], totals: NDArray[Any]) -> None:
+    """Do as `macs.add_to_places` does, on a multiple of 16 rows, and totals of COLUMN elements."""
+    at_once = 16 * LANES // rows.itemsize
+    groups = rows.shape[0] * rows.itemsize // 16
+    near = np.zeros((_COLUMNS, COLUMN), rows.dtype)
+    columns, stride = near.reshape(-1), rows.shape[1]
+    for start in range(0, stride, _COLUMNS):
+        count = min(_COLUMNS, stride - start)
+        whole = count // at_once * at_once
+        for first in range(0, whole, at_once):
+            _transpose(groups, rows.reshape(-1)[start + first :], stride, columns[COLUMN * first :])
+        for c in range(rows.shape[0]):
+            for i in range(whole, count):
+                near[i, c] = rows[c, start + i]
+        for a in range(places.shape[0]):
+            _add(count, columns, places[a, start:], totals[a].reshape(-1))
