@@ -167,7 +167,9 @@ class TrainingRun:
         """
         if not models.measures(self._scenario.model):
             return
-        measured, results = self._round(replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM)), show)
+        measured, results = self._round(
+            replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM)), show
+        )
         if not measured.matches_plaintext:
             raise SecureMedianError("the mean of what the clients measured is another one")
         self._start = results[0]
