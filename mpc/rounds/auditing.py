@@ -46,6 +46,8 @@ from securemedian.mpc.rounds.params import RoundParams
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
 # are their buckets, and the chance to deviate unnoticed.
 POOL = 1 << 20
+# Whether a message is sent or received, its label, dtype and shape.
+Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
 
 class _Lane:
@@ -318,10 +320,10 @@ def pools(sizes: Sequence[int], total: int) -> list[slice]:
 
 def messages(
     params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
-) -> Iterator[list[list[tuple[bool, str, DTypeLike, tuple[int, ...]]]]]:
+) -> Iterator[list[list[Message]]]:
     """Yield what each party sends (True) and receives (False) on each lane, step by step.
 
-    With the label, dtype and shape of each message, for `plan`. Base OTs are left out.
+    It is for `plan`. Base OTs are left out.
     """
     shape, total = check_audited(params), sum(weights)
     bits, entries = count_bits(total), shape.slots - 1
@@ -343,15 +345,15 @@ def messages(
     ]
     yield [list(dealing.toss_messages())]
     yield [list(settling())]
-    proofs: list[list[tuple[bool, str, DTypeLike, tuple[int, ...]]]] = []
-    for lane in lanes:
-        sizes, said = dims[lane :: protocol.lanes], []
-        for pool in pools(sizes, total):
-            said.extend(ands.messages(ands_of(sum(sizes[pool]), total)))
-            for size in sizes[pool]:
-                said.extend(comparing.messages(2 * size, bits))
-        proofs.append(said)
-    yield proofs
+    yield [list(_proofs(dims[lane :: protocol.lanes], total)) for lane in lanes]
+
+
+def _proofs(sizes: Sequence[int], total: int) -> Iterator[Message]:
+    """Yield what one lane sends and receives for the proofs of its chunks, of these sizes."""
+    for pool in pools(sizes, total):
+        yield from ands.messages(ands_of(sum(sizes[pool]), total))
+        for size in sizes[pool]:
+            yield from comparing.messages(2 * size, count_bits(total))
 
 
 def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
