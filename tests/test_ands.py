@@ -361,6 +361,27 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     assert [end.sent for end in pair] == [wanted] * 2
 
 
+@pytest.mark.parametrize("count", [1, 100, 3000])
+def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message of both parties, in order, and the OTs."""
+    monkeypatch.setattr(ands, "PORTION", 1 << 12)
+    pair = recorders()
+    lanes = make_parties(pairs=[pair], audit=True)
+    before = [len(end.received) for end in pair]
+    run_both(lambda j: AndMaker(lanes[j][0]).triples(count))
+    wanted = [
+        (label, np.dtype(dtype), shape)
+        for sent, label, dtype, shape in ands.messages(count)
+        if sent
+    ]
+    for end, first, party in zip(pair, before, lanes, strict=True):
+        found = [(label, array.dtype, array.shape) for label, array in end.received[first:]]
+        assert found == wanted
+        assert party[0].pool.ots == ands.ots_of(count)
+    received = [message[1:] for message in ands.messages(count) if not message[0]]
+    assert received == [message[1:] for message in ands.messages(count) if message[0]]
+
+
 # Sizes and permutations
 
 

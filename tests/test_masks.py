@@ -846,6 +846,8 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
     "audit.claims": ("partners on the bits of a share",),
+    "audit.fold": ("masks of a client's folds",),
+    "audit.verdicts": "whose folds are not those of the servers, which both find",
     "audit.commit": "a hash of what is opened next",
     "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
     "toss.tokens": "digests of a secret and of a coin that both know",

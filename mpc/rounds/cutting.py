@@ -1,12 +1,16 @@
 """How a round is cut: shards for workers, chunks of coordinates for lanes, pieces for checks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols.audit.comparing import slot_of
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.params import RoundParams
+
+# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^16 at n <= 8.
+AUDIT_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,12 @@ def cut_check(
         for first in range(0, clients, together)
         for begin, end in _cut(params.dim, together * per_value, protocol, shard)
     ]
+
+
+def cut_audit(params: RoundParams, bits: int, protocol: ProtocolParams) -> list[tuple[int, int]]:
+    """Return the chunks [begin, end) of an audit that compares counts of `bits` bits, in turns."""
+    most = AUDIT_CHUNK // slot_of(bits)
+    return _cut(params.dim, 1, replace(protocol, chunk=min(protocol.chunk, most)), None)
 
 
 def _cut(

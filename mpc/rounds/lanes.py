@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.errors import PeerProtocolError
+from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
@@ -68,7 +68,8 @@ def exchange_wishes(
 def run_lanes(channels: Sequence[Channel], lane: Callable[[int], None]) -> None:
     """Call lane(0), lane(1), .. each on a thread of its own with a channel, and wait for them.
 
-    The first error closes all channels, so that no lane waits any longer, and is raised.
+    The first error closes all channels, so that no lane waits any longer, and is raised. If any
+    lane has found that the peer deviated, that is raised: the channels of others are closed by it.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -94,7 +95,7 @@ def run_lanes(channels: Sequence[Channel], lane: Callable[[int], None]) -> None:
         # hangs all the same leaves our thread behind, with all of them.
         thread.join()
     if errors:
-        raise errors[0]
+        raise next((each for each in errors if isinstance(each, PeerDeviated)), errors[0])
 
 
 class Report:

@@ -24,22 +24,26 @@ with which it is below 2^-40.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
-from securemedian.mpc.protocols.audit.equality import Equality
-from securemedian.mpc.protocols.dealing import Permutation, toss
+from securemedian.mpc.protocols.audit.equality import Equality, settling
+from securemedian.mpc.protocols.audit.macs import TREE_BITS
+from securemedian.mpc.protocols.dealing import Permutation, toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols.ot.consistency import PROOF_WORDS
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 STATISTICAL_BITS = 40
 # The fewest buckets that are filled at once, so that they are small.
@@ -105,7 +109,7 @@ class AndMaker:
         """
         buckets = max(count, FEWEST)
         size = bucket or bucket_size(buckets)
-        leaky = -(-size * buckets // ALIGN) * ALIGN
+        leaky = _aligned(size * buckets)
         records = self._scratch.array("records", leaky, kernels.RECORD)
         shares, tests = (self._scratch.array(*each) for each in (("y", leaky // 64), ("T", leaky)))
         for start in range(0, leaky, PORTION):
@@ -154,8 +158,10 @@ class AndMaker:
         """
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
-        choices = [receiver.extend_correlated(own)]
-        choices += [receiver.low.extend_correlated(records, to) for to in (2, 4)]
+        choices = (
+            receiver.extend_correlated(own),
+            *(receiver.low.extend_correlated(records, to) for to in (2, 4)),
+        )
         for each in receivers:
             each.seal()
         sender.extend_correlated(peers)
@@ -229,6 +235,54 @@ class AndMaker:
         # the same order at both: party 0's openings first
         for array in (proofs, wanted) if self._number == 0 else (wanted, proofs):
             equality.add(array)
+
+
+def ots_of(count: int) -> int:
+    """Return how many OTs `triples` takes, of both directions."""
+    return 6 * _leaky_count(count)
+
+
+def messages(count: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `triples`, in its order.
+
+    With the label, dtype and shape of each message, for `plan`.
+    """
+    both, seed = (True, False), (SEED_BYTES,)
+    # of x, y and r, and for the checks
+    trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]
+    leaky = _leaky_count(count)
+    for start in range(0, leaky, PORTION):
+        some = min(PORTION, leaky - start)
+        for sent in both:
+            for each in trees:
+                yield sent, "ot.corrections", np.uint64, (each - 1, some // 64)
+            for each in trees[:2]:
+                yield sent, "ot.corrections", np.uint64, (each - 1, ALIGN // 64)
+        for label, dtype, shape in (
+            ("ot.challenge", np.uint8, seed),
+            ("ot.proof", np.uint64, (PROOF_WORDS,)),
+        ):
+            for sent in both:
+                yield from [(sent, label, dtype, shape)] * 2
+        for label, words in (("and.tables", some), ("and.tops", some // 64)):
+            for sent in both:
+                yield sent, label, np.uint64, (words,)
+    buckets = max(count, FEWEST)
+    yield from settling()
+    yield from toss_messages()
+    for sent in both:
+        yield sent, "and.buckets", np.uint64, (bucket_size(buckets) - 1, -(-buckets // 64))
+    yield from settling()
+
+
+def _leaky_count(count: int) -> int:
+    """Return how many leaky ANDs are made for so many triples."""
+    buckets = max(count, FEWEST)
+    return _aligned(bucket_size(buckets) * buckets)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN) * ALIGN
 
 
 def permutation(seed: bytes, count: int) -> Order:

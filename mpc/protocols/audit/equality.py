@@ -7,16 +7,20 @@ Arrays that differ anywhere, also by what one party has chosen, go unnoticed wit
 that is right tells nothing, because the party that checks it knows it.
 """
 
+import hashlib
+from collections.abc import Iterator
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Differences, toss
+from securemedian.mpc.protocols.dealing import Differences, toss, toss_messages
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 NONCE_BYTES = 32
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Equality:
@@ -40,7 +44,7 @@ class Equality:
     def settle(self, what: str) -> None:
         """Compare all that was appended, while the other party does the same, and begin anew.
 
-        Takes three rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
+        Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
         """
         hashed = Differences(toss(self._channel, self._number, self._entropy))
         for array in self._collected:
@@ -57,6 +61,14 @@ class Equality:
 
     def _commitment(self, opening: bytes) -> bytes:
         return digest("audit commitment", self._number, opening)
+
+
+def settling() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `settle`, in its order."""
+    yield from toss_messages()
+    for label, size in (("audit.commit", DIGEST_BYTES), ("audit.open", DIGEST_BYTES + NONCE_BYTES)):
+        for sent in (True, False):
+            yield sent, label, np.uint64, (size // 8,)
 
 
 def _words(data: bytes) -> NDArray[np.uint64]:

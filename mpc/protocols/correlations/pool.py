@@ -58,7 +58,7 @@ class Pool:
     @property
     def ots(self) -> int:
         """Return the OTs made so far, in both directions together."""
-        return self.ends.sender.index + self.ends.receiver.index
+        return self.ends.sender.ots + self.ends.receiver.ots
 
     @property
     def left(self) -> tuple[int, int]:

@@ -64,6 +64,11 @@ class RandomOtEnd(ABC):
     index: int = 0
     left: int = 0
 
+    @property
+    def ots(self) -> int:
+        """Return the OTs made so far, hashed or not."""
+        return self.index
+
     def prepare(self) -> None:
         """Exchange what both ends must have before the first `extend`, if there is anything.
 

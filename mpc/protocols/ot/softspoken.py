@@ -87,6 +87,15 @@ class _SoftSpoken(RandomOtEnd):
         self._scratch, label = Scratch(), b"securemedian pi"
         self.hash = Hash(self._scratch, label, direction.session, native_aes=native_aes)
 
+    @property
+    def ots(self) -> int:
+        return self.index + (self.low.index if "low" in vars(self) else 0)
+
+    @cached_property
+    def low(self) -> Self:
+        """The end for OTs that have the low word of Delta alone, at half the cost."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(index={self.index}, <secrets>)"
 
