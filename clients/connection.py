@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -52,6 +53,8 @@ MESSAGE_S = 1800.0
 # the longest that nothing of what is sent reaches the other end's host, before the connection is
 # made anew, to the address that the server's name then has. A slow line is never silent.
 SILENCE_S = 10.0
+# the longest that a door takes for the answer to one block
+DOOR_S = 10.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
@@ -186,6 +189,15 @@ class Connection:
             self._connect()
             raise
         return reply
+
+    def door(self, port: int) -> "Connection":
+        """Return a connection to another port of this server, which ends when this one does."""
+        address = f"{self._server.address.rpartition(':')[0]}:{port}"
+        server = replace(self._server, address=address)
+        label, limit_s = f"{self.label}'s door", min(self._timeout_s, DOOR_S)
+        door = Connection(label, server, self._keys, limit_s, cohort=self._cohort)
+        door._cancelled = self._cancelled
+        return door
 
     @property
     def address(self) -> str:

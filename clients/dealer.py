@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from securemedian.clients import upload
+from securemedian.clients.blocks import Blocks, takes_blocks
 from securemedian.clients.connection import (
     Connection,
     Progress,
@@ -160,24 +161,33 @@ class Dealer:
         )
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
-        """Send a half piece by piece, and anew if the server no longer has the pieces before."""
+        """Send a half in blocks, or piece by piece to a server that takes none.
+
+        The pieces are sent anew if the server no longer has those before.
+        """
+        about = {
+            "round": self.round_id,
+            "params": self._current.params.digest,
+            "start": self._current.start,
+        }
+        share, before = half.share.reshape(-1), self.sent
+        if takes_blocks(server, share, self._patience_s):
+
+            def sent(stored: int) -> None:
+                self.sent = before + stored
+
+            kind = {"kind": "dealing"}
+            Blocks(server, about | kind, share, self._patience_s, sent).send()
+            return
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
-        share = half.share.reshape(-1)
         pieces = max(1, -(-share.nbytes // most))
         size = -(-share.size // pieces)
         # in pieces of that size there may be fewer
         pieces = -(-share.size // size)
-        before, piece, links = self.sent, 0, 0
+        piece = links = 0
         while piece < pieces:
-            fields = {
-                "round": self.round_id,
-                "params": self._current.params.digest,
-                "start": self._current.start,
-                "form": half.form,
-                "piece": piece,
-                "pieces": pieces,
-            }
+            fields = {**about, "form": half.form, "piece": piece, "pieces": pieces}
             array = {"share": share[piece * size : (piece + 1) * size]}
             try:
                 server.ask("deal", fields, array, patience_s=self._patience_s)

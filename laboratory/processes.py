@@ -1,5 +1,6 @@
 """Child processes that have a log each and are all ended by process id, whatever happens."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -70,6 +71,12 @@ class Processes:
         (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(peak.split()[1]) >> 10
 
+    def seconds(self, name: str) -> tuple[float, float]:
+        """Return the processor's seconds of a running process, and of its children."""
+        pid = self._running[name].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return _seconds(pid), sum(map(_seconds, children))
+
     def stop(self) -> None:
         """Send SIGTERM to all processes, and SIGKILL to those still there STOP_LIMIT_S later."""
         # nothing is to interrupt this
@@ -94,3 +101,9 @@ class Processes:
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
+
+
+def _seconds(pid: int | str) -> float:
+    """Return the processor's seconds of a process, the system's among them."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

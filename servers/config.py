@@ -33,6 +33,8 @@ WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024
+# Each is a process that clients connect to.
+MAX_DOORS = 64
 # the lanes of a shard, where `[protocol] lanes` does not say: a worker has one CPU
 WORKER_LANES = 1
 
@@ -216,6 +218,10 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together, each of at most 4 MiB
     max_message_bytes: int = 1 << 28
+    # how many processes take uploads: this server's own, and so many less one beside it
+    doors: int = 1
+    # FIRST-LAST, the ports at which these listen, on the host of `listen`; "" for any
+    door_ports: str = ""
     # the most bytes of correlations that are made while clients train, with an even share for each
     # cohort; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
@@ -266,6 +272,12 @@ class ServerConfig:
         if self.max_message_bytes <= 0:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
+            )
+        check_whole("doors", self.doors, 1, MAX_DOORS)
+        if self.door_ports and len(ports_of(self.door_ports)) < self.doors - 1:
+            raise ConfigError(
+                f"door_ports {self.door_ports} are too few for {self.doors} doors, of which the "
+                "first listens at `listen`"
             )
         if not 0 <= self.pool_limit_bytes < 1 << 63:
             raise ConfigError(

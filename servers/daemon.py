@@ -41,6 +41,7 @@ from securemedian.servers.network.transport import (
 from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
+from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.store import Store
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Daemon:
             self._rounds.engine_ended()
             self._engines.check()
             self._rounds.tick()
+            self._store.doors.turn()
         except zmq.ZMQError as error:
             # an error of a socket, such as a lack of descriptors, interrupts the rounds but does
             # not end the server
@@ -220,6 +222,7 @@ class Daemon:
             return
         self._config = reload.config
         allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
+        self._store.doors.allow(_clients_of(reload.config))
         self._desk.reload(reload.config)
         self._rounds.reload(reload.config)
         logs.event(
@@ -293,6 +296,11 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
     return monitor, page
 
 
+def _clients_of(config: ServerConfig) -> list[str]:
+    """Return the keys that may use the doors."""
+    return [client.public_key for client in config.clients]
+
+
 def _keys_of(config: ServerConfig) -> list[str]:
     """Return the keys that may use the clients' port."""
     return [caller.public_key for caller in config.clients + config.coordinators]
@@ -313,7 +321,15 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
-    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
+    host = config.listen.rpartition(":")[0]
+    doors = Doors(
+        config.doors - 1,
+        f"{host}:{config.door_ports or '*'}",
+        config.name,
+        keys,
+        _clients_of(config),
+    )
+    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes, doors)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
     try:
         daemon.run()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import securemedian
 from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.service import Limit, Service
@@ -102,7 +103,7 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
-    assert capsys.readouterr().out.startswith("securemedian 0.")
+    assert capsys.readouterr().out == f"securemedian {securemedian.__version__}\n"
 
 
 def test_our_errors_are_one_line_and_status_2(

@@ -17,9 +17,8 @@ from securemedian.mpc.errors import NotStored
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.storage import spool
 from securemedian.servers.storage.database import Database
-from securemedian.servers.storage.spool import DATABASE_BYTES, WordsFile
+from securemedian.servers.storage.files import DATABASE_BYTES, Reserve, WordsFile
 from securemedian.servers.storage.store import Store
 from tests.servers_alone import DEALT, PARAMS, Server
 from tests.test_cohorts import KINDS, World, coordinator, keys
@@ -155,7 +154,7 @@ def test_a_server_starts_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_reserve_has_room_for_what_its_rounds_leave(tmp_path: Path) -> None:
-    reserve = spool.Reserve(tmp_path / "reserve")
+    reserve = Reserve(tmp_path / "reserve")
     for size in (1000, 3000):
         reserve.add(tmp_path / str(size), size)
     reserve.hold()
@@ -167,7 +166,7 @@ def test_a_reserve_has_room_for_what_its_rounds_leave(tmp_path: Path) -> None:
     assert (tmp_path / "reserve").stat().st_size == 0
     reserve.hold()
     # a start may need it
-    spool.Reserve(tmp_path / "reserve")
+    Reserve(tmp_path / "reserve")
     assert (tmp_path / "reserve").stat().st_size == 0
 
 

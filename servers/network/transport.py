@@ -187,16 +187,17 @@ class ClientPort:
         self.socket.linger = LINGER_MS
         _bind(self.socket, endpoint)
 
-    def recv(self) -> tuple[bytes, str, list[bytes]] | None:
+    def recv(self) -> tuple[bytes, str, list[Part]] | None:
         """Return the next request as (return address, public key, parts), or None.
 
-        A request that is too long is freed part by part, and answered here with a FrameError.
+        The parts are zmq's own buffers, not copied. A request that is too long is freed part by
+        part, and answered here with a FrameError.
         """
         try:
             frame = address = self.socket.recv(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
-        parts: list[bytes] = []
+        parts: list[Part] = []
         number = total = 0
         # The parts of a message arrive together, so that none of these calls waits.
         while frame.more:
@@ -205,7 +206,7 @@ class ClientPort:
             if number > self._max_parts or total > self._max_message_bytes:
                 parts.clear()
             else:
-                parts.append(frame.bytes)
+                parts.append(frame.buffer.toreadonly())
         key = str(address.get("User-Id"))
         if number > self._max_parts or total > self._max_message_bytes:
             self._refuse(address.bytes, key, number, total)

@@ -34,7 +34,8 @@ from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import Open
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
-from securemedian.servers.storage.spool import DEALING, Spool, storing
+from securemedian.servers.storage.files import storing
+from securemedian.servers.storage.spool import DEALING, Spool
 from securemedian.servers.storage.store import Result, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for

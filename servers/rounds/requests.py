@@ -42,10 +42,11 @@ from securemedian.servers import logs
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.server_round import ServerRound
-from securemedian.servers.network.control import is_round_id
+from securemedian.servers.network.control import SHA256_BYTES, is_round_id
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
+from securemedian.servers.storage.room import BlockFields
 from securemedian.servers.storage.spool import Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
@@ -120,6 +121,27 @@ class DealFields(ShareFields):
 
 
 @dataclass(frozen=True)
+class StoreFields(OneRound):
+    """The fields with which a share that comes in blocks is announced, and found whole."""
+
+    params: bytes
+    start: bytes
+    # "dealing" or "upload"
+    kind: str
+    # of the share (`common.blocks`)
+    digest: bytes
+    # as in an upload
+    group: int = 0
+    # whether the caller reaches none of the other doors
+    direct: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.digest) != SHA256_BYTES:
+            raise BadUpload(f"`digest` has {len(self.digest)} bytes, not {SHA256_BYTES}")
+
+
+@dataclass(frozen=True)
 class TellFields(OneRound):
     """The fields of a client's public metrics."""
 
@@ -185,6 +207,7 @@ class Desk:
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
         self._rounds, self._engines, self._reply = rounds, engines, reply
+        self._doors = rounds.doors
         self.reload(config)
         self._log = logs.BoundedLog()
         # how many requests were answered, by name and by "ok" or the code of the error
@@ -325,6 +348,7 @@ class Desk:
             "party": self._config.party,
             "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
+            "doors": len(self._doors.ports),
             "policy": self._config.policy.to_dict(),
         }
         caller = {
@@ -452,6 +476,29 @@ class Desk:
         fields = call.fields
         self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
 
+    def _store(self, call: Call) -> Answer | None:
+        entry, fields = self._find(call), call.fields
+        _check_start(call, entry.server_round)
+        missing = self._rounds.store(
+            entry,
+            call.key,
+            fields.kind,
+            fields.digest,
+            self._when_stored(call, Answer({"missing": [], "doors": []})),
+            fields.group,
+            fields.direct,
+        )
+        ports = list(self._doors.ports.values())
+        return Answer({"missing": missing, "doors": ports}) if missing else None
+
+    def _block(self, call: Call) -> Answer:
+        entry, fields = self._find(call), call.fields
+        if "share" not in call.arrays:
+            raise FrameError(f"{call.op!r} needs the array `share`")
+        share = call.arrays["share"]
+        entry.spool.put_block(call.key, fields.kind, fields.block, share)
+        return Answer()
+
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
         """Return the function that answers a request once its share is stored, or is not."""
 
@@ -564,14 +611,20 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
-    update of the last, unless S1 compares `start`, which it was told with `open`.
-
-    Raises FrameError if there is none, and BadUpload if it is for other parameters or another
-    model.
+    Raises FrameError if there is none, and what `_check_start` raises.
     """
+    _check_start(call, server_round)
     if "share" not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `share`")
+    return call.arrays["share"]
+
+
+def _check_start(call: Call, server_round: ServerRound) -> None:
+    """Raise BadUpload if a share is for other parameters or another model than those of a round.
+
+    SECURITY: S0 alone hands out the model. One that gave some clients another model could read the
+    update of the last, unless S1 compares `start`, which it was told with `open`.
+    """
     if call.fields.params != server_round.params.digest:
         raise BadUpload(
             f"this {call.op!r} was made for other parameters than those of round "
@@ -582,7 +635,6 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
             f"this {call.op!r} was made for another model or range than those that round "
             f"{server_round.round_id} starts from: one server does not tell the truth"
         )
-    return call.arrays["share"]
 
 
 def _take_number(message: wire.Message) -> int:
@@ -619,6 +671,8 @@ OPS: dict[str, Op] = {
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
+    "store": Op(Desk._store, StoreFields, (CLIENT,)),
+    "block": Op(Desk._block, BlockFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
     "decline": Op(Desk._decline, OneRound, (CLIENT,)),

@@ -87,6 +87,8 @@ class Rounds:
     ) -> None:
         self._config, self._engines, self._clock = config, engines, clock
         self.register = Register(config, store, clock, wall)
+        # those that take blocks of uploads beside this process
+        self.doors = store.doors
         self._keeper = RunKeeper(config.party, store, signing)
         self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
         self._peer_control = PeerControl(
@@ -248,6 +250,44 @@ class Rounds:
         entry.server_round.check_upload(client)
         row = entry.spool.put(client, form, share, digest)
         self._shares.append(_Share(entry, row, when_stored))
+
+    def store(
+        self,
+        entry: Entry,
+        client: str,
+        kind: str,
+        digest: bytes,
+        when_stored: WhenStored,
+        group: int = 0,
+        direct: bool = False,
+    ) -> list[list[int]]:
+        """Store a client's share that comes in blocks, and return those that are missing.
+
+        They are listed by door, in the order of `doors.ports`. Once none is missing,
+        `when_stored` is called as by `deal` and `upload`. Raises what these and `Spool.room` raise.
+        """
+        self._flush_of(client)
+        self.doors.turn()
+        server_round = entry.server_round
+        dealt = kind == DEALING
+        if dealt:
+            if client in server_round.failed:
+                server_round.check_dealing(client)
+            repeated = server_round.repeats_dealing(client, digest)
+        else:
+            visible = server_round.check_group(group)
+            digest = upload_digest(digest, group if visible else None)
+            repeated = server_round.repeats_upload(client, digest)
+        if repeated:
+            when_stored(None)
+            return []
+        (server_round.check_dealing if dealt else server_round.check_upload)(client)
+        room = entry.spool.room(client, kind, digest, direct)
+        if not room.whole:
+            return [room.missing(door) for door in self.doors.ports]
+        row = entry.spool.put_room(room)
+        self._shares.append(_Share(entry, row, when_stored))
+        return []
 
     def decline(self, entry: Entry, client: str) -> None:
         """Note that a client takes no part in a round, because its own policy refuses it.

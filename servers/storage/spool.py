@@ -1,21 +1,23 @@
 """The uploads of one round: packed words in one file, and rows of the database."""
 
 import hashlib
+import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.common import blocks
 from securemedian.common.durable import sync_folder
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import (
@@ -33,174 +35,20 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.servers.network.control import SHA256_BYTES
 from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.doors import Doors
+from securemedian.servers.storage.files import Reserve, WordsFile, storing
+from securemedian.servers.storage.room import DAEMON, Room, write_and
 
 # Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
 
-# bytes that are hashed at a time, and that are worth being synchronised beside the caller
-CHUNK_BYTES = 1 << 20
-# Synchronises beside the servers' loops, which wait for it.
-_DISK = ThreadPoolExecutor(1, "disk")
-
 DEALING, UPLOAD = "dealing", "upload"
+# the form of a share that came in blocks, whose digest is of theirs (`common.blocks`)
+BLOCKS = "blocks"
+_numbers = itertools.count(1)
 
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
-
-
-# What the database may need while the disk is full: its log, which SQLite writes back into the
-# file from 4 MB on, and as much again in that file.
-DATABASE_BYTES = 8 << 20
-
-
-class Reserve:
-    """Room on the disk that uploads leave to the database, models and results.
-
-    It is a file of that size. A change of a round that finds no room cuts it off, and uploads are
-    refused until it is whole again.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open the file, or make it, without any room: a start may need it."""
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        # by spool, the bytes of the files that its round leaves
-        self._bytes_of: dict[Path, int] = {}
-        self._held = 0
-        self.give_up()
-
-    def hold(self) -> None:
-        """Make the reserve whole. Raises OSError if the disk has no room for it."""
-        wanted = DATABASE_BYTES + sum(self._bytes_of.values())
-        if self._held < wanted:
-            _allocate(self._file, self._held, wanted - self._held)
-        self._cut(wanted)
-
-    def give_up(self) -> bool:
-        """Leave the room to whoever writes next, and return whether there was any."""
-        held = self._held
-        self._cut(0)
-        return held > 0
-
-    def add(self, spool: Path, size: int) -> None:
-        """Let `hold` include the files of so many bytes that a round leaves."""
-        self._bytes_of[spool] = size
-
-    def drop(self, spool: Path) -> None:
-        """Include the files of a round no longer."""
-        self._cut(max(0, self._held - self._bytes_of.pop(spool, 0)))
-
-    def _cut(self, size: int) -> None:
-        os.ftruncate(self._file.fileno(), size)
-        self._held = size
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _allocate(file: IO[bytes], begin: int, size: int) -> None:
-    """Make room for so many bytes at a file's end. Raises OSError, with the file as it was."""
-    try:
-        os.posix_fallocate(file.fileno(), begin, size)
-    except OSError:
-        # part of it may be there
-        os.ftruncate(file.fileno(), begin)
-        raise
-
-
-class WordsFile:
-    """One file of packed words, which many uploads share.
-
-    It needs one descriptor for any number of clients, so that connections that take descriptors do
-    not decide whose upload is stored, and one call synchronises all uploads. A thread synchronises
-    what is written meanwhile, so that `sync` has little to wait for. The file is closed when the
-    last upload that reads it is gone, which may be later than its folder.
-    """
-
-    def __init__(self, path: Path, end: int = 0) -> None:
-        """Open a file, or make it; what lies from byte `end` on is cut off."""
-        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-        if os.fstat(self._file.fileno()).st_size > end:
-            os.ftruncate(self._file.fileno(), end)
-        # where the next words begin
-        self.end = end
-        # the bytes that are written and not being synchronised
-        self._unsynced = 0
-        self._syncing: Future[None] | None = None
-
-    def append(self, words: Words) -> int:
-        """Write words at the end and return where they begin, in bytes.
-
-        Raises OSError if they cannot all be written; nothing of them stays then.
-        """
-        begin = self.reserve(words.size)
-        try:
-            self.write(begin, words)
-        except OSError:
-            self.give_back(begin, words.nbytes)
-            raise
-        return begin
-
-    def give_back(self, begin: int, size: int) -> None:
-        """Cut off what was appended last, if it is this."""
-        if begin + size == self.end:
-            os.ftruncate(self._file.fileno(), begin)
-            self.end = begin
-
-    def sync(self) -> None:
-        """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
-        syncing, self._syncing = self._syncing, None
-        if syncing:
-            syncing.result()
-        if self._unsynced:
-            os.fdatasync(self._file)
-            self._unsynced = 0
-
-    def _sync_beside(self) -> None:
-        """Begin to synchronise what is written, if it is much and the last time succeeded."""
-        done = self._syncing is None or (self._syncing.done() and not self._syncing.exception())
-        if done and self._unsynced >= CHUNK_BYTES:
-            self._unsynced = 0
-            # the thread keeps the file open until it is done
-            self._syncing = _DISK.submit(os.fdatasync, self._file)
-
-    def reserve(self, count: int) -> int:
-        """Make room for `count` words at the end and return where it begins, in bytes.
-
-        Raises OSError if the disk has no room for them.
-        """
-        begin = self.end
-        _allocate(self._file, begin, 8 * count)
-        self.end += 8 * count
-        return begin
-
-    def write(self, at: int, words: Words) -> None:
-        """Write words from byte `at` on. Raises OSError if they cannot all be written."""
-        left = words.data.cast("B")
-        while left:
-            written = os.pwrite(self._file.fileno(), left, at)
-            self._unsynced += written
-            left, at = left[written:], at + written
-        self._sync_beside()
-
-    def read(self, begin: int, count: int) -> Words:
-        """Return `count` words from byte `begin` on."""
-        return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
-
-    def read_bytes(self, begin: int, count: int) -> bytes:
-        """Return `count` bytes from byte `begin` on. Raises DamagedUpload if they are not there."""
-        try:
-            data = os.pread(self._file.fileno(), count, begin)
-        except OSError as error:
-            raise DamagedUpload(f"a stored upload cannot be read: {error.strerror}") from error
-        if len(data) != count:
-            raise DamagedUpload("a stored upload is shorter than when it was written")
-        return data
-
-    def chunks(self, begin: int, count: int) -> Iterator[bytes]:
-        """Yield `count` bytes from byte `begin` on, in chunks. Raises what `read_bytes` raises."""
-        for at in range(begin, begin + count, CHUNK_BYTES):
-            yield self.read_bytes(at, min(CHUNK_BYTES, begin + count - at))
 
 
 @dataclass(frozen=True)
@@ -306,17 +154,22 @@ class Spool:
         opening: Opening = nullcontext,
         rows: Iterable[Row] = (),
         native_aes: bool = False,
+        doors: Doors | None = None,
     ) -> None:
         self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
         self._reserve = reserve
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
+        self._doors = doors or Doors()
+        # by client and kind
+        self._rooms: dict[tuple[str, str], Room] = {}
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
         with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
-                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
+                self._words_path = folder / "uploads.words"
+                self._words_file: WordsFile | None = WordsFile(self._words_path, end)
                 self._opened = OpenedFile(folder / "opened") if shape else None
                 for each in (folder, folder.parent):
                     sync_folder(each)
@@ -378,7 +231,7 @@ class Spool:
         if piece.form == "seed":
             same = row.seed == piece.share.tobytes()
         else:
-            same = row.form == piece.form and self._holds(row.begin, words, piece)
+            same = row.seed is None and self._holds(row.begin, words, piece)
         if not same:
             raise DuplicateUpload(
                 "another dealing of yours for this round is stored already; the first one counts"
@@ -420,11 +273,68 @@ class Spool:
             begin = partial.begin if partial else self._file.reserve(words)
             if piece.number == 0 or partial is None:
                 partial = self._partial[client] = _Partial(begin, piece.count)
-            self._file.write(begin + piece.offset(words), packed)
-        partial.sha256_before = partial.sha256.copy()
-        partial.sha256.update(packed.data)
+            sha256 = partial.sha256.copy()
+            write_and(self._file, begin + piece.offset(words), packed, sha256.update)
+        partial.sha256_before, partial.sha256 = partial.sha256, sha256
         partial.due += 1
         return partial
+
+    def room(self, client: str, kind: str, digest: bytes, direct: bool) -> Room:
+        """Return the room for a share in blocks, of which the doors take theirs from now on.
+
+        `digest` is that of the share, and with another one than before it begins anew. With
+        `direct` the daemon takes all blocks, because the client does not reach the doors. Raises
+        BadUpload if the round takes no such share, and NotStored if there is no room yet.
+        """
+        dealt = kind == DEALING
+        if dealt != (self._shape is not None) or kind not in (DEALING, UPLOAD):
+            raise BadUpload(f"this round takes no {quoted(kind)} in blocks")
+        with storing(f"the {kind}"):
+            self._reserve.hold()
+        layout = self._shape.layout if self._shape else self._layout
+        size = 8 * layout.words
+        room = self._rooms.get((client, kind))
+        if room and room.digest == digest and not (direct and room.missing_elsewhere):
+            return room
+        if room is None:
+            with storing(f"the {kind}"):
+                begin = self._file.reserve(layout.words)
+            room = Room(next(_numbers), client, self._folder.name, kind, begin, size, [])
+            self._rooms[client, kind] = room
+        elif not self._doors.forget(room):
+            raise NotStored("the doors of this server still take what you sent before: wait")
+        if room.digest != digest:
+            room.digest, room.stored = digest, {}
+        count = blocks.count(size)
+        room.owners = [DAEMON] * count if direct else self._doors.owners(count, room.number)
+        self._doors.grant(room, str(self._words_path.absolute()))
+        return room
+
+    def put_block(self, client: str, kind: str, block: int, share: NDArray[Any]) -> None:
+        """Store a block that the daemon itself takes.
+
+        Raises BadUpload if it is none, or `room` has not been asked for, DuplicateUpload if it is
+        stored and another one, and NotStored if it cannot be written.
+        """
+        if (room := self._rooms.get((client, kind))) is None:
+            raise BadUpload("there is no room for this share: ask for it first ('store')")
+        with storing("the block"):
+            room.put(self._file, DAEMON, block, share)
+
+    def put_room(self, room: Room) -> Row:
+        """Return the row of a share whose blocks are all there.
+
+        Raises BadUpload, and forgets the blocks, if they are not those of its digest.
+        """
+        stored = [room.stored[block] for block in range(len(room.owners))]
+        if blocks.whole_digest(stored) != room.digest[:SHA256_BYTES]:
+            room.digest = b""
+            raise BadUpload(
+                f"the blocks of this {room.kind} do not have the digest that you said: send all "
+                "of it again"
+            )
+        self._file.written(room.size)
+        return Row(room.client, room.kind, BLOCKS, room.begin, room.size, room.digest, time.time())
 
     def sync(self) -> None:
         """Wait until all words are on the disk. Raises NotStored if they cannot be."""
@@ -442,9 +352,14 @@ class Spool:
         self._rows[row.client, row.kind] = row
         if row.kind == DEALING:
             self._partial.pop(row.client, None)
+        if room := self._rooms.pop((row.client, row.kind), None):
+            self._doors.forget(room)
 
     def discard(self, row: Row) -> None:
         """Forget a share that cannot be stored. The last piece of a dealing is due once more."""
+        if row.form == BLOCKS:
+            # its room stays
+            return
         if row.kind == UPLOAD:
             self._file.give_back(row.begin, row.size)
         elif partial := self._partial.get(row.client):
@@ -487,10 +402,7 @@ class Spool:
         rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
 
         def examine_one(row: Row) -> None:
-            digest = hashlib.sha256()
-            for chunk in file.chunks(row.begin, row.size):
-                digest.update(chunk)
-            if digest.digest() != row.sha256[:SHA256_BYTES]:
+            if _digest_of(file, row) != row.sha256[:SHA256_BYTES]:
                 raise DamagedUpload(
                     f"the {row.kind} of a client is not what it has sent: the disk of this "
                     "server is damaged. The round has failed for good, open a new one"
@@ -514,7 +426,10 @@ class Spool:
 
         A computation that still reads keeps the file, which then has no name, until it stops.
         """
+        for room in self._rooms.values():
+            self._doors.forget(room)
         self._rows.clear()
+        self._rooms.clear()
         self._partial.clear()
         self._words_file = self._opened = None
         self._reserve.drop(self._folder)
@@ -527,20 +442,19 @@ def sha256(share: NDArray[Any]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
 
 
+def _digest_of(file: WordsFile, row: Row) -> bytes:
+    """Return the digest of what is stored of a share."""
+    if row.form == BLOCKS:
+        chunks = file.chunks(row.begin, row.size, blocks.BLOCK_BYTES)
+        return blocks.whole_digest(map(blocks.block_digest, chunks))
+    digest = hashlib.sha256()
+    for chunk in file.chunks(row.begin, row.size):
+        digest.update(chunk)
+    return digest.digest()
+
+
 def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row:
     return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
-
-
-@contextmanager
-def storing(what: str) -> Iterator[None]:
-    """Let a `with` block write. Raises NotStored in place of OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise NotStored(
-            f"this server cannot store {what}: {error.strerror}. Its operator must see to the disk "
-            "of its state_dir; then send it again"
-        ) from error
 
 
 def _check_share(

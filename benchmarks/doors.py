@@ -1,0 +1,159 @@
+"""`securemedian bench scale --doors`: the bytes per second that a server takes by so many doors.
+
+Both servers are real processes, and clients are processes of their own, which send S1 a dealing of
+random words each: nothing is checked or computed. Numbers of doors take turns. Where clients and
+doors share the processors, what clients spend on encryption is told beside the doors' own.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securemedian.benchmarks.running import DEADLINE_S, RunningServers, started
+from securemedian.clients.blocks import Blocks
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.connection import connect
+from securemedian.common.keys import load_keys
+from securemedian.laboratory import report
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
+from securemedian.operating import keygen
+
+COLUMNS = ("doors", "GB/s", "of first", "daemon, s/GB", "doors, s/GB", "clients, s/GB")
+# how long the clients of a round may take
+TAKEN_S = 600.0
+# how long the base OTs of a new session may take at most, which would be counted otherwise
+SETTLE_S = 10.0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure all numbers of doors, print a table and what bounds it, and save the JSON."""
+    file = report.check_writable(options.out / "doors.json")
+    console = report.console()
+    params = RoundParams.from_dict(
+        {
+            "method": "bucketed",
+            "dim": options.dim,
+            "max_clients": options.clients,
+            "deadline_s": DEADLINE_S,
+        }
+    )
+    with ExitStack() as stack:
+        clients = stack.enter_context(
+            ProcessPoolExecutor(options.clients, mp_context=get_context("spawn"))
+        )
+        services = {
+            doors: stack.enter_context(
+                started(params, first=f"pool_limit_bytes = 0\ndoors = {doors}")
+            )
+            for doors in options.doors
+        }
+        taken: dict[int, list[dict[str, float]]] = {doors: [] for doors in services}
+        with console.status("clients send"):
+            for number in range(options.repeat + 1):
+                for doors, service in services.items():
+                    one = _take(service, clients)
+                    # the first has found nothing in the caches
+                    if number:
+                        taken[doors].append(one)
+    points = [_point(doors, taken[doors], taken[options.doors[0]]) for doors in services]
+    report.save(file, {"round": params.to_dict()}, points)
+    size = params.bytes_ahead / 1e6
+    title = f"{options.clients} clients send {size:,.0f} MB each to S1"
+    console.print(report.table(title, list(COLUMNS), [_row(point) for point in points]))
+    for line in bounds(points, os.cpu_count() or 1):
+        console.print(line)
+    console.print(f"saved to {file}")
+
+
+def _take(service: RunningServers, clients: ProcessPoolExecutor) -> dict[str, float]:
+    """Let all clients of a round send their dealings, and return what that took."""
+    params = service.params
+    assert params.dealing is not None
+    model = np.zeros(params.dim, np.float32)
+    round_id = service.coordinator.open_round(params, model, CoordinateRange(), reset=True)
+    start = bytes.fromhex(service.coordinator.status(round_id).start)
+    _settle(service)
+    fields = {"round": round_id, "params": params.digest, "start": start, "kind": "dealing"}
+    words, names = params.dealing.layout.words, keygen.client_names(params.max_clients)
+    before, begun = service.processes.seconds("s1"), time.monotonic()
+    sent = [clients.submit(_send, service.folder / f"{name}.toml", fields, words) for name in names]
+    spent = sum(each.result(TAKEN_S) for each in sent)
+    seconds = time.monotonic() - begun
+    after = service.processes.seconds("s1")
+    service.coordinator.abort_round(round_id, "all is taken")
+    gigabytes = 8 * words * len(names) / 1e9
+    return {
+        "gigabytes_per_second": gigabytes / seconds,
+        "daemon": (after[0] - before[0]) / gigabytes,
+        "doors": (after[1] - before[1]) / gigabytes,
+        "clients": spent / gigabytes,
+    }
+
+
+def _settle(service: RunningServers) -> None:
+    """Wait until a server has nothing else to do."""
+    deadline = time.monotonic() + SETTLE_S
+    before = -1.0
+    while time.monotonic() < deadline and (now := service.processes.seconds("s1")[0]) != before:
+        before = now
+        time.sleep(0.3)
+
+
+@cache
+def _share(words: int) -> Words:
+    return np.frombuffer(os.urandom(8 * words), np.uint64)
+
+
+def _send(file: Path, fields: dict[str, Any], words: int) -> float:
+    """Send S1 a share as the client of a configuration, and return the processor's seconds."""
+    share = _share(words)
+    begun = time.process_time()
+    config = ClientConfig.load(file)
+    servers = connect(config, load_keys(config.key_file))
+    try:
+        Blocks(servers[1], fields, share, config.retry_limit_s, lambda stored: None).send()
+    finally:
+        for server in servers:
+            server.close()
+    return time.process_time() - begun
+
+
+def _point(
+    doors: int, taken: Sequence[dict[str, float]], first: Sequence[dict[str, float]]
+) -> dict[str, Any]:
+    """Return the medians of a number of doors, and of its ratios to the first number's rounds."""
+    rates = [[one["gigabytes_per_second"] for one in each] for each in (taken, first)]
+    ratios = [one / other for one, other in zip(*rates, strict=True)]
+    medians = {name: statistics.median(one[name] for one in taken) for name in taken[0]}
+    return {"number": doors, "of_first": statistics.median(ratios), "ratios": ratios, **medians}
+
+
+def _row(point: dict[str, Any]) -> list[str]:
+    names = ("gigabytes_per_second", "of_first", "daemon", "doors", "clients")
+    return [str(point["number"]), *(report.figure(point[name]) for name in names)]
+
+
+def bounds(points: Sequence[dict[str, Any]], cores: int) -> list[str]:
+    """Return one sentence per number of doors: what of this machine's processors it has had."""
+    lines = []
+    for point in points:
+        own, clients = point["daemon"] + point["doors"], point["clients"]
+        used = (own + clients) * point["gigabytes_per_second"]
+        lines.append(
+            f"{point['number']} doors: {used:.2f} of {cores} cores were busy, "
+            f"{clients / (own + clients):.0%} of that with clients; without these they are "
+            f"enough for {cores / own:.2f} GB/s"
+        )
+    return lines

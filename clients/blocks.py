@@ -1,0 +1,122 @@
+"""Long shares on their way to a server's doors, block by block (`common.blocks`)."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from securemedian.clients.connection import Connection, pauses
+from securemedian.common.blocks import BLOCK_BYTES, block_digest, whole_digest
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.errors import BadUpload, NotStored, SecureMedianError, ServerUnreachable
+
+BLOCK_WORDS = BLOCK_BYTES // 8
+# what is longer goes in blocks
+WHOLE_BYTES = BLOCK_BYTES
+# errors of one block after which the server is asked again what is missing: a door has ended, or
+# another one has taken over from it
+_AGAIN = (ServerUnreachable, BadUpload, NotStored)
+
+
+def takes_blocks(server: Connection, share: Words, patience_s: float) -> bool:
+    """Return whether a share is long enough to be sent in blocks, and the server takes such."""
+    if share.nbytes <= WHOLE_BYTES:
+        return False
+    # servers of wire version 1 have no doors
+    return "doors" in server.ask("info", patience_s=patience_s).fields
+
+
+class Blocks:
+    """A share that is sent to one server.
+
+    `fields` are those of `store` but its digest, and `sent` gets the bytes that are stored.
+    """
+
+    def __init__(
+        self,
+        server: Connection,
+        fields: Mapping[str, Any],
+        share: Words,
+        patience_s: float,
+        sent: Callable[[int], object],
+    ) -> None:
+        self._server, self._share, self._patience_s = server, share.reshape(-1), patience_s
+        self._sent = sent
+        self._blocks = [
+            self._share[at : at + BLOCK_WORDS] for at in range(0, share.size, BLOCK_WORDS)
+        ]
+        digest = whole_digest(block_digest(block.data) for block in self._blocks)
+        self._fields = {**fields, "digest": digest}
+        # by port, the connections to doors
+        self._doors: dict[int, Connection] = {}
+        self._stored, self._lock = 0, threading.Lock()
+
+    def send(self) -> None:
+        """Send what is missing, to all doors at once, until nothing is.
+
+        Raises what the server answers. If doors fail for `patience_s`, it raises their error.
+        """
+        try:
+            deadline, before = time.monotonic() + self._patience_s, len(self._blocks) + 1
+            for pause in pauses():
+                said = self._server.ask("store", self._fields, patience_s=self._patience_s).fields
+                missing, ports = said["missing"], said["doors"]
+                left = sum(map(len, missing))
+                self._stored = self._share.nbytes - left * BLOCK_BYTES
+                if not left:
+                    return
+                if left < before:
+                    deadline, before = time.monotonic() + self._patience_s, left
+                errors = self._send(missing, ports)
+                for error in errors:
+                    if not isinstance(error, _AGAIN):
+                        raise error
+                if errors and len(errors) == sum(map(bool, missing)):
+                    if time.monotonic() > deadline:
+                        raise errors[0]
+                    self._server.pause(pause)
+        finally:
+            for door in self._doors.values():
+                door.close()
+
+    def _send(
+        self, missing: Sequence[Sequence[int]], ports: Sequence[int]
+    ) -> list[SecureMedianError]:
+        """Send each door what it misses, and return the errors."""
+        errors: list[SecureMedianError] = []
+
+        def send(port: int, blocks: Sequence[int]) -> None:
+            try:
+                self._send_to(port, blocks)
+            except SecureMedianError as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=send, args=door, daemon=True)
+            for door in zip(ports, missing, strict=True)
+            if door[1]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    def _send_to(self, port: int, blocks: Sequence[int]) -> None:
+        """Send blocks to one door, one after another."""
+        if port and port not in self._doors:
+            self._doors[port] = self._server.door(port)
+        door = self._doors[port] if port else self._server
+        about = {name: self._fields[name] for name in ("round", "kind")}
+        for number in blocks:
+            block = self._blocks[number]
+            try:
+                door.ask("block", {**about, "block": number}, {"share": block})
+            except ServerUnreachable:
+                if port and not door.reached:
+                    # a firewall lets only the server itself through
+                    self._fields["direct"] = True
+                raise
+            with self._lock:
+                self._stored += block.nbytes
+                self._sent(self._stored)
