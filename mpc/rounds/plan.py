@@ -100,9 +100,10 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass, and an audit where the method is audited, whose base OTs are left out. Without weights they are [1] * n. With a `shard` it is the cost of that shard, with
-    its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
-    too large for any machine.
+    them pass, and an audit where the method is audited, whose base OTs are left out. Without
+    weights they are [1] * n. With a `shard` it is the cost of that shard, with its survey and, for
+    the first one, the verdicts on all. Raises ConfigError if a chunk would be too large for any
+    machine.
     """
     cuts, check = (params, len(weights), protocol, shard), params.upload_check
     chunks = cut(*cuts)
