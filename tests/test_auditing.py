@@ -377,15 +377,17 @@ def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> Non
 def test_a_plan_has_the_audit_of_a_round() -> None:
     """Beside what the round costs without one."""
     for clients, dim in ((3, 64), (9, 1000)):
-        given = {"dim": dim, "max_clients": clients}
-        plain, audited = (RoundParams(Bucketed(audit=audit), **given) for audit in (False, True))
+        plain, audited = (
+            RoundParams(Bucketed(audit=audit), dim=dim, max_clients=clients)
+            for audit in (False, True)
+        )
         weights = [1] * clients
         audit = predict_audit(audited, weights, SMALL)
         without, with_it = (predict(each, weights, SMALL) for each in (plain, audited))
         check_planned([cost.after(audit) for cost in without.costs], with_it.costs)
         for cost, other in zip(with_it.costs, without.costs, strict=True):
             assert cost.checking_bytes_sent - other.checking_bytes_sent == audit.bytes_sent
-        assert with_it.memory > without.memory + 13 * 15 * dim * audited.dealing.bits // 8
+        assert with_it.memory > without.memory + 13 * 15 * dim * 4 // 8
 
 
 # The steps
