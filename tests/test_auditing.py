@@ -33,7 +33,8 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from tests.parties import make_parties, run_both
+from securemedian.mpc.rounds.plan import predict_audit
+from tests.parties import check_planned, make_parties, run_both
 from tests.test_ot import Lying
 
 RNG = np.random.default_rng(29)
@@ -179,11 +180,16 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
 def test_honest_rounds_pass(
     buckets: int, clients: int, dim: int, weights: list[int] | None, ring_bits: int
 ) -> None:
-    """With base OTs of their own, more than one chunk per lane at dim 1000, and real rounds."""
+    """With base OTs of their own, more than one chunk per lane at dim 1000, and real rounds.
+
+    They cost what is planned.
+    """
     index = chosen(buckets, clients, dim)
     audited = Round(index, buckets, weights, ring_bits)
+    planned = predict_audit(audited.params, weights or [1] * clients, SMALL)
+    assert planned.ots > 0
     for auditor in run_both(audited.audited):
-        assert auditor.cost.bytes_sent > 0 and auditor.cost.ots > 0
+        check_planned([planned], [auditor.cost])
 
 
 @pytest.mark.usefixtures("trusted")

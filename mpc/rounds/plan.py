@@ -16,7 +16,7 @@ toss and two more per further one.
 import copy
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -43,8 +43,9 @@ from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
+from securemedian.mpc.rounds import auditing
 from securemedian.mpc.rounds.chunks import demand
-from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cost import Cost, joined
 from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, cut_survey, shards
 from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
 from securemedian.mpc.rounds.params import RoundParams
@@ -192,14 +193,26 @@ def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None 
     """Return the cost of `dealing.check`, which is the same at both parties."""
     if parts is not None and not parts:
         return Cost()
-    events = [
-        _Event(sent, _size_of(label, np.dtype(dtype), of))
-        for sent, label, dtype, of in messages(shape, clients, parts)
-    ]
+    return _said(messages(shape, clients, parts)).as_checking()
+
+
+def predict_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Cost:
+    """Return the cost of all steps of an `auditing.Auditor`, which is the same at both parties.
+
+    All clients' folds agree. Base OTs are left out.
+    """
+    total = Cost(ots=auditing.ots(params, weights, protocol))
+    for lanes in auditing.messages(params, weights, protocol):
+        total = joined([_said(each) for each in lanes]).after(total)
+    return total
+
+
+def _said(both: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> Cost:
+    """Return the cost of messages that both parties send and receive alike."""
+    events = [_Event(sent, _size_of(label, np.dtype(dtype), of)) for sent, label, dtype, of in both]
     sent = [event.size for event in events if event.sent]
     _, rounds = _replay((events, events), (0, 0))
-    cost = Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
-    return cost.as_checking()
+    return Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
 
 
 @dataclass
@@ -308,7 +321,7 @@ class _DryReceiver(RandomOtReceiver):
         self._checking = False
 
 
-def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
+def _extended(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
     """Return the messages of one end of an extension, and the silent OTs made after them.
 
     It made `made` before them, where -1 stands for a silent extension without seeds.
@@ -560,7 +573,7 @@ def _run(
     for j in (0, 1):
         for event in asked[j]:
             if isinstance(event, _Asked):
-                said, ots[j][event.sending] = _said(event, ots[j][event.sending], protocol)
+                said, ots[j][event.sending] = _extended(event, ots[j][event.sending], protocol)
                 events[j].extend(said)
             else:
                 events[j].append(event)
