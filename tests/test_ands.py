@@ -405,12 +405,15 @@ def test_guesses_rarely_fill_a_bucket() -> None:
 
 
 def test_permutations_are_uniform() -> None:
-    """Of 4 items, each of 24 comes about as often; of many, each item stands somewhere."""
+    """Of 4 items, each of 24 comes about as often; of many, each stands anywhere."""
     found = Counter(
         tuple(permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
     )
     assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
-    assert (np.sort(permutation(bytes(16), 100_000)) == np.arange(100_000)).all()
+    many, places = permutation(bytes(16), 100_000).astype(np.int64), np.arange(100_000)
+    assert (np.sort(many) == places).all()
+    # two uniform numbers are a third apart, of the whole
+    assert abs(np.abs(many - places).mean() / many.size - 1 / 3) < 0.01
 
 
 # Sessions, tweaks, and both paths
