@@ -115,6 +115,8 @@ def test_clients_are_asked_once_both_are_bound(tmp_path: Path, party: int) -> No
     assert fold(server, first).fields["code"] == RoundClosed.code
     # the seed of masks that came with the upload
     assert server.engine.bound.masks == [bytes(range(16))] * 3
+    # and is none of a share
+    assert not server.engine.bound.uploads[0].words(0, 0, 1).any()
     folds = asked(server)
     said = server.ask(first, "bound", round=round_id).fields
     assert (said["binding"], said["coin"], said["folded"]) == (BINDING, COIN, False)
