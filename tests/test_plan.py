@@ -29,7 +29,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
-from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
 from tests.parties import make_parties, run_both
 
@@ -155,6 +155,17 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
     for cost in predicted.costs:
         verified = params.method.checks_values or params.dealing is not None
         assert (cost.checking_bytes_sent > 0) == verified
+
+
+def test_an_audit_is_a_part_of_the_cost() -> None:
+    """What it costs, tests/test_auditing.py holds against real ones."""
+    plain = RoundParams(Bucketed(), dim=1000, max_clients=4)
+    audited = replace(plain, method=Bucketed(audit=True))
+    protocol = ProtocolParams(lanes=2, chunk=256)
+    one, other = (predict(params, [1] * 4, protocol).costs for params in (plain, audited))
+    audit = predict_audit(audited, [1] * 4, protocol).as_checking()
+    assert other == tuple(cost.after(audit) for cost in one)
+    assert audit.ots > 0 and audit.checking_bytes_sent > 0
 
 
 @pytest.mark.parametrize(
