@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.mpc.rounds.plan import predict_audit
+from securemedian.mpc.rounds.plan import predict, predict_audit
 from tests.parties import check_planned, make_parties, run_both
 from tests.test_ot import Lying
 
@@ -372,6 +372,22 @@ def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> Non
 
     with pytest.raises(PeerDeviated):
         run_lanes([local_pair(20)[0] for _ in range(2)], lane)
+
+
+def test_a_plan_has_the_audit_of_a_round() -> None:
+    """Beside what the round costs without one."""
+    for clients, dim in ((3, 64), (9, 1000)):
+        plain, audited = (
+            RoundParams(Bucketed(audit=audit), dim=dim, max_clients=clients)
+            for audit in (False, True)
+        )
+        weights = [1] * clients
+        audit = predict_audit(audited, weights, SMALL)
+        without, with_it = (predict(each, weights, SMALL) for each in (plain, audited))
+        check_planned([cost.after(audit) for cost in without.costs], with_it.costs)
+        for cost, other in zip(with_it.costs, without.costs, strict=True):
+            assert cost.checking_bytes_sent - other.checking_bytes_sent == audit.bytes_sent
+        assert with_it.memory > without.memory + 13 * 15 * dim * 4 // 8
 
 
 # The steps

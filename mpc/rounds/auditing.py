@@ -46,6 +46,8 @@ from securemedian.mpc.rounds.params import RoundParams
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
 # are their buckets, and the chance to deviate unnoticed.
 POOL = 1 << 20
+# Bytes of an AND while it is made: three leaky ones, and what comes of them.
+AND_BYTES = 250
 # Whether a message is sent or received, its label, dtype and shape.
 Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
@@ -366,3 +368,23 @@ def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -
         for sizes in each
         for pool in pools(sizes, total)
     )
+
+
+def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
+    """Return about how many bytes an audit takes at one party: what is kept, and lanes at work.
+
+    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then the tags and
+    keys of a chunk's entries.
+    """
+    shape, total = check_audited(params), sum(weights)
+    dims = [end - begin for begin, end in cut_audit(params, count_bits(total), protocol)]
+    entries = shape.slots - 1
+    kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
+    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * dims[0]
+    busy = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
+    most = [
+        max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total))
+        for sizes in busy
+        if sizes
+    ]
+    return kept + sum(AND_BYTES * count + rows for count in most)

@@ -100,9 +100,10 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass, and if the round is audited, one `auditing.Auditor`. Without weights they are
-    [1] * n. With a `shard` it is the cost of that shard, with its survey and, for the first one,
-    the verdicts on all. Raises ConfigError if a chunk would be too large for any machine.
+    them pass, and an audit where the method is audited, whose base OTs are left out. Without
+    weights they are [1] * n. With a `shard` it is the cost of that shard, with its survey and, for
+    the first one, the verdicts on all. Raises ConfigError if a chunk would be too large for any
+    machine.
     """
     cuts, check = (params, len(weights), protocol, shard), params.upload_check
     chunks = cut(*cuts)
@@ -160,14 +161,15 @@ def predict(
             # a step of its own, as the survey was
             lanes[0].add(rehearsal.opening(protocol))
     spread(sizes, rehearsal.chunk)
-    if params.method.audited:
-        audit = predict_audit(params, weights, protocol).as_checking()
-        checking = checking[0].after(audit), checking[1].after(audit)
     costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
     result = (shard.dim if shard else params.dim) * params.method.most_results * 8
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
     busy = min(max(len(sizes), len(pieces)), protocol.lanes)
     memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
+    if params.method.audited and not shard:
+        audit = predict_audit(params, weights, protocol).as_checking()
+        costs = costs[0].after(audit), costs[1].after(audit)
+        memory += auditing.memory(params, weights, protocol)
     return Plan(costs, memory, len(sizes))
 
 
