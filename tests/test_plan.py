@@ -29,7 +29,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
-from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
+from securemedian.mpc.rounds.plan import predict, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
 from tests.parties import make_parties, run_both
 
@@ -157,17 +157,6 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
         assert (cost.checking_bytes_sent > 0) == verified
 
 
-def test_an_audit_is_a_part_of_the_cost() -> None:
-    """What it costs, tests/test_auditing.py holds against real ones."""
-    plain = RoundParams(Bucketed(), dim=1000, max_clients=4)
-    audited = replace(plain, method=Bucketed(audit=True))
-    protocol = ProtocolParams(lanes=2, chunk=256)
-    one, other = (predict(params, [1] * 4, protocol).costs for params in (plain, audited))
-    audit = predict_audit(audited, [1] * 4, protocol).as_checking()
-    assert other == tuple(cost.after(audit) for cost in one)
-    assert audit.ots > 0 and audit.checking_bytes_sent > 0
-
-
 @pytest.mark.parametrize(
     "name", ["scan", "pairwise-opened", "float32", "trimmed-mean", "mean", "reclustered"]
 )
@@ -201,6 +190,21 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
     assert "4 workers per server" in printed and "s for its workers" in printed
     with pytest.raises(SystemExit):
         cli.main([*given, str(tmp_path / "no.json"), "--workers", "-1"])
+
+
+def test_plan_tells_how_long_doors_take_the_uploads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, seconds = tmp_path / "plan.json", {}
+    for doors in ("1", "4"):
+        given = ["plan", "--dim", "20000", "--clients", "4", "mean", "--json", str(file)]
+        assert cli.main([*given, "--doors", doors]) == 0
+        row = json.loads(file.read_text())[0]
+        assert row["doors"] == int(doors)
+        seconds[doors] = row["taking_seconds"]
+    # measured twice
+    assert 0 < seconds["4"] < seconds["1"]
+    assert "4 doors of a server are busy" in capsys.readouterr().out
 
 
 # dim, clients, field bits, lanes
