@@ -14,14 +14,16 @@ With `--workers W` each server has so many workers of one core, which take a sha
     seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
     door     = bytes of all shares in full x seconds per byte of the door
 
-The door is the daemon, which reads what it has stored, checks its SHA-256 and hands out slices.
+The door is here the daemon, which reads what it has stored, checks its digests and hands out
+slices. Before that, while clients train, `--doors D` processes have taken the uploads:
+
+    taking   = bytes of all shares in full x (seconds per byte of encryption and of the door) / D
 
 Seconds per OT and per coordinate are those of one party that runs a part of this round alone
 (`rehearsal`), and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import math
@@ -42,6 +44,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common.blocks import block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -72,7 +75,7 @@ from securemedian.mpc.rounds.rehearsal import (
 COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
 SECONDS = ("method", "ahead", "check", "online", "transfer", "waiting", "seconds")
 # beside the options that `bench median` has
-PLANNED = (*SWEPT, "noise_multiplier")
+PLANNED = (*SWEPT, "noise_multiplier", "audit")
 LOOPBACK_RTT_MS = 0.1
 # the values of options that are compared where none is given
 COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -146,6 +149,10 @@ class Forecast:
     workers: int = 0
     # what the daemon takes to hand out the slices
     door_seconds: float = 0.0
+    # how many processes of a server take the uploads, and how long they are busy with that, with a
+    # core each
+    doors: int = 1
+    taking_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -217,6 +224,12 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         "one core in all)",
     )
     plan.add_argument(
+        "--doors",
+        type=settings.count,
+        metavar="N",
+        help="tell how long so many processes of a server, of one core each, take the uploads",
+    )
+    plan.add_argument(
         "--one-malicious-server",
         action="store_true",
         help="leave out what servers with one_malicious_server = true refuse, and say why",
@@ -238,13 +251,17 @@ def run(options: argparse.Namespace) -> None:
         for build in rounds(options):
             try:
                 params = build()
+                if params.method.audited and (options.workers or protocol.silent):
+                    raise ConfigError(
+                        "an audited round takes neither workers nor silent OT: leave out --workers "
+                        "and --extension, or --audit"
+                    )
                 if options.one_malicious_server:
                     refuse("one_malicious_server", unbounded(params))
                 name = params.method.label
                 status.update(name)
-                found.append(
-                    forecast(name, params, options.clients, protocol, link, byte, options.workers)
-                )
+                row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
+                found.append(through(row, options.doors or 1, byte))
             except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -253,7 +270,8 @@ def run(options: argparse.Namespace) -> None:
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
-    for line in [*cheapest(found), *of_noise(found)]:
+    taken = taking(found) if options.doors else []
+    for line in [*taken, *cheapest(found), *of_noise(found)]:
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -308,11 +326,8 @@ def forecast(
     busiest = max((plan.costs[0] for plan in plans), key=lambda cost: cost.ots)
     parts = shards(params.dim, workers)
     checked = parts[0].dim
-    # a server holds the shares of half the clients in full, and of those who deal all rotations
-    full = clients * (params.bytes_ahead + params.bytes_after) / 2
     if dealing := params.dealing:
         checked = max(sum(dealing.parts[i].kept for i in one.parts(dealing)) for one in parts)
-        full += clients * params.bytes_after / 2
     both = busiest.bytes_sent + busiest.bytes_received
     return replace(
         whole,
@@ -320,8 +335,33 @@ def forecast(
         checking_seconds=checked * speed.checked,
         online_seconds=speed.verdicts + parts[0].dim * speed.coordinate + both * speed.byte,
         workers=workers,
-        door_seconds=full * door_seconds_per_byte(),
+        door_seconds=in_full(params, clients) * door_seconds_per_byte(),
     )
+
+
+def in_full(params: RoundParams, clients: int) -> float:
+    """Return the bytes of the shares that a server gets in full.
+
+    They are those of half the clients, and of those who deal all rotations.
+    """
+    full = clients * (params.bytes_ahead + params.bytes_after) / 2
+    return full + (clients * params.bytes_after / 2 if params.dealing else 0.0)
+
+
+def through(row: Forecast, doors: int, byte: float) -> Forecast:
+    """Return a forecast with how long so many doors take its uploads."""
+    each = (byte + door_seconds_per_byte()) / doors
+    taking_seconds = in_full(row.params, row.clients) * each
+    return replace(row, doors=doors, taking_seconds=taking_seconds)
+
+
+def taking(rows: Sequence[Forecast]) -> list[str]:
+    """Return a sentence per forecast on how long doors take its uploads."""
+    return [
+        f"{row.name}: {row.doors} doors of a server are busy for {row.taking_seconds:.3g} s with "
+        f"the {in_full(row.params, row.clients) / 1e9:.3g} GB that it takes, while clients train"
+        for row in rows
+    ]
 
 
 @cache
@@ -330,7 +370,7 @@ def door_seconds_per_byte() -> float:
     data = bytearray(os_entropy(1 << 22))
 
     def hand_out() -> None:
-        hashlib.sha256(data).digest()
+        block_digest(data)
         # from the file, and to where workers fetch it
         bytes(bytes(data))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from securemedian.clients.connection import Connection, pauses
+from securemedian.clients.upload import ShareHalf
 from securemedian.common.blocks import BLOCK_BYTES, block_digest, whole_digest
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import BadUpload, NotStored, SecureMedianError, ServerUnreachable
@@ -18,9 +19,9 @@ WHOLE_BYTES = BLOCK_BYTES
 _AGAIN = (ServerUnreachable, BadUpload, NotStored)
 
 
-def takes_blocks(server: Connection, share: Words, patience_s: float) -> bool:
-    """Return whether a share is long enough to be sent in blocks, and the server takes such."""
-    if share.nbytes <= WHOLE_BYTES:
+def takes_blocks(server: Connection, half: ShareHalf, patience_s: float) -> bool:
+    """Return whether a half is long words, which go in blocks, and the server takes such."""
+    if half.form != "words" or half.share.nbytes <= WHOLE_BYTES:
         return False
     # servers of wire version 1 have no doors
     return "doors" in server.ask("info", patience_s=patience_s).fields

@@ -171,7 +171,7 @@ class Dealer:
             "start": self._current.start,
         }
         share, before = half.share.reshape(-1), self.sent
-        if takes_blocks(server, share, self._patience_s):
+        if takes_blocks(server, half, self._patience_s):
 
             def sent(stored: int) -> None:
                 self.sent = before + stored

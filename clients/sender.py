@@ -135,7 +135,7 @@ class Sender:
             "group": made.told,
         }
         # where clients deal, both servers compare the digests of rotations
-        if half.form == "words" and takes_blocks(server, half.share, patience_s):
+        if takes_blocks(server, half, patience_s):
             size = half.share.nbytes
             in_blocks = fields | {"kind": "upload"}
             Blocks(server, in_blocks, half.share, patience_s, lambda got: sent(got, size)).send()

@@ -1,5 +1,6 @@
 """Long shares in blocks: what the daemon keeps of them, and the doors beside it."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
@@ -211,14 +213,17 @@ def update(number: int) -> NDArray[np.float32]:
     return np.random.default_rng(number).normal(0, 0.01, DIM).astype(np.float32)
 
 
-def a_round(servers: Pair) -> NDArray[Any]:
+def a_round(servers: Pair, **params: Any) -> NDArray[Any]:
     """Run a round with both clients, and return its result."""
-    round_id = servers.open(method="mean", norm_bound="off", dim=DIM, max_clients=2)
+    params = {"dim": DIM, "max_clients": 2} | (params or {"method": "mean", "norm_bound": "off"})
+    model = np.zeros(params["dim"], np.float32)
+    round_id = servers.open(model, reset=True, **params)
     with ExitStack() as stack:
         for number, name in enumerate(servers.names):
             loaded = ClientConfig.load(servers.folder / f"{name}.toml")
             config = replace(loaded, state_dir="", retry_limit_s=20)
-            stack.enter_context(Client(config)).submit(update(number), round_id)
+            client = stack.enter_context(Client(config))
+            client.submit(update(number)[: params["dim"]], round_id)
         servers.wait("published")
         return servers.result(round_id)
 
@@ -266,6 +271,19 @@ def test_rounds_through_two_doors_publish_what_they_publish_through_one(
         assert set(sent) == labels
         assert sum(map(len, sent.values())) == 2 * count(SIZE)
     assert np.array_equal(results[0], results[1]) and close_enough(results[0], expected)
+
+
+@pytest.mark.slow
+def test_dealings_go_to_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, dealt = count_blocks(monkeypatch), {"method": "bucketed", "uploads": "dealt", "dim": 500}
+    with pair(tmp_path, 2) as servers:
+        whole = a_round(servers, **dealt)
+        assert not sent
+        monkeypatch.setattr("securemedian.clients.blocks.WHOLE_BYTES", 0)
+        # each server gets one dealing in words, of one block, and the doors take turns
+        rounds = [a_round(servers, **dealt) for _ in range(2)]
+        assert all(np.array_equal(each, whole) for each in rounds)
+        assert {"S0's door", "S1's door"} & set(sent) and sum(map(len, sent.values())) == 4
 
 
 @pytest.mark.slow
@@ -317,3 +335,14 @@ def test_doors_end_with_the_daemon_and_a_hung_one_is_replaced(
         servers.stop("s1", signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{there}").exists())
         servers.start("s1")
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_numbers_of_doors(tmp_path: Path) -> None:
+    sizes = "--clients", "2", "--dim", "200000", "--repeat", "1", "--out", str(tmp_path)
+    assert cli.main(["bench", "scale", "--doors", "1,2", *sizes]) == 0
+    one, two = json.loads((tmp_path / "doors.json").read_text())["points"]
+    assert (one["number"], two["number"]) == (1, 2)
+    assert one["of_first"] == 1 and one["doors"] == 0 < two["doors"]
+    for point in (one, two):
+        assert all(point[name] > 0 for name in ("gigabytes_per_second", "daemon", "clients"))

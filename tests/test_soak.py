@@ -435,7 +435,8 @@ class Struck:
             return lambda *arguments: self.done.append((name, what, *arguments))
 
         return SimpleNamespace(
-            **{what: note(what) for what in ("kill", "pause", "put", "fill", "free")}
+            **{what: note(what) for what in ("kill", "pause", "put", "fill", "free")},
+            end_children=lambda: bool(note("kill")() is None),
         )
 
 
@@ -451,6 +452,7 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
         for strike in (
             saboteurs._kill,
             saboteurs._hang,
+            saboteurs._door,
             saboteurs._link,
             saboteurs._way,
             saboteurs._slow,
@@ -458,11 +460,11 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
             saboteurs._full,
         ):
             service.done.clear()
-            kinds.add(strike(random.Random(seed)))
+            kinds.add(str(strike(random.Random(seed))))
             name, what, *last = service.done[-1]
             assert service.done and (what == "kill" or undone[what] == tuple(last))
     assert {kind.split(" ")[0] for kind in kinds} == {
-        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full")
+        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full", "door")
     }
     assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
 

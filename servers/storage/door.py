@@ -3,6 +3,7 @@
 It ends with the daemon, whose end of its standard input is then closed.
 """
 
+import ctypes
 import logging
 import os
 import signal
@@ -44,6 +45,8 @@ from securemedian.servers.storage.room import BlockFields, Room
 # bytes of a request besides its block
 ENVELOPE_BYTES = 1 << 16
 _INPUT, _OUTPUT = 0, 1
+# an option of prctl (sys/prctl.h)
+_PR_SET_PDEATHSIG = 1
 
 
 class Door:
@@ -128,6 +131,8 @@ def main() -> None:
     # the daemon ends it, also after a Ctrl-C that reaches both
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
+    # so that it ends with the daemon also while it hangs
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.umask(0o077)
     allocator.keep()
     descriptors = Descriptors()
