@@ -54,7 +54,7 @@ def test_every_deviation_is_carried_out() -> None:
 
 
 def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(attack: rogue_server.Attack, *_: object) -> dict[str, Any]:
+    def run(attack: rogue_server.Attack, *_: object, **__: object) -> dict[str, Any]:
         names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
         known = {"attack": attack.deviation, "method": attack.method.name}
         known |= {"protected": False, "audited": False}
