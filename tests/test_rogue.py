@@ -56,7 +56,7 @@ def test_every_deviation_is_carried_out() -> None:
 def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(attack: rogue_server.Attack, *_: object, **__: object) -> dict[str, Any]:
         names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
-        known = {"attack": attack.deviation, "method": attack.method.name}
+        known: dict[str, Any] = {"attack": attack.deviation, "method": attack.method.name}
         known |= {"protected": False, "audited": False}
         said = {"noticed": False, "when": "never", "bound_bits": None}
         return known | said | dict.fromkeys(names, 4.0)
