@@ -255,7 +255,7 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
-        if op in ("deal", "upload"):
+        if op in ("deal", "upload", "store"):
             entry = self.rounds.register.get(str(fields.get("round")))
             start = entry.server_round.asked.start if entry else START
             fields = {"start": bytes.fromhex(start)} | fields

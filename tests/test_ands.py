@@ -299,7 +299,7 @@ def test_no_triples_are_made_with_who_deviates(
     pair = flipping(label, bits, chosen)
     both = makers(pair)
     found = found_by(both, pair, lambda j: both[j].triples(500))
-    assert found == f"{said}: the peer deviated from the protocol"
+    assert found == f"{said} do not agree"
 
 
 @pytest.mark.parametrize("place", [(0, 0), (0, 6), (1, 3)])
@@ -313,7 +313,7 @@ def test_a_lie_in_what_is_multiplied_is_found(place: tuple[int, int]) -> None:
         both[j].multiply(a[j], b[j], both[j].triples(435), equality)
         equality.settle("openings")
 
-    assert "openings: the peer deviated" in found_by(both, pair, run)
+    assert "openings do not agree" in found_by(both, pair, run)
 
 
 def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None:

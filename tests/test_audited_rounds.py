@@ -1,7 +1,7 @@
 """Audited rounds through two real servers: clients answer once more, and what deviates is found."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from securemedian import cli
+from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.common.deviations import Deviation
@@ -22,6 +24,7 @@ from securemedian.mpc.errors import ReceiptInvalid, RoundFailed
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
+from securemedian.plugins import rounds as plugin
 from securemedian.servers.machine.selection import MISFOLDED, SILENT
 from tests.daemons import Pair, in_background, running, wait_until
 
@@ -141,6 +144,26 @@ def test_a_client_whose_fold_is_wrong_is_left_out(pair: Pair, opened: ExitStack)
     one, _, other = results(clients, round_id)
     assert np.array_equal(one, other)
     assert clients[0].left_out(round_id) == {"client-2": MISFOLDED}
+
+
+def test_who_submits_alone_stays_to_answer(
+    pair: Pair, opened: ExitStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the command line, and as a Flower node or an NVFlare site does."""
+    round_id = open_round(pair)
+    files.write(tmp_path / "update.npy", update(1))
+    by_hand = ["submit", str(pair.folder / "client-1.toml"), str(tmp_path / "update.npy")]
+    plugged = [ClientConfig.load(pair.folder / f"client-{number}.toml") for number in (2, 3)]
+    ways: list[Callable[[], object]] = [lambda: cli.main(by_hand)]
+    ways += [
+        partial(plugin.submit, config, {"w": update(number)}, round_id)
+        for number, config in enumerate(plugged, 2)
+    ]
+    for join in [in_background(way) for way in ways]:
+        join()
+    assert f"submitted to round {round_id}" in capsys.readouterr().out
+    status = pair.status()
+    assert status["state"] == "published" and len(status["included"]) == 3
 
 
 def test_too_few_that_answer_fail_the_round_and_nothing_is_opened(
