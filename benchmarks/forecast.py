@@ -75,7 +75,7 @@ from securemedian.mpc.rounds.rehearsal import (
 COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
 SECONDS = ("method", "ahead", "check", "online", "transfer", "waiting", "seconds")
 # beside the options that `bench median` has
-PLANNED = (*SWEPT, "noise_multiplier")
+PLANNED = (*SWEPT, "noise_multiplier", "audit")
 LOOPBACK_RTT_MS = 0.1
 # the values of options that are compared where none is given
 COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -251,6 +251,11 @@ def run(options: argparse.Namespace) -> None:
         for build in rounds(options):
             try:
                 params = build()
+                if params.method.audited and (options.workers or protocol.silent):
+                    raise ConfigError(
+                        "an audited round takes neither workers nor silent OT: leave out --workers "
+                        "and --extension, or --audit"
+                    )
                 if options.one_malicious_server:
                     refuse("one_malicious_server", unbounded(params))
                 name = params.method.label

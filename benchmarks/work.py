@@ -16,6 +16,7 @@ from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
+from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.correlations.pool import PORTION
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot.extension import (
@@ -29,6 +30,7 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
+from securemedian.mpc.rounds.auditing import Auditor
 from securemedian.mpc.rounds.chunks import evenly
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.lanes import run_lanes
@@ -64,6 +66,7 @@ SWEPT = (
     "chosen",
     "neighbours",
     "selection",
+    "audit",
 )
 
 
@@ -193,13 +196,40 @@ def _median(
     elif point.verified:
         checking = check_values(parties, params, protocol, uploads).cost
     meet()
+    auditor = _auditor(params, parties, protocol, uploads) if params.method.audited else None
+    meet()
     groups = evenly(params, len(uploads)) if params.method.visible else []
     outcome = run_round(parties, params, protocol, uploads, groups=groups)
+    if auditor:
+        auditor.prove(params.method.public(outcome.values)[0])
+        checking = checking.after(auditor.cost.as_checking())
     publishes = party.number == 0 and params.uses_range
     if not publishes:
         return Repetition(outcome.cost.after(checking).after(ahead))
     seconds = _publish(params, params.method.public(outcome.values), groups)
     return Repetition(outcome.cost.after(checking).after(ahead), seconds)
+
+
+def _auditor(
+    params: RoundParams,
+    parties: Sequence[Party],
+    protocol: ProtocolParams,
+    uploads: Sequence[share.Upload],
+) -> Auditor:
+    """Return the audit of a round up to its run; what clients do for it, the parties do untimed."""
+    channel, number = parties[0].channel, parties[0].number
+    drawn = np.frombuffer(os_entropy(16), np.uint64)
+    session = (drawn ^ channel.exchange("binding", drawn)).tobytes()
+    dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
+    masks = [os_entropy(16) for _ in dealt]
+    auditor = Auditor.bind(parties, params, protocol, dealt, None, masks, session)
+    coin = auditor.toss()
+    own = [
+        binding.fold(number, upload, session, coin, mask)
+        for upload, mask in zip(dealt, masks, strict=True)
+    ]
+    auditor.compare([channel.exchange("fold", each) for each in own])
+    return auditor
 
 
 def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:

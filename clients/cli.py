@@ -104,6 +104,8 @@ def _submit(options: argparse.Namespace) -> None:
             _submit_and_warn(client, update, dict(options.public_metric), options.group)
             print(f"submitted to round {current.round_id}")
             if not wanted:
+                if current.params.method.audited:
+                    client.attend()
                 return
         result = client.result(group=options.group)
         if options.result:

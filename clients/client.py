@@ -22,6 +22,7 @@ from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, Report, unseen
+from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
     Journal,
@@ -126,6 +127,8 @@ class Client(Member):
         except BaseException:
             super().close()
             raise
+        self._folder = Folder(self._journal, self.service)
+        self.service.meanwhile = self._folder.tend
         self._lookup = Lookup(self.service, self.outcomes, self._journal)
         self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
@@ -218,6 +221,8 @@ class Client(Member):
         next one that opens. `progress` gets the bytes sent and those in all, of the dealing and
         then of the upload.
 
+        In an audited round, call `result` or `attend` next: both servers ask once more.
+
         An update is shared once per round, because two sharings must not mix. A server that does
         not answer gets the same bytes again, for `retry_limit_s` of the configuration and in
         another call with the same update. If a server refuses them, this client is left out of the
@@ -265,6 +270,23 @@ class Client(Member):
             self.decline(current.round_id)
             raise
         self._open = None
+
+    def attend(self, round_id: str = "", timeout_s: float | None = None) -> None:
+        """Stay until a round, by default the one last submitted to, needs this client no more.
+
+        In an audited round a client is asked for something once more after its upload, and is left
+        out if it does not answer in time. Every wait answers, that of `result` too: this is for who
+        waits for nothing else. Other rounds need nothing. Raises ChannelTimeout after `timeout_s`
+        (default: `wait_timeout_s` of the configuration).
+        """
+        round_id = round_id or self._submitted
+
+        def over() -> bool | None:
+            return None if round_id in self._journal.upheld else True
+
+        what = f"round {round_id} did not end"
+        waiting = f"round {round_id} is audited: waiting for its end, and answering until then"
+        self.service.wait(0, over, self.service.limit(timeout_s), what, waiting)
 
     def fit(
         self,

@@ -9,6 +9,9 @@ folder all of it outlasts the process, in one file per round, `ROUND.kept`, in o
              of them is sent, so that no dealing can rotate a second update.
     sent     what the round's result has to fit, for as many rounds as servers keep results.
 
+In an audited round the last two have, until it ends, what its folds are made of (`Upheld`), the
+dealing's secret included, and under which coin each binding was answered.
+
 The file `own` holds the arrays that the caller keeps (`Client.store`), `days` when updates were
 shared within the last day, which a client's policy may limit, and `account` what was trained with
 noise (`Noised`). A file is the SHA-256 of its content, and then a msgpack list of its version
@@ -20,7 +23,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -31,6 +34,7 @@ from numpy.typing import NDArray
 from securemedian.clients.upload import ShareHalf
 from securemedian.common.durable import lock_folder, others_may, replace_file
 from securemedian.common.versions import STORE, check_store
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
@@ -40,7 +44,8 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.prg import Entropy, os_entropy
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 
 SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
@@ -80,6 +85,18 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Upheld:
+    """What the folds of a client in one audited round are made of."""
+
+    shape: Dealing
+    draw: Draw
+    # its upload, the same for both servers
+    rotations: Words = field(repr=False)
+    # the seeds of masks, which S0 and S1 have got with it
+    masks: tuple[bytes, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Submission:
     """The halves of one update for one round, as they were made the first time."""
 
@@ -96,6 +113,8 @@ class Submission:
     group: int = 0
     # the group that both servers are told: this one where groups are visible, 0 otherwise
     told: int = 0
+    # in an audited round
+    upheld: Upheld | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +157,9 @@ class Journal:
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
+        # of audited rounds that may not have ended, and there by binding the coin of the answer
+        self._upheld: dict[str, Upheld] = {}
+        self._coins: dict[str, dict[bytes, bytes]] = {}
         # when the first upload of each round of the last day was made, in seconds of the epoch
         self._made: list[float] = []
         # the fields and arrays that the caller has kept last, which nobody must change
@@ -232,6 +254,11 @@ class Journal:
             raise LocalProtocolError(f"there is another upload for round {round_id}")
         if self._draws.pop(round_id, None):
             self._written.discard(round_id)
+        if submission.upheld:
+            self._upheld.setdefault(round_id, submission.upheld)
+        self._write_upload(submission)
+
+    def _write_upload(self, submission: Submission) -> None:
         one, other = submission.halves
         fields = {
             "params": submission.params,
@@ -241,7 +268,45 @@ class Journal:
             "chosen": submission.group,
             "group": submission.told,
         }
-        self._write(round_id, "upload", fields, {"s0": one.share, "s1": other.share})
+        arrays = {"s0": one.share, "s1": other.share}
+        self._write(submission.round_id, "upload", fields, arrays)
+
+    @property
+    def upheld(self) -> dict[str, Upheld]:
+        """Return by id what the folds of audited rounds are made of that may not have ended."""
+        return dict(self._upheld)
+
+    def note_fold(self, round_id: str, binding: bytes, coin: bytes) -> None:
+        """Note that a binding is answered under a coin, before it is. Raises ConfigError.
+
+        SECURITY: raises PeerProtocolError if it was answered under another one, because two folds
+        under the same masks would give the client's shares away.
+        """
+        coins = self._coins.setdefault(round_id, {})
+        if coins.setdefault(binding, coin) != coin:
+            raise PeerProtocolError(
+                f"the servers name another coin for what they are bound to in round {round_id} "
+                "than before: nothing was sent"
+            )
+        self._rewrite(round_id)
+
+    def let_go(self, round_id: str) -> None:
+        """Forget what the folds of a round are made of: it has ended."""
+        self._upheld.pop(round_id, None)
+        self._coins.pop(round_id, None)
+        self._rewrite(round_id)
+
+    def _rewrite(self, round_id: str) -> None:
+        """Replace the file of a round with an upload by what is known now. Raises ConfigError."""
+        self._written.discard(round_id)
+        if made := self._submissions.get(round_id):
+            self._write_upload(made)
+        elif sent := self._sent.get(round_id):
+            self._write_sent(sent)
+
+    def _write_sent(self, sent: Sent) -> None:
+        fields = {"start": sent.start, "chosen": sent.group, "order": sent.order}
+        self._write(sent.round_id, "sent", fields, {})
 
     def _count(self) -> None:
         """Count a round within the last day. Raises ConfigError if that cannot be written."""
@@ -256,18 +321,19 @@ class Journal:
         round_id = submission.round_id
         self._submissions.pop(round_id, None)
         order = 1 + max((sent.order for sent in self._sent.values()), default=0)
-        self._sent[round_id] = Sent(round_id, submission.start, submission.group, order)
-        fields = {"start": submission.start, "chosen": submission.group, "order": order}
+        sent = self._sent[round_id] = Sent(round_id, submission.start, submission.group, order)
         was_written = round_id in self._written
         self._written.discard(round_id)
         try:
-            self._write(round_id, "sent", fields, {})
+            self._write_sent(sent)
         except ConfigError:
             # the halves must go in any case; the next process knows nothing of this upload
             if was_written:
                 self._path(round_id).unlink(missing_ok=True)
         for old in self.sent[:-ROUNDS_RETAINED]:
             del self._sent[old.round_id]
+            for kept in (self._upheld, self._coins):
+                kept.pop(old.round_id, None)
             self._delete(old.round_id)
 
     def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -295,8 +361,8 @@ class Journal:
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
-        self._draws.pop(round_id, None)
-        self._submissions.pop(round_id, None)
+        for kept in (self._draws, self._submissions, self._upheld, self._coins):
+            kept.pop(round_id, None)
         self._delete(round_id)
 
     def _delete(self, round_id: str) -> None:
@@ -323,9 +389,26 @@ class Journal:
         """Replace the file of a round in one step, unless it has this content already."""
         if self._folder is None or round_id in self._written:
             return
-        message = wire.Message(kind, dict(fields), dict(arrays))
+        more, of_upheld = self._of_upheld(round_id)
+        message = wire.Message(kind, {**fields, **more}, {**arrays, **of_upheld})
         self._replace(self._path(round_id), message, _NOTHING_SENT)
         self._written.add(round_id)
+
+    def _of_upheld(self, round_id: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the fields and arrays that a file has more in an audited round."""
+        upheld = self._upheld.get(round_id)
+        if upheld is None:
+            return {}, {}
+        fields = {
+            "shape": asdict(upheld.shape),
+            "index": upheld.draw.index,
+            "coins": {
+                binding.hex(): coin.hex() for binding, coin in self._coins.get(round_id, {}).items()
+            },
+        }
+        seeds = {"secret": upheld.draw.secret, "masks": b"".join(upheld.masks)}
+        arrays = {name: np.frombuffer(seed, np.uint8) for name, seed in seeds.items()}
+        return fields, arrays | {"rotations": upheld.rotations}
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
@@ -354,13 +437,21 @@ class Journal:
                     path.unlink()
                     return
                 self._draws[round_id] = draw
-            elif message.type == "sent":
+                self._written.add(round_id)
+                return
+            if message.type == "sent":
                 fields = message.fields
                 self._sent[round_id] = Sent(
                     round_id, fields["start"], fields["chosen"], fields["order"]
                 )
             else:
                 self._submissions[round_id] = _submission(round_id, message)
+            if upheld := _upheld(message):
+                self._upheld[round_id] = upheld
+                self._coins[round_id] = {
+                    bytes.fromhex(binding): bytes.fromhex(coin)
+                    for binding, coin in message.fields["coins"].items()
+                }
         except (FrameError, KeyError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"{path} is damaged: remove it. If round {round_id} is still open, this client is "
@@ -380,6 +471,21 @@ class Journal:
             raise ConfigError(f"{path} is damaged: remove it. {lost}") from error
 
 
+def _upheld(message: wire.Message) -> Upheld | None:
+    """Return what folds are made of in the file of a round; None if it has nothing of it."""
+    fields, arrays = message.fields, message.arrays
+    if "shape" not in fields:
+        return None
+    masks = arrays["masks"].tobytes()
+    return Upheld(
+        Dealing(**fields["shape"]),
+        # the parameters are those of the upload, and nobody deals again
+        Draw(b"", fields["index"], arrays["secret"].tobytes()),
+        arrays["rotations"],
+        (masks[:SEED_BYTES], masks[SEED_BYTES:]),
+    )
+
+
 def _submission(round_id: str, message: wire.Message) -> Submission:
     """Return the upload in the file of a round."""
     one, other = message.fields["forms"]
@@ -391,6 +497,7 @@ def _submission(round_id: str, message: wire.Message) -> Submission:
         (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
         message.fields["chosen"],
         message.fields["group"],
+        _upheld(message),
     )
 
 

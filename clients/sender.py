@@ -5,13 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
 from securemedian.clients.blocks import Blocks, takes_blocks
-from securemedian.clients.connection import Connection, Progress, ask_parties, check_s1, unseen
+from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer, holds
-from securemedian.clients.journal import Journal, Submission, fingerprint
+from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.mpc.errors import (
@@ -23,7 +24,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
-from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 
 # answers with which a server takes nothing more of a client for a round
 REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
@@ -70,6 +71,11 @@ class Sender:
             self._parties_known = True
         halves = self._halves(values, current, progress)
         update = fingerprint(vector, group)
+        upheld = None
+        if current.params.method.audited and (shape := current.params.dealing):
+            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
+            masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
+            upheld = Upheld(shape, draw, halves[0].share, masks)
         submission = Submission(
             current.round_id,
             current.params.digest,
@@ -78,6 +84,7 @@ class Sender:
             halves,
             group,
             group if current.params.method.visible else 0,
+            upheld,
         )
         self._journal.keep(submission)
         self._stop_dealing()
@@ -100,10 +107,10 @@ class Sender:
         # it may not have been written before
         self._journal.keep(made)
         try:
-            for server, half in zip(self._servers, made.halves, strict=True):
+            for party, (server, half) in enumerate(zip(self._servers, made.halves, strict=True)):
                 if not (again and holds(server, made.round_id, "submitted", patience_s)):
                     sent = partial(_part_sent, progress, before, half.share.nbytes, total)
-                    self._send_half(server, made, half, patience_s, sent)
+                    self._send_half(party, made, half, patience_s, sent)
                 before += half.share.nbytes
                 progress(before, total)
         except REFUSED:
@@ -113,13 +120,14 @@ class Sender:
 
     def _send_half(
         self,
-        server: Connection,
+        party: int,
         made: Submission,
         half: ShareHalf,
         patience_s: float,
         sent: Progress,
     ) -> None:
         """Send a half of an upload: what is long in blocks, if the server takes them."""
+        server = self._servers[party]
         fields = {
             "round": made.round_id,
             "params": made.params,
@@ -132,7 +140,10 @@ class Sender:
             in_blocks = fields | {"kind": "upload"}
             Blocks(server, in_blocks, half.share, patience_s, lambda got: sent(got, size)).send()
             return
-        server.ask("upload", fields | {"form": half.form}, {"share": half.share}, patience_s, sent)
+        arrays = {"share": half.share}
+        if made.upheld:
+            arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
+        server.ask("upload", fields | {"form": half.form}, arrays, patience_s, sent)
 
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""

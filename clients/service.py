@@ -37,6 +37,8 @@ class Service:
     def __init__(self, config: ClientConfig, report: Report) -> None:
         self.keys = load_keys(config.key_file)
         self.config, self.report = config, report
+        # what is done between two looks of a wait
+        self.meanwhile: Callable[[], object] = lambda: None
         self.servers = self.connect()
 
     def connect(self) -> tuple[Connection, ...]:
@@ -106,11 +108,13 @@ class Service:
     ) -> T:
         """Call `look`, which asks the server `party`, until it returns something other than None.
 
+        Before each look `meanwhile` is called.
         If that does not come at once, `waiting` is reported. A server that has been reached before
         may be away until the limit. Raises ChannelTimeout with `what`, which names the missing
         thing, at the limit.
         """
         while True:
+            self.meanwhile()
             try:
                 if (seen := look()) is not None:
                     return seen

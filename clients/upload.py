@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 # even the middle one of its values counts with its size. With the default policy it was at most
 # 35 % of evenly divided images (in the second round) and 31 % of unevenly divided ones.
 MOST_BEYOND = 0.5
+
+T = TypeVar("T")
 
 
 def number_of(round_id: str) -> int:
@@ -200,7 +202,12 @@ def halves(seeded: SeedUpload, words: WordsUpload, current: Round) -> tuple[Shar
     """Return the halves for S0 and S1: the seed goes to S0 for even indices, else to S1."""
     one = ShareHalf("seed", np.frombuffer(seeded.seed, np.uint8))
     other = ShareHalf("words", words.packed)
-    return (one, other) if current.index % 2 == 0 else (other, one)
+    return by_server(one, other, current.index)
+
+
+def by_server(seeded: T, words: T, index: int) -> tuple[T, T]:
+    """Return what S0 and S1 have of the half that is a seed and the one that is words."""
+    return (seeded, words) if index % 2 == 0 else (words, seeded)
 
 
 def rotate(dealt: OwnDealing, values: NDArray[Any]) -> tuple[ShareHalf, ShareHalf]:

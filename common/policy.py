@@ -131,6 +131,8 @@ class Policy:
     at_least: dict[str, float] = field(default_factory=dict)
     # how large epsilon may become (`mpc.rounds.privacy`), of all results of the cohort together
     max_epsilon: float | None = None
+    # whether it takes part only in rounds whose result the servers prove to each other
+    audit: bool = False
 
     def __post_init__(self) -> None:
         choices, numbers = _choices(), _numbers(self.RATE)
@@ -228,11 +230,16 @@ class Policy:
                 else f"epsilon {epsilon:.4g} at delta {DELTA:g}, of all results of the cohort"
             )
             refusals.append(f"{what}: its [policy] has max_epsilon {self.max_epsilon:g}")
+        if self.audit and not params.method.audited:
+            refusals.append(
+                "a round without audit: its [policy] has audit = true, and bucketed --audit has it"
+            )
         return refusals
 
     def to_dict(self) -> dict[str, Any]:
         """Return the policy as the table that a configuration has."""
-        return {name: value for name, value in flat(self).items() if value is not None}
+        named = flat(self).items()
+        return {name: value for name, value in named if value is not None and value is not False}
 
     def _remedy(self, why: str, table: str, key: str, value: Any) -> str:
         """Return why a risk is refused, and the line that allows it."""

@@ -69,6 +69,8 @@ class RoundStatus:
     # the epsilon, at delta 1e-5, of the cohort's results up to that of this round; None if one of
     # them has no noise
     epsilon: float | None = None
+    # what this server has signed if the other one has deviated (`common.deviations`)
+    deviation: dict[str, str] = field(default_factory=dict)
     deadline_in_s: float = 0.0
     # the bytes of the round's uploads on this server's disk
     stored_bytes: int = 0
@@ -88,7 +90,8 @@ class RoundStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as they are sent and shown."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return said if self.deviation else {k: v for k, v in said.items() if k != "deviation"}
 
     @classmethod
     def from_answer(cls, said: Mapping[str, Any]) -> Self:

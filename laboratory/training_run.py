@@ -167,7 +167,8 @@ class TrainingRun:
         """
         if not models.measures(self._scenario.model):
             return
-        measured, results = self._round(replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM)), show)
+        params = replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM))
+        measured, results = self._round(params, show)
         if not measured.matches_plaintext:
             raise SecureMedianError("the mean of what the clients measured is another one")
         self._start = results[0]

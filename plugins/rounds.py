@@ -280,6 +280,7 @@ def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
     with Client(config) as client:
         try:
             client.submit(update, round_id)
+            client.attend()
             return client.name()
         except DuplicateUpload as error:
             raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error

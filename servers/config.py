@@ -323,6 +323,19 @@ class ServerConfig:
         own = {"one_malicious_server": self.one_malicious_server}
         return own | self.protocol.agreement() | self.engine.agreement()
 
+    def check_audits(self) -> None:
+        """Raise ConfigError unless this server can take part in audited rounds."""
+        if self.protocol.silent:
+            raise ConfigError(
+                f"{self.name} cannot audit a round with silent OT, in which nothing finds a server "
+                'that deviates: set ot_extension = "softspoken" at both servers, or leave audit out'
+            )
+        if self.engine.kind == "ray":
+            raise ConfigError(
+                f"{self.name} cannot audit a round that workers on Ray compute, each a part of it: "
+                'set kind = "threads" in [engine] at both servers, or leave audit out'
+            )
+
     @property
     def pool_share_bytes(self) -> int:
         """The most bytes of correlations that one cohort makes while its clients train."""

@@ -156,6 +156,8 @@ class Daemon:
         if self._reload_asked:
             self._reload()
         try:
+            # before what the other server says: it may fail a round because of what is found here
+            self._rounds.engine_ended()
             if self._control in ready:
                 self._take_messages()
             if self._clients.socket in ready:

@@ -30,6 +30,7 @@ from securemedian.servers import config
 from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.engine import Coin, Engine, Examine, Result
 from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Failure
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Done, Hello, Message, Open, Opened, RoundMessage
@@ -47,6 +48,7 @@ DIM = 4
 PARAMS = RoundParams(Mean(norm_bound="off"), dim=DIM, max_clients=3)
 # a round in which clients deal
 DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
+AUDITED = RoundParams(Bucketed(audit=True), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
 # the digest of what a round starts from, of which S1 knows nothing else
 START = "0" * 64
@@ -90,6 +92,8 @@ class FakeEngine:
         # what each check of values and run of the protocol would toss with, and the seeds of the
         # noise of each run
         self.openings: list[bytes] = []
+        # what clients of an audited round are asked for, under what the test gives to `Folds.ask`
+        self.folds: Folds | None = None
         self.noises: list[bytes] = []
 
     @property
@@ -135,11 +139,23 @@ class FakeEngine:
         self.openings.append(opening)
         self.checked, self.examine, self.note = uploads, examine, note_nothing
 
-    def end_check(self, *failed: int) -> None:
-        """End the check; `failed` are places in its list."""
+    def bind(
+        self,
+        given: RoundInput,
+        folds: Folds,
+        limit_s: float,
+        examine: Examine = lambda: None,
+    ) -> None:
+        """Note the uploads, and what clients put into `folds`."""
+        self.checked, self.examine, self.note = given.uploads, examine, note_nothing
+        self.folds, self.bound, self.limit_s = folds, given, limit_s
+
+    def end_check(self, *failed: int, silent: Sequence[int] = ()) -> None:
+        """End the check; `failed` are places in its list, and so are those `silent` among them."""
         passed = [place not in failed for place in range(len(self.checked))]
         self.note([self.hashes] * len(passed))
-        self.result, self.checked = Checked(passed, Cost()), ()
+        said_nothing = [place in silent for place in range(len(passed))]
+        self.result, self.checked = Checked(passed, Cost(), said_nothing), ()
 
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
@@ -155,6 +171,7 @@ class FakeEngine:
     def drop(self) -> None:
         """Forget the session."""
         self.session_id, self.result, self.checked, self.uploads = None, None, (), None
+        self.folds = None
         self.dropped += 1
 
 
@@ -238,7 +255,7 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
-        if op in ("deal", "upload"):
+        if op in ("deal", "upload", "store"):
             entry = self.rounds.register.get(str(fields.get("round")))
             start = entry.server_round.asked.start if entry else START
             fields = {"start": bytes.fromhex(start)} | fields
@@ -272,7 +289,8 @@ class Server:
         if self.params.dealing:
             form, share = "rotations", np.zeros((layout.rows, layout.row_words), np.uint64)
         fields = {"round": round_id, "params": self.params.digest, "form": form}
-        return self.ask(key, "upload", {"share": share}, **fields)
+        masks = {"masks": np.arange(16, dtype=np.uint8)} if self.params.method.audited else {}
+        return self.ask(key, "upload", {"share": share, **masks}, **fields)
 
     def deal(self, key: str, round_id: str, **changes: Any) -> wire.Message:
         """Deal for a client: a seed, all zeros."""

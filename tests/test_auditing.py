@@ -33,7 +33,8 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from tests.parties import make_parties, run_both
+from securemedian.mpc.rounds.plan import predict, predict_audit
+from tests.parties import check_planned, make_parties, run_both
 from tests.test_ot import Lying
 
 RNG = np.random.default_rng(29)
@@ -179,11 +180,16 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
 def test_honest_rounds_pass(
     buckets: int, clients: int, dim: int, weights: list[int] | None, ring_bits: int
 ) -> None:
-    """With base OTs of their own, more than one chunk per lane at dim 1000, and real rounds."""
+    """With base OTs of their own, more than one chunk per lane at dim 1000, and real rounds.
+
+    They cost what is planned.
+    """
     index = chosen(buckets, clients, dim)
     audited = Round(index, buckets, weights, ring_bits)
+    planned = predict_audit(audited.params, weights or [1] * clients, SMALL)
+    assert planned.ots > 0
     for auditor in run_both(audited.audited):
-        assert auditor.cost.bytes_sent > 0 and auditor.cost.ots > 0
+        check_planned([planned], [auditor.cost])
 
 
 @pytest.mark.usefixtures("trusted")
@@ -366,6 +372,22 @@ def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> Non
 
     with pytest.raises(PeerDeviated):
         run_lanes([local_pair(20)[0] for _ in range(2)], lane)
+
+
+def test_a_plan_has_the_audit_of_a_round() -> None:
+    """Beside what the round costs without one."""
+    for clients, dim in ((3, 64), (9, 1000)):
+        plain, audited = (
+            RoundParams(Bucketed(audit=audit), dim=dim, max_clients=clients)
+            for audit in (False, True)
+        )
+        weights = [1] * clients
+        audit = predict_audit(audited, weights, SMALL)
+        without, with_it = (predict(each, weights, SMALL) for each in (plain, audited))
+        check_planned([cost.after(audit) for cost in without.costs], with_it.costs)
+        for cost, other in zip(with_it.costs, without.costs, strict=True):
+            assert cost.checking_bytes_sent - other.checking_bytes_sent == audit.bytes_sent
+        assert with_it.memory > without.memory + 13 * 15 * dim * 4 // 8
 
 
 # The steps

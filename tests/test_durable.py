@@ -602,6 +602,7 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     rows = {"dealt_here", "here", "coins", "tokens", "passed", "failed"}
     of_a_link = {"resuming", "session", "new_session", "dealt_there", "there", "under_check"}
     of_a_link |= {"coin", "failed_here", "failed_there", "computed_there", "vouched", "unlisted"}
+    of_a_link |= {"folded", "silent"}
     # in the file of the result
     of_the_result = {"receipt"}
     # they end the round at once

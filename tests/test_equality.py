@@ -45,7 +45,7 @@ def test_one_bit_that_differs_is_found_by_both(array: int, place: Any) -> None:
     other = [each.copy() for each in SAME]
     other[array][place] ^= 1
     said = settled(SAME, other)
-    assert said == ["the test: the peer deviated from the protocol"] * 2
+    assert said == ["the test do not agree"] * 2
 
 
 def test_what_is_missing_is_found() -> None:

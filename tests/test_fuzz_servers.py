@@ -24,6 +24,7 @@ from securemedian.mpc import errors
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.audit.binding import fold_words
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.optimiser import OPTIMISERS, optimiser_from
@@ -53,11 +54,13 @@ from securemedian.servers.network.control import (
 from securemedian.servers.rounds.register import ROUNDS_RETAINED
 from securemedian.servers.rounds.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
-from tests.servers_alone import DEALT, DIM, PARAMS, START, Server, held, hello
+from tests.servers_alone import AUDITED, DEALT, DIM, PARAMS, START, Server, held, hello
 
 pytestmark = pytest.mark.slow
 
 ROUND = "1-0000000a"
+# what clients of an audited round are asked about
+BINDING, COIN = bytes([1] * 16), bytes([2] * 16)
 # What a server logs where its own code is at fault.
 DEFECTS = {"request-error", "control-error", "action-error", "action-failed", "answer-lost"}
 CODES = {
@@ -85,7 +88,14 @@ STATES = {
 }
 # in rounds in which clients deal
 DEALT_STATES = ("dealt", "checking")
-PLACES = [(party, state) for party, states in STATES.items() for state in (*states, *DEALT_STATES)]
+# in audited ones: a client is asked for its fold
+AUDITED_STATES = ("folding",)
+PLACES = [
+    (party, state)
+    for party, states in STATES.items()
+    for state in (*states, *DEALT_STATES, *AUDITED_STATES)
+]
+PARAMS_OF = dict.fromkeys(DEALT_STATES, DEALT) | dict.fromkeys(AUDITED_STATES, AUDITED)
 
 
 def bring(server: Server, state: str) -> None:
@@ -101,7 +111,7 @@ def bring(server: Server, state: str) -> None:
             break
     if state == "failed":
         server.fail()
-    assert server.state[0] == ("open" if state == "dealt" else state)
+    assert server.state[0] == {"dealt": "open", "folding": "checking"}.get(state, state)
 
 
 def _leading(s0: Server) -> Iterator[str]:
@@ -159,6 +169,22 @@ def _dealt(server: Server) -> Iterator[str]:
     else:
         server.hear(Close(round_id, alike))
     yield "checking"
+    server.engine.end_check()
+    server.rounds.engine_ended()
+    if server.config.party == 0:
+        server.hear(Verdicts(round_id, server.keys[:1], []))
+    else:
+        server.hear(Check(round_id, server.keys[1:]))
+    server.rounds.engine_ended()
+    server.engine.end_check()
+    server.rounds.engine_ended()
+    if server.config.party == 0:
+        server.hear(Verdicts(round_id, server.keys[1:], []))
+    else:
+        server.hear(Check(round_id, server.keys))
+    assert server.engine.folds
+    server.engine.folds.ask(BINDING, COIN)
+    yield "folding"
 
 
 def _published(server: Server) -> str:
@@ -192,7 +218,7 @@ def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
     own = folder / f"s{next(_numbers)}"
     logger, watching = logging.getLogger("securemedian"), Watching()
     level, propagates = logger.level, logger.propagate
-    server = Server(party, own, DEALT if state in DEALT_STATES else PARAMS)
+    server = Server(party, own, PARAMS_OF.get(state, PARAMS))
     try:
         bring(server, state)
         logger.addHandler(watching)
@@ -254,6 +280,7 @@ ARRAYS: list[NDArray[Any]] = [
     np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words + 1), np.uint64),
     np.zeros((1, DEALT.layout.row_words), np.uint64),
     *(np.zeros(DEALING_WORDS // pieces, np.uint64) for pieces in (1, 2)),
+    np.zeros(fold_words(DEALT.dealing), np.uint64),
     np.zeros(DIM, np.float32),
     np.full(DIM, np.nan, np.float32),
     np.full(DIM, np.float32(3e38)),
@@ -303,6 +330,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "group": draw(st.sampled_from([0, 1, -1, 1 << 63])),
         "values": draw(st.booleans()),
         "request": draw(st.sampled_from(["", "0123456789abcdef" * 2])),
+        "binding": draw(st.sampled_from([BINDING, BINDING, COIN, b""])),
         "metrics": draw(st.sampled_from([{}, {"loss": 0.5}, {"loss": 1}, {"": 1}, {"loss": "x"}])),
     }
     op = draw(st.sampled_from(sorted(OPS)))

@@ -143,6 +143,20 @@ def elements(stream: Stream, count: int, bits: int) -> np.ndarray:
     return found[:count]
 
 
+def test_streams_are_none_of_those_of_ots() -> None:
+    """Whose nonces are the numbers of lanes."""
+    assert not set(range(1 << 16)) & {NONCE, NONCE + 1, NONCE + (1 << 16) - 1}
+    pair = sessions()
+    prover, verifier, _ = ends(pair)
+    prover.commit(np.zeros(100, np.uint8), 8)
+    f = verifier.opened(verifier.receive(100, 8)[1], 100, 8)
+    for nonce in (0, 1, NONCE + 1):
+        leaves = [elements(Stream(leaf, nonce), 100, 8) for leaf in pair[0].receiver_leaves[0]]
+        assert (np.sum(leaves, axis=0, dtype=np.uint8) + f[0]).any()
+    leaves = [elements(Stream(leaf, NONCE), 100, 8) for leaf in pair[0].receiver_leaves[0]]
+    assert not (np.sum(leaves, axis=0, dtype=np.uint8) + f[0]).any()
+
+
 def test_a_part_can_be_expanded_alone() -> None:
     prover, _, _ = ends()
     for bits in (4, 8, 16):

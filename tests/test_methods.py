@@ -179,7 +179,9 @@ def test_no_option_is_called_like_a_field_of_the_round(method: str) -> None:
 def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
     params = RoundParams(method, dim=10, max_clients=5)
     flat = params.to_dict()
-    assert set(flat) == {*ROUND_FIELDS, *options_of(type(method))}
+    # those of later releases are left out at their defaults
+    named = [name for name, about in options_of(type(method)).items() if about.since == 1]
+    assert set(flat) == {*ROUND_FIELDS, *named}
     assert flat["method"] == method.name
     assert RoundParams.from_dict(flat) == params
     assert RoundParams.from_dict(flat).digest == params.digest

@@ -69,7 +69,9 @@ class Parties:
 
     def start(self, *of_older: str) -> None:
         """Start the servers that do not run, of the older release or of this one."""
-        for server in sorted({"s0", "s1"} - self.pair.running):
+        left = {*BOTH} - self.pair.running
+        # who may still have to compile comes first, because the other waits for it with a limit
+        for server in sorted(left, key=lambda server: (server in of_older, server)):
             self.pair.start(server, program=self.older.command if server in of_older else ())
         self.pair.link()
 
@@ -172,8 +174,8 @@ from securemedian.common import versions
 versions.WIRE, versions.LOWEST_WIRE = {WIRE + 2}, {WIRE + 1}
 sys.exit(cli.main())
 """
-    parties.pair.start(server, program=parties.older.command)
     parties.pair.start(later, program=["-c", program])
+    parties.pair.start(server, program=parties.older.command)
     parties.pair.link()
     for one, other, older in ((server, later, "this side"), (later, server, server)):
         problem = parties.pair.caller("client-1", one).ask("info").fields["peer_problem"]

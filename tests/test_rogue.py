@@ -19,13 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
 
 
-def row(deviation: str, method: str, protected: bool = False) -> dict[str, Any]:
+def row(
+    deviation: str, method: str, protected: bool = False, audited: bool = False
+) -> dict[str, Any]:
     (attack,) = (
         one
         for one in rogue_server.attacks()
         if (one.deviation, one.method.name) == (deviation, method)
     )
-    return rogue_server.run(attack, DIM, 1, protected)
+    return rogue_server.run(attack, DIM, 1, protected, audited)
 
 
 def test_told_bits_are_those_of_fano() -> None:
@@ -52,9 +54,10 @@ def test_every_deviation_is_carried_out() -> None:
 
 
 def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(attack: rogue_server.Attack, *_: object) -> dict[str, Any]:
+    def run(attack: rogue_server.Attack, *_: object, **__: object) -> dict[str, Any]:
         names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
-        known = {"attack": attack.deviation, "method": attack.method.name, "protected": False}
+        known: dict[str, Any] = {"attack": attack.deviation, "method": attack.method.name}
+        known |= {"protected": False, "audited": False}
         said = {"noticed": False, "when": "never", "bound_bits": None}
         return known | said | dict.fromkeys(names, 4.0)
 
@@ -64,7 +67,8 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     assert cli.main(command) == 0
     rows = json.loads(file.read_text())
     every = [attack.method.name for attack in rogue_server.attacks()]
-    assert len(rows) == len(every) + sum(name in BOUNDED for name in every)
+    bounded = sum(name in BOUNDED for name in every)
+    assert len(rows) == len(every) + bounded + every.count("bucketed")
     assert all(
         {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
@@ -87,6 +91,13 @@ def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
     found = row("rank", "bucketed")
     assert (found["client_bits"], found["sum_bits"], found["bound_bits"]) == (0, 4, 12)
     assert not found["noticed"]
+
+
+@pytest.mark.release
+def test_an_audit_finds_who_has_read_the_minimum() -> None:
+    found = row("rank", "bucketed", protected=True, audited=True)
+    assert (found["client_bits"], found["sum_bits"], found["bound_bits"]) == (0, 4, 12)
+    assert "s0 has signed that s1 does not follow the protocol" in found["when"]
 
 
 @pytest.mark.slow

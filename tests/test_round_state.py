@@ -94,6 +94,8 @@ COIN, OTHER_COIN = bytes([7] * SEED_BYTES), bytes([8] * SEED_BYTES)
 PLAIN: dict[str, Any] = {"method": "bucketed", "uploads": "unverified"}
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 VALUES: dict[str, Any] = {"method": "trimmed-mean"}
+# dealings, and then folds
+AUDITED: dict[str, Any] = DEALT | {"audit": True}
 
 
 def params(**changes: Any) -> RoundParams:
@@ -182,6 +184,11 @@ def tossed(here: ServerRound, coin: bytes = COIN) -> Tossed:
     return Tossed(coin, b"".join(tokens))
 
 
+def tosses(here: ServerRound) -> bool:
+    """Return whether the check that is under way begins with a toss."""
+    return here.dealt and not here.coin and not here.folding
+
+
 class Both:
     """Two servers' rounds. Messages are passed at once, and Start is noted.
 
@@ -209,9 +216,7 @@ class Both:
         for action in self.rounds[party].handle(event, now):
             if action is Effect.START:
                 self.started.append(party)
-            elif (
-                action is Effect.CHECK and self.rounds[party].dealt and not self.rounds[party].coin
-            ):
+            elif action is Effect.CHECK and tosses(self.rounds[party]):
                 self.feed(party, tossed(self.rounds[party]), now)
             elif action is Effect.CHECK:
                 self.checks[party].append(self.rounds[party].under_check)
@@ -985,7 +990,8 @@ def _changeable(here: ServerRound) -> dict[str, Any]:
 def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> None:
     """And what is refused changes nothing."""
     seen = {"transition": 0, "late": 0, "refused": 0}
-    every = itertools.product((PLAIN, DEALT, VALUES), (0, 1), State, MESSAGES + OWN)
+    kinds = PLAIN, DEALT, VALUES, AUDITED
+    every = itertools.product(kinds, (0, 1), State, MESSAGES + OWN)
     for kind, party, state, event in every:
         pair, here = (state, type(event)), a_round(party, state, **kind)
         before = _changeable(here)
@@ -1011,7 +1017,7 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> Non
             assert _changeable(here) == before
             seen["refused"] += 1
     pairs = 2 * len(State) * len(MESSAGES + OWN)
-    assert sum(seen.values()) == 3 * pairs and min(seen.values()) > 30
+    assert sum(seen.values()) == len(kinds) * pairs and min(seen.values()) > 30
 
 
 def test_all_messages_and_events_are_in_the_table() -> None:
@@ -1072,6 +1078,8 @@ class Scenario:
     # those who fail a check, and those who send the servers different uploads
     wrong: tuple[str, ...] = ()
     differ: tuple[str, ...] = ()
+    # those whose folds do not come
+    silent: tuple[str, ...] = ()
     # whether the round may fail at any time
     failures: bool = False
     # how often what is under way may break off, and how often the link or a server may
@@ -1121,6 +1129,8 @@ class Walk:
         self.opened: frozenset[tuple[str, bytes]] = frozenset()
         self.runs: frozenset[tuple[int, bytes]] = frozenset()
         self.included: frozenset[tuple[str, ...]] = frozenset()
+        # in which session each server has compared the folds of whom
+        self.folded: list[tuple[bytes | None, list[str]]] = [(None, []), (None, [])]
 
     def key(self) -> Any:
         rounds = [
@@ -1143,6 +1153,8 @@ class Walk:
                 frozenset(here.passed),
                 frozenset(here.failed),
                 frozenset(here.declined),
+                tuple(here.folded),
+                tuple(here.unfolded),
                 tuple(here.included),
                 here.computed_here,
                 here.computed_there,
@@ -1165,6 +1177,7 @@ class Walk:
         made.rounds = [here.after([], 0.0)[0] for here in self.rounds]
         made.queues = [list(queue) for queue in self.queues]
         made.busy, made.prepared = list(self.busy), list(self.prepared)
+        made.folded = list(self.folded)
         return made
 
     def events(self) -> Iterator[tuple[int, Event | Hello_]]:
@@ -1194,12 +1207,13 @@ class Walk:
                 new = bytes([self.sessions] * SESSION_BYTES)
                 kept = self.prepared[0]
                 yield party, Turn(kept, False) if kept else Turn(new, True)
-            if self.busy[party] and here.dealt and not here.coin:
+            if self.busy[party] and tosses(here):
                 yield party, tossed(here, here.session)
             elif self.busy[party]:
                 clients = list(here.under_check)
-                failed = [key for key in clients if key in self.scenario.wrong]
-                yield party, CheckEnded(clients, failed)
+                out = self.scenario.silent if here.folding else self.scenario.wrong
+                failed = [key for key in clients if key in out]
+                yield party, CheckEnded(clients, failed, failed if here.folding else [])
             if here.state is State.RUNNING and not here.computed_here:
                 yield party, Computed(receipt(party))
             if here.live and self.breaks:
@@ -1234,6 +1248,8 @@ class Walk:
                 return
         elif isinstance(event, CheckEnded):
             self.busy[party] = False
+            if here.folding and not event.failed:
+                self.folded[party] = self.prepared[party], event.clients
         elif isinstance(event, Interrupted | Overdue):
             self.breaks -= 1
         elif isinstance(event, Turn):
@@ -1246,6 +1262,10 @@ class Walk:
             if action is Effect.CHECK:
                 # one check at a time
                 assert not self.busy[party] or isinstance(event, Tossed)
+                if self.prepared[party] != here.session:
+                    self.happen(party, Interrupted("closed", "no such session"))
+                    self.breaks += 1
+                    return
                 self.busy[party] = True
                 self.opened |= {(key, here.coin) for key in here.under_check if here.coin}
             elif action is Effect.PREPARE:
@@ -1259,6 +1279,9 @@ class Walk:
                 assert (party, here.session) not in self.runs
                 self.runs |= {(party, here.session)}
                 self.included |= {tuple(here.included)}
+                # SECURITY: nothing is opened of what the servers are not bound to
+                if here.audited:
+                    assert self.folded[party] == (here.session, here.included)
             elif action is Effect.DROP_SESSION:
                 self.busy[party], self.prepared[party] = False, None
             elif not isinstance(action, Effect):
@@ -1325,6 +1348,8 @@ SCENARIOS = (
     Scenario(DEALT, (), TWO, crashes=1),
     Scenario(DEALT, (), TWO, breaks=1),
     Scenario(VALUES, (), TWO, crashes=1),
+    Scenario(AUDITED, (), TWO, breaks=2),
+    Scenario(AUDITED, (), ("key-a", "key-b", "key-c"), silent=("key-a",), crashes=1),
     Scenario(PLAIN, ("key-b", "key-c"), ("key-a",), decliners=("key-c",)),
     Scenario(PLAIN, (), ("key-a",), decliners=("key-b", "key-c", "key-d")),
 )
@@ -1341,7 +1366,7 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
     late: set[tuple[int, Any]] = set()
     start = Walk(scenario)
     known, heap = {start.key()}, [start]
-    out = {*scenario.wrong, *scenario.differ}
+    out = {*scenario.wrong, *scenario.differ, *scenario.silent}
     chance = random.Random(1)
     while heap and not 0 < most < len(known):
         now = heap.pop(chance.randrange(len(heap)) if most else -1)

@@ -9,6 +9,7 @@ log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
 import math
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -105,6 +106,11 @@ class Seen:
         return told(float(np.mean(right)), self.there)
 
     @property
+    def found(self) -> Array:
+        """Return the buckets that were opened, also if they were not published, or -1."""
+        return self.spoils.get("found", self.result_buckets)
+
+    @property
     def there(self) -> float:
         """Return the bits of a client's value."""
         return math.log2(BUCKETS) if self.params.dealing else VALUE_BITS
@@ -145,7 +151,7 @@ def _bucket_of(seen: Seen, reached: Callable[[Array], Array]) -> Array:
 
 
 def _minimum(seen: Seen) -> tuple[float, float]:
-    return 0.0, seen.value(seen.result_buckets == seen.buckets.min(axis=0))
+    return 0.0, seen.value(seen.found == seen.buckets.min(axis=0))
 
 
 def _other_table(seen: Seen) -> tuple[float, float]:
@@ -158,7 +164,7 @@ def _other_table(seen: Seen) -> tuple[float, float]:
     # S1 sends the tables of the second half
     half = (seen.params.dim + 127) // 128 * 64
     expected = np.concatenate([honest[:half], other[half:]])
-    return 0.0, seen.value(seen.result_buckets == expected)
+    return 0.0, seen.value(seen.found == expected)
 
 
 def _true_bits(seen: Seen) -> tuple[float, float]:
@@ -310,8 +316,12 @@ class _Player(Client):
         return dealt
 
 
-def run(attack: Attack, dim: int, seed: int, protected: bool = False) -> dict[str, Any]:
+def run(
+    attack: Attack, dim: int, seed: int, protected: bool = False, audited: bool = False
+) -> dict[str, Any]:
     """Return the row of one attack, which runs in a round of its own."""
+    if audited:
+        attack = replace(attack, method=Bucketed(audit=True))
     folder = Path(tempfile.mkdtemp(prefix="securemedian-rogue-"))
     names = daemons.make(folder, attack.clients)
     for server in ("s0", "s1"):
@@ -323,6 +333,7 @@ def run(attack: Attack, dim: int, seed: int, protected: bool = False) -> dict[st
         "attack": attack.deviation,
         "method": attack.method.name,
         "protected": protected,
+        "audited": audited,
         "noticed": bool(noticed),
         "when": noticed or "never",
         "there_bits": seen.there,
@@ -392,6 +403,8 @@ def _round(
                     with suppress(SecureMedianError):
                         coordinator.abort_round(round_id, "the victim has noticed something")
                     break
+        for player in players if attack.method.audited else ():
+            stack.callback(_attending(player, round_id).join)
         status = _ended(processes, coordinator, round_id)
         result = np.full(dim, np.nan, np.float32)
         for number, player in enumerate(players):
@@ -456,6 +469,19 @@ def _config(folder: Path, name: str, protected: bool) -> ClientConfig:
     return replace(loaded, poll_interval_s=POLL_S, state_dir="", policy=policy)
 
 
+def _attending(player: Client, round_id: str) -> threading.Thread:
+    """Let a client answer until a round has ended."""
+
+    def attend() -> None:
+        # what becomes of the round is asked below
+        with suppress(SecureMedianError):
+            player.attend(round_id, LIMIT_S)
+
+    thread = threading.Thread(target=attend)
+    thread.start()
+    return thread
+
+
 def _ended(processes: Processes, coordinator: Coordinator, round_id: str) -> RoundStatus:
     """Wait until a round has ended. Raises RoundFailed if that takes too long."""
     deadline = time.monotonic() + LIMIT_S
@@ -476,22 +502,30 @@ def _who(number: int) -> str:
 
 
 def by_attack(design: "Design") -> list[dict[str, Any]]:
-    """Return a row per deviation and method, twice where `one_malicious_server` permits it."""
+    """Return a row per deviation and method.
+
+    There is another where `one_malicious_server` permits it, and one where the round can be
+    audited, too.
+    """
     (dim,), (seed, *_) = design.dims, design.seeds
-    rows = []
-    for protected in (False, True):
-        for attack in attacks():
-            if protected and attack.method.name not in BOUNDED:
-                continue
-            rows.append(run(attack, dim, seed, protected))
-    return rows
+    every = attacks()
+    bounded = [attack for attack in every if attack.method.name in BOUNDED]
+    audited = [attack for attack in bounded if attack.method.name == Bucketed.name]
+    return [
+        *(run(attack, dim, seed) for attack in every),
+        *(run(attack, dim, seed, protected=True) for attack in bounded),
+        *(run(attack, dim, seed, protected=True, audited=True) for attack in audited),
+    ]
 
 
 def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
     """Draw what is learnt as a grid, of which attacks are the rows."""
     columns = ["one client", "the sum", "bound"]
     names = [
-        f"{row['attack']}, {row['method']}" + ", protected" * row["protected"] for row in found
+        f"{row['attack']}, {row['method']}"
+        + ", protected" * row["protected"]
+        + ", audited" * row["audited"]
+        for row in found
     ]
     values = [
         [

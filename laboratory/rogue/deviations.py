@@ -87,6 +87,21 @@ def _rank(config: ServerConfig, spoils: Spoils) -> None:
         return median
 
     replace(bucketed, "median", make)
+    _keep_found(spoils)
+
+
+def _keep_found(spoils: Spoils) -> None:
+    """Keep what is opened, of which an audit keeps the result from being published."""
+
+    def make(true: Any) -> Any:
+        def median(*given: Any) -> PublicValues:
+            found = PublicValues(true(*given))
+            spoils.keep(found=found)
+            return found
+
+        return median
+
+    replace(bucketed, "median", make)
 
 
 def _tables(config: ServerConfig, spoils: Spoils) -> None:
@@ -105,6 +120,7 @@ def _tables(config: ServerConfig, spoils: Spoils) -> None:
         return reply_leaves
 
     replace(tables, "reply_leaves", make)
+    _keep_found(spoils)
 
 
 def _open_bits(config: ServerConfig, spoils: Spoils) -> None:
@@ -303,7 +319,7 @@ def _verdicts(config: ServerConfig, spoils: Spoils) -> None:
     spared = keys_of(config)[: HELPER + 1]
 
     def make(true: Any) -> Any:
-        def init(event: CheckEnded, clients: Sequence[str], failed: Sequence[str]) -> None:
+        def init(event: CheckEnded, clients: Sequence[str], *_: Any) -> None:
             true(event, clients, [key for key in clients if key not in spared])
 
         return init

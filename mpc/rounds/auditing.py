@@ -17,21 +17,21 @@ about 2^-40. Nothing of the clients is opened, and nothing of the round is chang
 The audit has base OTs of its own, which end with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
 from securemedian.mpc.errors import ConfigError, InputError, LocalProtocolError, PeerDeviated
 from securemedian.mpc.protocols import dealing, ring
-from securemedian.mpc.protocols.audit import binding, macs
+from securemedian.mpc.protocols.audit import ands, binding, comparing, macs
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples
 from securemedian.mpc.protocols.audit.binding import Binder, Bound
 from securemedian.mpc.protocols.audit.comparing import SignProver, around, carries, centring
-from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.equality import Equality, settling
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
@@ -40,12 +40,16 @@ from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import cut_audit
-from securemedian.mpc.rounds.lanes import Progress, Report, agree_on_sizes, run_lanes
+from securemedian.mpc.rounds.lanes import WISHES, Progress, Report, agree_on_sizes, run_lanes
 from securemedian.mpc.rounds.params import RoundParams
 
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
 # are their buckets, and the chance to deviate unnoticed.
 POOL = 1 << 20
+# Bytes of an AND while it is made: three leaky ones, and what comes of them.
+AND_BYTES = 250
+# Whether a message is sent or received, its label, dtype and shape.
+Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
 
 class _Lane:
@@ -227,8 +231,8 @@ class Auditor:
             chunks = list(zip(lane.binder.chunks, lane.sums, strict=True))
             for pool in pools([bound.dim for bound, _ in chunks], self._total):
                 some = chunks[pool]
-                ands = ands_of(sum(bound.dim for bound, _ in some), self._total)
-                triples = lane.ands.triples(ands)
+                count = ands_of(sum(bound.dim for bound, _ in some), self._total)
+                triples = lane.ands.triples(count)
                 for bound, total in some:
                     found = values[bound.start : bound.start + bound.dim].astype(np.uint16)
                     self._prove(lane, signs, triples, bound, total, found)
@@ -314,3 +318,73 @@ def pools(sizes: Sequence[int], total: int) -> list[slice]:
     each = -(-POOL // ands_of(sizes[0], total))
     count = max(1, len(sizes) // each)
     return [slice(first, None, count) for first in range(count)]
+
+
+def messages(
+    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
+) -> Iterator[list[list[Message]]]:
+    """Yield what each party sends (True) and receives (False) on each lane, step by step.
+
+    It is for `plan`. Base OTs are left out.
+    """
+    shape, total = check_audited(params), sum(weights)
+    bits, entries = count_bits(total), shape.slots - 1
+    lanes = range(protocol.lanes)
+    dims = [end - begin for begin, end in cut_audit(params, bits, protocol)]
+    committed = [[binding.padded(dim) for dim in dims[lane :: protocol.lanes]] for lane in lanes]
+    committed[0].append(binding.fold_shape(shape)[1])
+    wishes = [(sent, "sizes", np.uint64, (WISHES,)) for sent in (True, False)]
+    yield [
+        [
+            *(() if lane else wishes),
+            *(
+                (sent, *macs.message(entries * count, shape.bits))
+                for count in committed[lane]
+                for sent in (True, False)
+            ),
+        ]
+        for lane in lanes
+    ]
+    yield [list(dealing.toss_messages())]
+    yield [list(settling())]
+    yield [list(_proofs(dims[lane :: protocol.lanes], total)) for lane in lanes]
+
+
+def _proofs(sizes: Sequence[int], total: int) -> Iterator[Message]:
+    """Yield what one lane sends and receives for the proofs of its chunks, of these sizes."""
+    for pool in pools(sizes, total):
+        yield from ands.messages(ands_of(sum(sizes[pool]), total))
+        for size in sizes[pool]:
+            yield from comparing.messages(2 * size, count_bits(total))
+
+
+def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
+    """Return how many OTs an audit takes, of both directions and all lanes."""
+    total = sum(weights)
+    dims = [end - begin for begin, end in cut_audit(params, count_bits(total), protocol)]
+    each = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
+    return sum(
+        ands.ots_of(ands_of(sum(sizes[pool]), total))
+        for sizes in each
+        for pool in pools(sizes, total)
+    )
+
+
+def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
+    """Return about how many bytes an audit takes at one party: what is kept, and lanes at work.
+
+    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then the tags and
+    keys of a chunk's entries.
+    """
+    shape, total = check_audited(params), sum(weights)
+    dims = [end - begin for begin, end in cut_audit(params, count_bits(total), protocol)]
+    entries = shape.slots - 1
+    kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
+    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * dims[0]
+    busy = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
+    most = [
+        max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total))
+        for sizes in busy
+        if sizes
+    ]
+    return kept + sum(AND_BYTES * count + rows for count in most)

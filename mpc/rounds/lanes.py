@@ -14,6 +14,8 @@ from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 
+# Words that `exchange_wishes` exchanges.
+WISHES = 7
 # Takes the coordinates done, and the coordinates in all.
 Progress = Callable[[int, int], None]
 
@@ -52,7 +54,7 @@ def exchange_wishes(
 ) -> tuple[Words, Words]:
     """Exchange wishes with the peer, and return ours and the peer's.
 
-    They are seven words: `chunk`, `batch`, the limit of the pool, and a digest of the pools of all
+    They are WISHES words: `chunk`, `batch`, the limit of the pool, and a digest of the pools of all
     lanes.
     """
     pools = hashlib.sha256(b"".join(party.pool.fingerprint for party in parties)).digest()

@@ -62,6 +62,8 @@ class Checked:
     # one per client: whether all is as the clients' encoding makes it
     passed: list[bool]
     cost: Cost
+    # likewise, where some may send nothing: whether that is why it has not passed
+    silent: Sequence[bool] = ()
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[bytes, Cost]:

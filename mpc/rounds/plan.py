@@ -16,7 +16,7 @@ toss and two more per further one.
 import copy
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -43,8 +43,9 @@ from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
+from securemedian.mpc.rounds import auditing
 from securemedian.mpc.rounds.chunks import demand
-from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cost import Cost, joined
 from securemedian.mpc.rounds.cutting import Piece, Shard, cut, cut_check, cut_survey, shards
 from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
 from securemedian.mpc.rounds.params import RoundParams
@@ -99,9 +100,10 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass. Without weights they are [1] * n. With a `shard` it is the cost of that shard, with
-    its survey and, for the first one, the verdicts on all. Raises ConfigError if a chunk would be
-    too large for any machine.
+    them pass, and an audit where the method is audited, whose base OTs are left out. Without
+    weights they are [1] * n. With a `shard` it is the cost of that shard, with its survey and, for
+    the first one, the verdicts on all. Raises ConfigError if a chunk would be too large for any
+    machine.
     """
     cuts, check = (params, len(weights), protocol, shard), params.upload_check
     chunks = cut(*cuts)
@@ -164,6 +166,10 @@ def predict(
     silent = 2 * ferret.CODE.memory if protocol.silent else 0
     busy = min(max(len(sizes), len(pieces)), protocol.lanes)
     memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
+    if params.method.audited and not shard:
+        audit = predict_audit(params, weights, protocol).as_checking()
+        costs = costs[0].after(audit), costs[1].after(audit)
+        memory += auditing.memory(params, weights, protocol)
     return Plan(costs, memory, len(sizes))
 
 
@@ -192,14 +198,26 @@ def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None 
     """Return the cost of `dealing.check`, which is the same at both parties."""
     if parts is not None and not parts:
         return Cost()
-    events = [
-        _Event(sent, _size_of(label, np.dtype(dtype), of))
-        for sent, label, dtype, of in messages(shape, clients, parts)
-    ]
+    return _said(messages(shape, clients, parts)).as_checking()
+
+
+def predict_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Cost:
+    """Return the cost of all steps of an `auditing.Auditor`, which is the same at both parties.
+
+    All clients' folds agree. Base OTs are left out.
+    """
+    total = Cost(ots=auditing.ots(params, weights, protocol))
+    for lanes in auditing.messages(params, weights, protocol):
+        total = joined([_said(each) for each in lanes]).after(total)
+    return total
+
+
+def _said(both: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> Cost:
+    """Return the cost of messages that both parties send and receive alike."""
+    events = [_Event(sent, _size_of(label, np.dtype(dtype), of)) for sent, label, dtype, of in both]
     sent = [event.size for event in events if event.sent]
     _, rounds = _replay((events, events), (0, 0))
-    cost = Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
-    return cost.as_checking()
+    return Cost(bytes_sent=sum(sent), bytes_received=sum(sent), messages=len(sent), rounds=rounds)
 
 
 @dataclass
@@ -308,7 +326,7 @@ class _DryReceiver(RandomOtReceiver):
         self._checking = False
 
 
-def _said(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
+def _extended(asked: _Asked, made: int, protocol: ProtocolParams) -> tuple[list[_Event], int]:
     """Return the messages of one end of an extension, and the silent OTs made after them.
 
     It made `made` before them, where -1 stands for a silent extension without seeds.
@@ -560,7 +578,7 @@ def _run(
     for j in (0, 1):
         for event in asked[j]:
             if isinstance(event, _Asked):
-                said, ots[j][event.sending] = _said(event, ots[j][event.sending], protocol)
+                said, ots[j][event.sending] = _extended(event, ots[j][event.sending], protocol)
                 events[j].extend(said)
             else:
                 events[j].append(event)

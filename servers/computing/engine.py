@@ -20,6 +20,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import Backend, Computation, RoundInput
+from securemedian.servers.computing.folds import Folds
 
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
 # stops at its next message, and may first have to finish the computation of a chunk.
@@ -38,6 +39,8 @@ class _Session:
     ahead: Cost = Cost()
     # to check what the clients of this round have sent
     checks: Cost = Cost()
+    # what an audited round's clients are asked for
+    folds: Folds | None = None
 
     def checked(self, verdicts: Checked) -> Checked:
         """Count what a check has cost, and return its verdicts."""
@@ -104,9 +107,9 @@ class Engine:
     """Computes the rounds of a cohort for the daemon's loop. Used by that one thread.
 
     A round is `prepare` while its clients train, and then `start`; `poll` returns how it went.
-    `check_dealings` and `check_values` come between these two. A job calls `wake` when it ends.
-    Pools take up to `pool_limit` bytes, and are not filled while `others_compute`. Any thread may
-    call these two.
+    `check_dealings`, `check_values` and `bind` come between these two. A job calls `wake` when it
+    ends. Pools take up to `pool_limit` bytes, and are not filled while `others_compute`. Any thread
+    may call these two.
     """
 
     def __init__(
@@ -155,7 +158,13 @@ class Engine:
         if self._compiler and not self.ready:
             return "compiling"
         checking = "checking dealings" if self._check_job else ""
-        return " and ".join(phase for phase in (self._phase, checking) if phase)
+        doing = "waiting for folds" if self.folds and self.folds.binding else self._phase
+        return " and ".join(phase for phase in (doing, checking) if phase)
+
+    @property
+    def folds(self) -> Folds | None:
+        """What clients are asked for where the servers are bound, or were last."""
+        return self._session.folds if self._session else None
 
     @property
     def session_id(self) -> bytes | None:
@@ -242,6 +251,27 @@ class Engine:
 
         self._compute_now()
         self._begin("checking values", check)
+
+    def bind(
+        self,
+        given: RoundInput,
+        folds: Folds,
+        limit_s: float,
+        examine: Examine = lambda: None,
+    ) -> None:
+        """Bind both servers for an audited round, and compare what its clients put into `folds`.
+
+        They are waited for up to `limit_s`.
+        """
+
+        def check(session: _Session) -> Checked:
+            examine()
+            note = partial(self._note, session)
+            return session.checked(session.computation.bind(given, folds, limit_s, note))
+
+        self._compute_now()
+        self._opened().folds = folds
+        self._begin("binding", check)
 
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Compute the round that was prepared, together with the other server."""

@@ -144,6 +144,9 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
         ):
             reason = "s0 asks to run the protocol before all clients are checked"
             return events.Failure(PeerProtocolError.code, reason)
+        case Compute() if here.audited and (event.new_session or here.folded != here.included):
+            reason = "s0 asks to run the protocol before the folds of all clients are compared"
+            return events.Failure(PeerProtocolError.code, reason)
         case Compute() if event.attempt > here.runs:
             reason = (
                 f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "

@@ -3,7 +3,8 @@
 `table` says which event does what in which state.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from securemedian.common.receipts import Receipt
@@ -81,6 +82,8 @@ class CheckEnded(LocalEvent):
     # the clients that were checked, and those of them that have failed
     clients: list[str]
     failed: list[str]
+    # those of them that have failed because nothing came of them that could be checked
+    silent: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Failure(LocalEvent):
 
     code: str
     reason: str
+    # what this server has signed if the other one has deviated (`common.deviations`)
+    deviation: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,8 @@ class Use(StrEnum):
     PROTOCOL = "protocol"
     # checking dealings, which may be beside another round's protocol
     CHECK = "check"
+    # waiting for the folds of an audited round, likewise
+    FOLDS = "folds"
 
 
 class Effect(StrEnum):
@@ -153,7 +160,8 @@ class Effect(StrEnum):
     # Restrict later attempts at this number to these clients: from here on values may be opened.
     BIND = "bind"
     # Check the clients of `under_check`, together with the other server. If they deal and there is
-    # no coin, toss for it first.
+    # no coin, toss for it first. If their dealings have passed, bind both servers and compare the
+    # clients' folds.
     CHECK = "check"
     # Run the protocol on the uploads of `included`.
     START = "start"

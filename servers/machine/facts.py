@@ -1,6 +1,6 @@
 """The facts that one server has of a round, and what follows from them alone."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,14 @@ class RoundFacts:
     # the verdicts: at S0 those of both servers, which are the same; at S1 its own
     passed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    # in an audited round: the clients whose folds fit what both servers are bound to in the present
+    # session, and why others are left out, whose folds have not come or do not fit
+    folded: list[str] = field(default_factory=list)
+    unfolded: dict[str, str] = field(default_factory=dict)
+    # those of `failed_here` whose folds have not come
+    silent: list[str] = field(default_factory=list)
+    # what this server has signed if the other one has deviated (`common.deviations`)
+    deviation: dict[str, str] = field(default_factory=dict)
     # a disagreement of the two servers that honest servers cannot have
     discord: str = ""
     # the clients whose own policies refuse the round, as they have told this server
@@ -238,6 +246,20 @@ class RoundFacts:
         return self.params.dealing is not None
 
     @property
+    def audited(self) -> bool:
+        """Whether the servers prove the result to each other before they sign it."""
+        return self.params.method.audited
+
+    @property
+    def folding(self) -> bool:
+        """Whether the check under way is of folds: all these clients' dealings have passed."""
+        return bool(self.under_check) and self.may_fold(self.under_check)
+
+    def may_fold(self, clients: Collection[str]) -> bool:
+        """Return whether a check of these clients is of their folds, and not of dealings."""
+        return self.audited and self.passed.issuperset(clients)
+
+    @property
     def checks(self) -> bool:
         """Whether the servers check what clients send."""
         return self.dealt or self.params.method.checks_values
@@ -332,6 +354,8 @@ _SAVED = (
     "state",
     "adrift",
     "declined",
+    "unfolded",
+    "deviation",
     "included",
     "left_out",
     "excluded",

@@ -3,6 +3,7 @@
 from securemedian.common.states import State
 from securemedian.common.status import by_reason
 from securemedian.mpc.errors import (
+    MAX_QUOTE,
     BadUpload,
     ClientsDiffer,
     ConfigError,
@@ -14,6 +15,10 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.servers.machine.facts import RoundFacts
+
+# why a client of an audited round is left out once it has uploaded
+SILENT = "its fold for the audit did not reach both servers in time"
+MISFOLDED = "its fold for the audit is not that of its upload"
 
 
 class RoundSelection(RoundFacts):
@@ -163,13 +168,20 @@ class RoundSelection(RoundFacts):
         if self.party == 0 and self.failed_here != self.failed_there:
             self.discord = "the two servers' checks have different verdicts"
             return
-        self.failed |= set(self.failed_here)
-        self.passed = (self.passed | set(self.under_check)) - self.failed
-        self.under_check, self.failed_here, self.failed_there = [], None, None
-        if self.state is State.CHECKING:
-            self.choose()
+        if not self.folding:
+            self.failed |= set(self.failed_here)
+            self.passed = (self.passed | set(self.under_check)) - self.failed
+        elif self.failed_here:
+            self.unfolded |= {
+                key: SILENT if key in self.silent else MISFOLDED for key in self.failed_here
+            }
         else:
+            self.folded = self.under_check
+        self.under_check, self.failed_here, self.failed_there = [], None, None
+        if self.state is not State.CHECKING:
             self.leave_out_early()
+        elif not self.ran:
+            self.choose()
 
     def leave_out_early(self) -> None:
         """Note who is left out of a round that is still open: who has failed, or declined."""
@@ -183,7 +195,7 @@ class RoundSelection(RoundFacts):
             alike &= self.dealt_here.keys() & self.dealt_there
         if self.repeats:
             alike &= self.repeats
-        return alike - self.failed
+        return alike - self.failed - self.unfolded.keys()
 
     def choose(self) -> None:
         """Choose whom to compute on: complete clients, in the same order at both servers.
@@ -210,6 +222,8 @@ class RoundSelection(RoundFacts):
         }
 
     def _why_left_out(self, key: str) -> str:
+        if key in self.unfolded:
+            return self.unfolded[key]
         if key in self.failed:
             return "its dealing failed the check" if self.dealt else self.params.method.fault
         if self._has_declined(key):
@@ -239,7 +253,8 @@ class RoundSelection(RoundFacts):
     def unchecked(self) -> list[str]:
         """Return the clients to check now, at S0: none while a check is under way.
 
-        They all have the same coin already, or none.
+        They all have the same coin already, or none. In an audited round the folds of all chosen
+        clients are checked together, in the session in which the protocol then runs.
         """
         if self.under_check or self.adrift or not self.checks:
             return []
@@ -251,6 +266,8 @@ class RoundSelection(RoundFacts):
             unchecked = [key for key in self.included if key not in self.passed]
             if unchecked and self.params.method.compares_lengths:
                 unchecked = self.included
+            if not unchecked and self.audited and self.folded != self.included:
+                return self.included
         return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
 
     def may_check(self, clients: list[str], coin: bytes) -> bool:
@@ -264,6 +281,8 @@ class RoundSelection(RoundFacts):
         """
         if not self.dealt and self.setbacks >= self.runs:
             return False
+        if self.may_fold(clients):
+            return not self.under_check and clients == self.included != self.folded
         if self.params.method.compares_lengths:
             anew = not self.passed.issuperset(clients)
             return not self.under_check and anew and clients == self.included
@@ -290,6 +309,11 @@ class RoundSelection(RoundFacts):
 
         Raises ClientsDiffer, TooFewClients or ConfigError.
         """
+        if lost := [self.names[key] for key in self.included if key in self.unfolded]:
+            raise ClientsDiffer(
+                f"an earlier run may have opened values, and cannot be repeated: no fold of "
+                f"{cut(', '.join(lost), MAX_QUOTE)} came that fits"
+            )
         if self.repeats and set(self.included) != self.repeats:
             raise ClientsDiffer(f"{len(self.included)} complete uploads: {self.repeats_whom()}")
         if len(self.included) < self.needed:

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from securemedian.common.receipts import Receipt
@@ -26,7 +26,7 @@ from securemedian.servers.network.control import SHA256_BYTES
 BESIDE: dict[str, tuple[str, ...]] = {
     State.OPEN: (State.OPEN,),
     State.CLOSING: (State.OPEN, State.CHECKING, State.QUEUED),
-    State.CHECKING: (State.CHECKING,),
+    State.CHECKING: (State.CHECKING, State.QUEUED),
     State.QUEUED: (State.CHECKING, State.QUEUED, State.RUNNING),
     State.RUNNING: (State.QUEUED, State.RUNNING, State.PUBLISHED),
     State.PUBLISHED: (State.RUNNING,),
@@ -49,22 +49,23 @@ class ServerRound(RoundSelection):
     def use(self) -> events.Use | None:
         """The resource that the round uses now."""
         if self.under_check:
-            return self._use_of_checks
+            return self._use_of(self.under_check)
         runs = self.state is State.RUNNING and not self.computed_here
         return events.Use.PROTOCOL if runs or self.state is State.STARTING else None
 
     @property
     def next_use(self) -> events.Use | None:
         """The resource that the next turn needs; None while the servers resynchronise."""
-        if self.adrift:
+        if self.adrift or self.state not in (State.OPEN, State.CHECKING, State.QUEUED):
             return None
-        if self.state is State.QUEUED:
-            return events.Use.PROTOCOL
-        checks = self.state in (State.OPEN, State.CHECKING) and self.unchecked()
-        return self._use_of_checks if checks else None
+        if unchecked := self.unchecked():
+            return self._use_of(unchecked)
+        return events.Use.PROTOCOL if self.state is State.QUEUED else None
 
-    @property
-    def _use_of_checks(self) -> events.Use:
+    def _use_of(self, clients: Sequence[str]) -> events.Use:
+        """Return what a check of these clients uses."""
+        if self.may_fold(clients):
+            return events.Use.FOLDS
         return events.Use.CHECK if self.dealt else events.Use.PROTOCOL
 
     def told_again(self) -> control.RoundMessage | None:
@@ -111,7 +112,7 @@ class ServerRound(RoundSelection):
             self.code, self.reason = cut(cause.code), cut(cause.reason)
         if control.Check in line.actions:
             self.under_check = self.unchecked()
-            self.coin = self.coins.get(self.under_check[0], b"")
+            self.coin = b"" if self.folding else self.coins.get(self.under_check[0], b"")
         if line.to is not self.state:
             self._enter(line.to, now)
         elif self.state is not State.OPEN and (
@@ -189,7 +190,7 @@ class ServerRound(RoundSelection):
                 self._held(),
                 sorted(self.dealt_here),
                 sorted(self.passed),
-                sorted(self.failed),
+                sorted(self.failed | self.unfolded.keys()),
                 {
                     key: coin + self.tokens.get(key, bytes(SHA256_BYTES))
                     for key, coin in sorted(self.coins.items())
@@ -214,8 +215,10 @@ class ServerRound(RoundSelection):
         if kind is control.Done:
             return control.Done(self.round_id, self.attempt, self._signature())
         if kind is control.Again:
+            # an audited round may be checked again after a run
+            attempt = 0 if self.state is State.CHECKING else self.attempt
             return control.Again(
-                self.round_id, self.attempt, self.code, cut(f"s{self.party}: {self.reason}")
+                self.round_id, attempt, self.code, cut(f"s{self.party}: {self.reason}")
             )
         if kind is control.Failed:
             return control.Failed(self.round_id, self.code, cut(f"s{self.party}: {self.reason}"))
@@ -272,8 +275,10 @@ class ServerRound(RoundSelection):
             case control.Verdicts():
                 self.discord = "s1 has checked other clients than it was asked to check"
             case events.CheckEnded():
-                self.failed_here = event.failed
+                self.failed_here, self.silent = event.failed, event.silent
                 self.judge()
+            case events.Failure() if event.deviation:
+                self.deviation = dict(event.deviation)
             case events.Computed():
                 self.computed_here, self.receipt = True, event.receipt
                 self._keep_signed(event.receipt)
@@ -299,6 +304,9 @@ class ServerRound(RoundSelection):
                 self.adrift = False
             case events.Turn():
                 self.session, self.new_session = event.session, event.new_session
+                if event.new_session and self.audited and self.state is State.QUEUED:
+                    # what both are bound to is gone with the session, and S1 has to prepare another
+                    self.drift(now)
                 self.adrift = self.adrift and self.state is not State.OPENING
                 self.resuming = self.adrift
                 if self.state is not State.OPEN:
@@ -380,6 +388,7 @@ class ServerRound(RoundSelection):
             # verdicts that S0 does not have are found again
             self.passed &= set(said.passed)
             self.failed &= set(said.failed)
+            self.unfolded = {k: why for k, why in self.unfolded.items() if k in said.failed}
             if self.state is State.CHECKING:
                 self.choose()
 
@@ -426,6 +435,7 @@ class ServerRound(RoundSelection):
             self.away_until = now + self.limits.resume_s
         self.adrift, self.resuming = True, False
         self.under_check, self.failed_here, self.failed_there = [], None, None
+        self.folded = []
         if self.state is not State.OPEN:
             self.deadline = self.away_until
 

@@ -244,6 +244,8 @@ _LEADER: Table = (
         ),
         (State.QUEUED, Turn): (
             Transition(State.QUEUED, (Resume,), conditions.drifting),
+            # an audited round, in another session
+            Transition(State.CHECKING, (Effect.LOG, Check, Effect.CHECK), conditions.checkable),
             Transition(State.STARTING, (Effect.LOG, Compute)),
         ),
         (State.QUEUED, Resume): (
@@ -340,6 +342,10 @@ _FOLLOWER: Table = (
         # S0 has not heard the answer
         (State.CHECKING, Close): (Transition(State.CHECKING, (Held,)),),
         (State.QUEUED, Close): (_DISCORD, Transition(State.QUEUED, (Held,))),
+        (State.QUEUED, Check): (
+            _DISCORD,
+            Transition(State.CHECKING, (Effect.LOG, Effect.CHECK)),
+        ),
         (State.RUNNING, Unlinked): (
             Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
             _BROKEN,

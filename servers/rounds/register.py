@@ -191,10 +191,10 @@ class Register:
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
         PolicyRefused, PeerProtocolError if S0 asks for a round with another `one_malicious_server`,
-        ConfigError if uploads are too long or `max_clients` or the participants are
-        fewer than this server's own `min_clients`, ClientsDiffer if they leave out clients of an
-        earlier attempt that must take part again or if this server does not list a participant, and
-        NotStored if the disk is full.
+        ConfigError if it cannot audit an audited round, if uploads are too long or `max_clients` or
+        the participants are fewer than this server's own `min_clients`, ClientsDiffer if they leave
+        out clients of an earlier attempt that must take part again or if this server does not list
+        a participant, and NotStored if the disk is full.
         """
         config = self._config
         if self._closed:
@@ -209,6 +209,8 @@ class Register:
             )
         if config.one_malicious_server:
             refuse(config.name, unbounded(params))
+        if params.method.audited:
+            config.check_audits()
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(

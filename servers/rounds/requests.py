@@ -28,6 +28,7 @@ from securemedian.mpc.errors import (
     FrameError,
     LocalProtocolError,
     NotAllowed,
+    RoundClosed,
     RoundFailed,
     SecureMedianError,
     UnknownCohort,
@@ -36,6 +37,7 @@ from securemedian.mpc.errors import (
     quoted,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.privacy import told_epsilon
 from securemedian.servers import logs
@@ -118,6 +120,14 @@ class DealFields(ShareFields):
     # the number of the piece, from 0 on, and how many there are
     piece: int
     pieces: int
+
+
+@dataclass(frozen=True)
+class FoldedFields(OneRound):
+    """The fields of a fold, which itself is an array."""
+
+    # the id of the binding that it is for
+    binding: bytes
 
 
 @dataclass(frozen=True)
@@ -412,6 +422,7 @@ class Desk:
             unchanged_groups=list(entry.result.unchanged_groups) if entry.result else [],
             coin=entry.result.coin if entry.result else "",
             epsilon=told_epsilon(server_round.spent_after),
+            deviation=server_round.deviation,
             deadline_in_s=self._rounds.left_s(entry),
             stored_bytes=entry.spool.stored_bytes,
         )
@@ -473,8 +484,38 @@ class Desk:
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer())
-        fields = call.fields
-        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group)
+        fields, masks = call.fields, _masks_of(call, entry.server_round)
+        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group, masks)
+
+    def _bound(self, call: Call) -> Answer:
+        """Say whether the caller is asked for a fold, and under which coin."""
+        entry, key = self._find(call), call.key
+        server_round = entry.server_round
+        _check_listed(call, server_round)
+        folds = self._engines.of(server_round.cohort).folds if server_round.folding else None
+        asked = folds is not None and key in folds.clients and bool(folds.binding)
+        return Answer(
+            {
+                "state": server_round.state.value,
+                "binding": folds.binding if folds and asked else b"",
+                "coin": folds.coin if folds and asked else b"",
+                "folded": bool(folds and asked and folds.has(key)),
+            }
+        )
+
+    def _folded(self, call: Call) -> Answer:
+        entry = self._find(call)
+        server_round = entry.server_round
+        _check_listed(call, server_round)
+        if not server_round.audited:
+            raise BadUpload(f"round {server_round.round_id} is not audited, and takes no folds")
+        if "fold" not in call.arrays:
+            raise FrameError(f"{call.op!r} needs the array `fold`")
+        folds = self._engines.of(server_round.cohort).folds if server_round.folding else None
+        if folds is None:
+            raise RoundClosed(f"round {server_round.round_id} takes no folds now")
+        folds.put(call.key, call.fields.binding, call.arrays["fold"])
+        return Answer()
 
     def _store(self, call: Call) -> Answer | None:
         entry, fields = self._find(call), call.fields
@@ -637,6 +678,21 @@ def _check_start(call: Call, server_round: ServerRound) -> None:
         )
 
 
+def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
+    """Return the seed of masks in an upload, which audited rounds need and others refuse."""
+    masks = call.arrays.get("masks")
+    if not server_round.audited:
+        if masks is not None:
+            raise BadUpload(f"round {server_round.round_id} is not audited: leave out `masks`")
+        return None
+    if masks is None or masks.dtype != np.uint8 or masks.shape != (SEED_BYTES,):
+        raise BadUpload(
+            f"an upload for round {server_round.round_id}, which is audited, needs {SEED_BYTES} "
+            "random bytes as the array `masks`"
+        )
+    return masks.tobytes()
+
+
 def _take_number(message: wire.Message) -> int:
     """Take the caller's number for its request out of the fields, and return it."""
     number = message.fields.pop("id", None)
@@ -674,7 +730,9 @@ OPS: dict[str, Op] = {
     "store": Op(Desk._store, StoreFields, (CLIENT,)),
     "block": Op(Desk._block, BlockFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
-    "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share"})),
+    "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
+    "bound": Op(Desk._bound, OneRound, (CLIENT,), logged=False),
+    "folded": Op(Desk._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
     "decline": Op(Desk._decline, OneRound, (CLIENT,)),
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Desk._metrics, OneRound, leader_only=True),

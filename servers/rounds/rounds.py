@@ -14,16 +14,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from securemedian.common.deviations import Deviation
 from securemedian.common.keys import SigningKey
+from securemedian.common.receipts import SERVICE
 from securemedian.common.states import State
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
     LocalProtocolError,
+    PeerDeviated,
     RoundAborted,
     RoundBusy,
     RoundClosed,
     RoundFailed,
     SecureMedianError,
+    cut,
 )
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
@@ -86,6 +90,7 @@ class Rounds:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._engines, self._clock = config, engines, clock
+        self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
         # those that take blocks of uploads beside this process
         self.doors = store.doors
@@ -234,8 +239,11 @@ class Rounds:
         share: NDArray[Any],
         when_stored: WhenStored,
         group: int = 0,
+        masks: bytes | None = None,
     ) -> None:
         """Store a client's share of its update, and its group where that is visible.
+
+        `masks` is what it sends with it for an audited round (`Spool.masks`).
 
         `when_stored` is called once it is stored (`flush`), with the error if there is one. A
         repeated share is answered in the same way, in any state of the round. Raises
@@ -245,10 +253,11 @@ class Rounds:
         visible = entry.server_round.check_group(group)
         digest = upload_digest(sha256(share), group if visible else None)
         if entry.server_round.repeats_upload(client, digest):
+            entry.spool.check_masks(client, masks or b"")
             when_stored(None)
             return
         entry.server_round.check_upload(client)
-        row = entry.spool.put(client, form, share, digest)
+        row = entry.spool.put(client, form, share, digest, masks)
         self._shares.append(_Share(entry, row, when_stored))
 
     def store(
@@ -393,8 +402,10 @@ class Rounds:
 
     def _take(self, entry: Entry, result: Result | SecureMedianError) -> None:
         match result:
+            case PeerDeviated():
+                event: events.Event = self._deviated(entry, result)
             case SecureMedianError():
-                event: events.Event = event_of(result)
+                event = event_of(result)
             case Coin():
                 event = events.Tossed(result.seed, result.tokens)
             case Checked():
@@ -410,14 +421,42 @@ class Rounds:
     def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
+        silent = [key for key, none in zip(clients, checked.silent, strict=False) if none]
         logs.event(
-            "clients-checked",
+            "clients-folded" if entry.server_round.folding else "clients-checked",
             logging.WARNING if failed else logging.INFO,
             **entry.server_round.about,
             checked=[names[key] for key in clients],
             failed=[names[key] for key in failed],
         )
-        return events.CheckEnded(clients, failed)
+        return events.CheckEnded(clients, failed, silent)
+
+    def _deviated(self, entry: Entry, error: PeerDeviated) -> events.Failure:
+        """Log and sign what the other server has done, which fails the round for good."""
+        server_round = entry.server_round
+        deviation = Deviation(
+            SERVICE,
+            self._config.name,
+            server_round.cohort,
+            server_round.round_id,
+            server_round.params.digest.hex(),
+            cut(str(error)),
+            self._wall(),
+        ).signed(self._signing)
+        logs.event(
+            "peer-deviated",
+            logging.ERROR,
+            **server_round.about,
+            peer=self.peer.name,
+            reason=str(error),
+            record=deviation["record"],
+            signature=deviation["signature"],
+        )
+        reason = (
+            f"the peer deviated: {self._config.name} has signed that {self.peer.name} does not "
+            f"follow the protocol ({error})"
+        )
+        return events.Failure(error.code, reason, deviation)
 
     def tick(self) -> None:
         """Let time pass.

@@ -19,10 +19,12 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     from_code,
 )
+from securemedian.mpc.protocols.audit.binding import fold_words
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
 from securemedian.servers.network.control import Message
 from securemedian.servers.rounds.keeper import RunKeeper
@@ -185,7 +187,13 @@ class RoundRunner:
         server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
         clients, shape = server_round.under_check, server_round.params.dealing
         self._require_session(entry)
-        if shape and not server_round.coin:
+        if shape and server_round.folding:
+            limits, params = server_round.limits, server_round.params
+            # a check must not take longer than run_s
+            limit_s = min(params.deadline_s, limits.run_s / 2)
+            folds = Folds(clients, fold_words(shape))
+            engine.bind(self._input(entry), folds, limit_s, spool.examination(clients))
+        elif shape and not server_round.coin:
             engine.toss(server_round.tokens_of)
         elif shape:
             # before anything is opened under the coin
@@ -209,16 +217,21 @@ class RoundRunner:
         if server_round.new_session:
             engine.prepare(server_round.session, server_round.params)
         self._require_session(entry)
-        uploads = [entry.spool.get(client) for client in server_round.included]
-        given = RoundInput(
+        engine.start(self._input(entry), entry.spool.examination(server_round.included))
+
+    def _input(self, entry: Entry) -> RoundInput:
+        """Return what the chosen clients of a round have sent, and what the method needs of it."""
+        server_round, spool = entry.server_round, entry.spool
+        included = server_round.included
+        return RoundInput(
             server_round.params,
-            uploads,
-            server_round.params.weights_of(server_round.included),
+            [spool.get(client) for client in included],
+            server_round.params.weights_of(included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
+            [spool.masks(client) for client in included] if server_round.audited else (),
         )
-        engine.start(given, entry.spool.examination(server_round.included))
 
     def _require_session(self, entry: Entry) -> None:
         """Raise PeerUnavailable if the session is gone.

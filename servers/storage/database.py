@@ -61,7 +61,7 @@ SCHEMA = """
         -- where its words begin in the round's file, and how many bytes they are
         begin INTEGER NOT NULL,
         size INTEGER NOT NULL,
-        -- in place of words
+        -- in place of words; beside the words of an audited upload, the seed of its masks
         seed BLOB,
         sha256 BLOB NOT NULL,
         -- when it was stored, in seconds of the epoch

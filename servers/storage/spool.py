@@ -174,9 +174,17 @@ class Spool:
                 for each in (folder, folder.parent):
                     sync_folder(each)
 
-    def put(self, client: str, form: str, share: NDArray[Any], digest: bytes | None = None) -> Row:
+    def put(
+        self,
+        client: str,
+        form: str,
+        share: NDArray[Any],
+        digest: bytes | None = None,
+        masks: bytes | None = None,
+    ) -> Row:
         """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
 
+        `masks` is what the client sends with the upload for an audited round (`masks`).
         Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
         cannot be written; nothing of it is stored then.
         """
@@ -195,7 +203,7 @@ class Spool:
         packed = np.ascontiguousarray(share).reshape(-1)
         with storing("the upload"):
             begin = self._file.append(packed)
-        return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time())
+        return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time(), masks)
 
     def put_dealing(self, client: str, piece: Piece) -> Row | None:
         """Write one piece of a dealing, and return the row of the dealing once it is whole.
@@ -372,6 +380,19 @@ class Spool:
             return upload
         return DealtUpload(self._shape, self.dealing(client), upload)
 
+    def masks(self, client: str) -> bytes:
+        """Return the seed of the masks of a client's folds for this server."""
+        return self._rows[client, UPLOAD].seed or b""
+
+    def check_masks(self, client: str, masks: bytes) -> None:
+        """Raise DuplicateUpload if the upload of a client has come with other masks."""
+        row = self._rows.get((client, UPLOAD))
+        if row and row.form != "seed" and (row.seed or b"") != masks:
+            raise DuplicateUpload(
+                "your upload for this round is stored already, with other masks; the first ones "
+                "count"
+            )
+
     def dealing(self, client: str) -> Upload:
         """Return this server's half of a client's dealing."""
         if self._shape is None:
@@ -379,7 +400,7 @@ class Spool:
         return self._upload(self._rows[client, DEALING], self._shape.layout)
 
     def _upload(self, row: Row, layout: Layout) -> Upload:
-        if row.seed is not None:
+        if row.form == "seed" and row.seed is not None:
             return SeedUpload(layout, row.seed, self._native_aes)
         return StoredUpload(layout, self._file, row.begin)
 
@@ -399,7 +420,7 @@ class Spool:
         It reads all of it, and is meant for another thread. It raises DamagedUpload.
         """
         file = self._file
-        rows = [row for row in self._rows.values() if row.client in clients and row.seed is None]
+        rows = [row for row in self._rows.values() if row.client in clients and row.form != "seed"]
 
         def examine_one(row: Row) -> None:
             if _digest_of(file, row) != row.sha256[:SHA256_BYTES]:

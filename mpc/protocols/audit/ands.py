@@ -287,7 +287,4 @@ def _aligned(count: int) -> int:
 
 def permutation(seed: bytes, count: int) -> Order:
     """Return a uniformly random permutation of 0 .. `count` - 1."""
-    drawn = Permutation.uniform(Stream(seed), count)
-    sources = np.empty(count, np.uint32)
-    sources[drawn.places] = np.arange(count, dtype=np.uint32)
-    return sources[drawn.order]
+    return Permutation.uniform(Stream(seed), count).sources

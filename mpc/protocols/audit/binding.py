@@ -9,9 +9,9 @@ X = sum_i w_i rot(v_i), to the other party V:
     F4  each client, once, tells V its phi_i[y,a,s] = sum_(j: g_a(j)=s) rot(v_i)[y,j] + rho_i[y,a,s]
     F5  the same sums of tags and keys show that fold(X) + R - sum_i w_i phi_i is 0
 
-X that is not the sum passes with a chance of M^-t + 2^-e: an error that is not 0 anywhere stays in
-a table unless another falls into the same place. phi_i is uniform to V, and V knows the folds of
-what it will see with no more than their sum. Of a vector of W entries 0 .. W-2 are bound.
+X that is not the sum passes with a chance of at most M^-t + 2^-e: an error shows in each table in
+which no other falls into its place. phi_i is uniform to V, which does not know rho_i. Of vectors of
+W entries, 0 .. W-2 are bound, because the last follows from them.
 """
 
 from collections.abc import Sequence

@@ -21,19 +21,20 @@ the smallest with which that is at most 2^-CHECK_BITS for every k. The guards, h
 are uniform. Each step is settled before the next opens anything that the step was to make sure of.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
-from securemedian.mpc.protocols.audit.equality import Equality
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier
-from securemedian.mpc.protocols.dealing import Permutation, partners_of, toss
+from securemedian.mpc.protocols.audit.equality import Equality, settling
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, message
+from securemedian.mpc.protocols.dealing import Permutation, partners_of, toss, toss_messages
 from securemedian.mpc.protocols.kernels import comparing as kernels
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
@@ -235,6 +236,25 @@ class SignProver:
         for words in sides if self._number == 0 else reversed(sides):
             self._equality.add(words & MAC_MASK)
         self._equality.settle("the published buckets")
+
+
+def messages(count: int, bits: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `SignProver.prove`, in its order.
+
+    With the label, dtype and shape of each message, for `plan`.
+    """
+    both = (True, False)
+    partners = partners_of(count, GUARDS, CHECK_BITS) * count + GUARDS
+    for values, widths in ((count, range(bits - 1, 0, -1)), (partners, range(bits, 1, -1))):
+        for sent in both:
+            yield from ((sent, *message(values, width)) for width in widths)
+    yield from toss_messages()
+    for label, rows, items in (("audit.claims", (), partners), ("and.openings", (2,), count)):
+        for _ in range(carries(bits)):
+            for sent in both:
+                yield sent, label, np.uint64, (*rows, ring.packed_words(items, 1))
+        yield from settling()
+    yield from settling()
 
 
 def _low_bits(tags: Words, slot: int) -> Words:

@@ -57,7 +57,7 @@ class Equality:
         if digest("audit commitment", 1 - self._number, theirs) != committed.tobytes():
             raise PeerProtocolError("the peer opened another digest than it had committed to")
         if theirs[:-NONCE_BYTES] != mine[:-NONCE_BYTES]:
-            raise PeerDeviated(f"{what}: the peer deviated from the protocol")
+            raise PeerDeviated(f"{what} do not agree")
 
     def _commitment(self, opening: bytes) -> bytes:
         return digest("audit commitment", self._number, opening)

@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
@@ -67,6 +68,11 @@ def per_block(bits: int) -> int:
 def blocks_of(count: int, bits: int) -> int:
     """Return how many AES blocks of each leaf `count` elements take."""
     return -(-count // per_block(bits))
+
+
+def message(count: int, bits: int) -> tuple[str, DTypeLike, tuple[int, ...]]:
+    """Return the label, dtype and shape of what a prover sends of `count` values, for `plan`."""
+    return "mac.values", np.uint64, (ring.packed_words(MAC_BITS // TREE_BITS * count, bits),)
 
 
 class Expander(ABC):

@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.native.fetching import fetch
+from securemedian.mpc.protocols.kernels.native.processor import FETCHES
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Elements that a loop works on while they are in the cache.
 BLOCK = 1 << 10
+# How many elements ahead `join` fetches: as long as memory takes to answer.
+AHEAD = 1 << 5
 RINGS = ("u1", "u2")
 
 
@@ -57,19 +61,50 @@ def _add_where(entries: NDArray[Any], ends: NDArray[Any], number: Any, out: NDAr
 
 @kernel(*(f"{ring}[2] i8 u8[2]!" for ring in RINGS))
 def pack(rows: NDArray[Any], slot: int, out: Words) -> None:
-    """Pack component rows (e, n): of each number, the low bits that fill a slot."""
-    each, mask = 64 // slot, FULL >> np.uint64(64 - slot)
+    """Pack component rows (e, n): of each number, the low bits that fill a slot.
+
+    Components first become the eight bytes of each word, side by side, and then the word.
+    """
+    eight = np.empty((8, BLOCK), np.uint8)
     for start in range(0, rows.shape[1], BLOCK):
         stop = min(start + BLOCK, rows.shape[1])
-        out[:, start:stop] = 0
-        for c in range(rows.shape[0]):
-            _put(rows[c, start:stop], mask, np.uint64(c % each * slot), out[c // each, start:stop])
+        for k in range(out.shape[0]):
+            for byte in range(8):
+                _take_byte(rows, slot, 8 * k + byte, start, eight[byte, : stop - start])
+            _join_bytes(eight, out[k, start:stop])
 
 
 @callee
-def _put(row: NDArray[Any], mask: np.uint64, up: np.uint64, out: Words) -> None:
+def _take_byte(
+    rows: NDArray[Any], slot: int, number: int, start: int, out: NDArray[np.uint8]
+) -> None:
+    """Set `out` to a byte of the packed components of the elements from `start` on."""
+    component = 8 * number // slot
+    if component >= rows.shape[0]:
+        out[:] = 0
+        return
+    row = rows[component, start : start + out.shape[0]]
+    if slot == 4:
+        # an even number of components, because it is a multiple of 4
+        above = rows[component + 1, start : start + out.shape[0]]
+        for i in range(out.shape[0]):
+            out[i] = (np.uint8(row[i]) & np.uint8(15)) | (np.uint8(above[i]) << np.uint8(4))
+        return
+    down = np.uint16(8 * number % slot)
     for i in range(out.shape[0]):
-        out[i] |= (np.uint64(row[i]) & mask) << up
+        out[i] = np.uint8(np.uint16(row[i]) >> down)
+
+
+@callee
+def _join_bytes(eight: NDArray[np.uint8], out: Words) -> None:
+    one, two, three, four = eight[0], eight[1], eight[2], eight[3]
+    five, six, seven, last = eight[4], eight[5], eight[6], eight[7]
+    for i in range(out.shape[0]):
+        low = np.uint64(one[i]) | np.uint64(two[i]) << np.uint64(8)
+        low |= np.uint64(three[i]) << np.uint64(16) | np.uint64(four[i]) << np.uint64(24)
+        high = np.uint64(five[i]) | np.uint64(six[i]) << np.uint64(8)
+        high |= np.uint64(seven[i]) << np.uint64(16) | np.uint64(last[i]) << np.uint64(24)
+        out[i] = low | high << np.uint64(32)
 
 
 @callee
@@ -128,12 +163,21 @@ def join(
     """
     ones = _slots(slot)
     tops, mask = ones << np.uint64(slot - 1), ones * (FULL >> np.uint64(64 - bits))
+    near, last = np.empty(BLOCK, np.uint64), order.shape[0] - 1
     for k in range(tags.shape[0]):
-        row, others, own, to = tags[k], partners[k], delta[k], out[k]
-        for i in range(order.shape[0]):
-            other = others[order[i]]
-            added = _minus(_plus(row[i], other, tops), own, tops)
-            to[i] = (added if flips[i] else _minus(row[i], other, tops)) & mask
+        own = delta[k]
+        for start in range(0, order.shape[0], BLOCK):
+            stop = min(start + BLOCK, order.shape[0])
+            for i in range(start, stop):
+                if FETCHES:
+                    fetch(partners[k], order[min(i + AHEAD, last)])
+                near[i - start] = partners[k, order[i]]
+            row, flip, to = tags[k, start:stop], flips[start:stop], out[k, start:stop]
+            for i in range(stop - start):
+                added = _minus(_plus(row[i], near[i], tops), own, tops)
+                less = _minus(row[i], near[i], tops)
+                chosen = np.uint64(0) - np.uint64(flip[i])
+                to[i] = (less ^ ((less ^ added) & chosen)) & mask
 
 
 @kernel("u8[2] i8 u8[1]!")

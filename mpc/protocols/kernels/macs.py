@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 
-# Elements of a row that are folded at once: sums of a tree stay in the first-level cache. Whole AES
-# blocks of two elements per byte.
+# Bytes, or numbers, of a leaf that are folded at once, in whole AES blocks: sums of a tree stay in
+# the first-level cache.
 _TILE = 1 << 11
 # Elements of a column in memory, of which there are as many as there are rows, or more.
 COLUMN = 64
@@ -26,36 +26,45 @@ def fold(leaves: NDArray[Any], halved: bool, total: NDArray[Any], rows: NDArray[
     32 j + 15 are the low halves of the bytes, and the next 16 the high ones. Above them, elements
     have whatever there is.
     """
-    near = np.empty(_TILE, leaves.dtype)
-    for start in range(0, total.shape[0], _TILE):
-        count = min(_TILE, total.shape[0] - start)
-        total[start : start + count] = 0
-        rows[:, start : start + count] = 0
-        for z in range(leaves.shape[0]):
-            _spread(leaves[z], halved, start, near[:count])
-            _add(near[:count], total[start : start + count])
-            for t in range(rows.shape[0]):
-                if z >> t & 1:
-                    _add(near[:count], rows[t, start : start + count])
+    rest = rows.shape[0]
+    near, sums = np.empty(_TILE, leaves.dtype), np.empty((rest + 1, _TILE), leaves.dtype)
+    for start in range(0, leaves.shape[1], _TILE):
+        count = min(_TILE, leaves.shape[1] - start)
+        for side in range(2 if halved else 1):
+            sums[:] = 0
+            for z in range(leaves.shape[0]):
+                _shift(leaves[z, start : start + count], 4 * side, near)
+                _add(near[:count], sums[rest])
+                for t in range(rest):
+                    if z >> t & 1:
+                        _add(near[:count], sums[t])
+            for t in range(rest):
+                _put(sums[t, :count], halved, start, side, rows[t])
+            _put(sums[rest, :count], halved, start, side, total)
 
 
 @callee
-def _spread(leaf: NDArray[Any], halved: bool, start: int, out: NDArray[Any]) -> None:
-    """Set `out` to a leaf's elements from number `start` on."""
+def _shift(leaf: NDArray[Any], down: int, out: NDArray[Any]) -> None:
+    for i in range(leaf.shape[0]):
+        out[i] = leaf[i] >> down
+
+
+@callee
+def _put(sums: NDArray[Any], halved: bool, start: int, side: int, out: NDArray[Any]) -> None:
+    """Set elements of `out` to sums over low or high halves of the bytes from `start` on."""
     if not halved:
-        out[:] = leaf[start : start + out.shape[0]]
+        count = min(sums.shape[0], out.shape[0] - start)
+        out[start : start + count] = sums[:count]
         return
-    for i in range(0, out.shape[0], _BLOCK):
-        at = (start + i) // (2 * _BLOCK) * _BLOCK
-        down = np.uint8(4) * np.uint8(i // _BLOCK & 1)
-        count = min(_BLOCK, out.shape[0] - i)
-        for j in range(count):
-            out[i + j] = leaf[at + j] >> down
+    for first in range(0, sums.shape[0], _BLOCK):
+        to = 2 * (start + first) + side * _BLOCK
+        for i in range(min(_BLOCK, out.shape[0] - to)):
+            out[to + i] = sums[first + i]
 
 
 @callee
 def _add(values: NDArray[Any], out: NDArray[Any]) -> None:
-    for i in range(out.shape[0]):
+    for i in range(values.shape[0]):
         out[i] += values[i]
 
 

@@ -310,6 +310,11 @@ class Method(ABC):
         return False
 
     @property
+    def audited(self) -> bool:
+        """Return whether the servers prove the result to each other before they sign it."""
+        return False
+
+    @property
     def checks_values(self) -> bool:
         """Return whether a share can hold what no client encodes, so that uploads are checked."""
         return False

@@ -53,6 +53,8 @@ UPLOADS = ("dealt", "unverified")
 # The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
 # in which group.
 MAX_SLOTS = 64
+# The most bits of a count that is audited, which is shared together with its MACs.
+MAX_AUDITED_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +85,20 @@ class Bucketed(Grouped, Counting):
         "2^-BITS at most (default: 40, which is also the least; at most 128)",
         metavar="BITS",
     )
+    audit: bool = option(
+        False,
+        text="each server proves to the other one, before anything is signed, that the result is "
+        "that of the uploads; clients answer once more while they wait for it. Needs uploads "
+        "dealt, schedule bisect and one group (default: no)",
+        since=2,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("buckets", self.buckets, 3, 1 << 16)
         check_whole("check_bits", self.check_bits, 40, 128)
+        if self.audit:
+            self._check_auditable()
         if self.hidden:
             self._check_slots()
         elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
@@ -95,6 +106,15 @@ class Bucketed(Grouped, Counting):
                 f"{self.buckets} buckets are too many to deal, which takes at most {MAX_BUCKETS}: "
                 "take radix with encoding buckets, whose words are always valid"
             )
+
+    def _check_auditable(self) -> None:
+        needed = {"uploads": "dealt", "schedule": "bisect", "groups": 1}
+        for name, value in needed.items():
+            if (given := getattr(self, name)) != value:
+                raise ConfigError(
+                    f"{name} {given} cannot be audited, only {name} {value}: take that, or leave "
+                    "audit out"
+                )
 
     def _check_slots(self) -> None:
         if self.uploads != "dealt":
@@ -104,6 +124,19 @@ class Bucketed(Grouped, Counting):
                 f"{self.groups} groups of {self.buckets} buckets are {self.slots} to deal, which "
                 f"takes at most {MAX_SLOTS}: take fewer buckets or groups, or membership visible"
             )
+
+    def check_round(self, max_clients: int) -> None:
+        super().check_round(max_clients)
+        dealing = self.dealing(1, max_clients) if self.audit else None
+        if dealing and dealing.bits > MAX_AUDITED_BITS:
+            raise ConfigError(
+                f"counts of {dealing.bits} bits cannot be audited, which takes at most "
+                f"{MAX_AUDITED_BITS}: let fewer clients take part, or leave audit out"
+            )
+
+    @property
+    def audited(self) -> bool:
+        return self.audit
 
     @property
     def slots(self) -> int:
@@ -214,7 +247,8 @@ class Bucketed(Grouped, Counting):
 
     @property
     def detail(self) -> str:
-        return f"b={self.buckets} {self.schedule}{self.grouping}"
+        audited = " audited" if self.audit else ""
+        return f"b={self.buckets} {self.schedule}{self.grouping}{audited}"
 
 
 def median(

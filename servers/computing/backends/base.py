@@ -14,6 +14,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
+from securemedian.servers.computing.folds import Folds
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class RoundInput:
     opening: bytes = field(default=b"", repr=False)
     # the seed of this server's noise, the same likewise; empty where the method adds none
     noise: bytes = field(default=b"", repr=False)
+    # of each client of an audited round, the seed of the masks of its folds for this server
+    masks: Sequence[bytes] = field(default=(), repr=False)
 
 
 class Computation(Protocol):
@@ -70,8 +73,18 @@ class Computation(Protocol):
         `opening` is that of the round's `RoundInput`.
         """
 
+    def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
+        """Bind both servers to what they sum up for an audited round, and ask for `folds`.
+
+        Those that have come after `limit_s` are compared. Returns whose have come and fit. Nothing
+        that depends on an update is opened.
+        """
+
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
-        """Compute the round (`pipeline.run_round`)."""
+        """Compute the round (`pipeline.run_round`), and prove it if it is audited.
+
+        An audited round runs after `bind` has passed all its clients, and only once.
+        """
 
     def close(self) -> None:
         """End every wait, now and in future. Any thread may call it."""

@@ -35,6 +35,7 @@ from securemedian.mpc.arrays import Result, RingShare, XorBits
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
+    LocalProtocolError,
     NoSocket,
     NoWorker,
     PeerProtocolError,
@@ -56,6 +57,7 @@ from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import RoundInput
 from securemedian.servers.computing.backends.slices import Keep, Parcels, for_check, for_shard
 from securemedian.servers.computing.backends.worker import Broken, Meeting
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.network import control
 from securemedian.servers.network.transport import ZmqLink
 
@@ -643,6 +645,9 @@ class ShardedComputation:
         passed, opened = pipeline.open_passed(channel, verdicts, clients)
         cost = _together(tossed, judged, opened).as_checking()
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
+
+    def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
+        raise LocalProtocolError("a server with workers was to audit a round")
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
         start, crew, params = time.perf_counter(), self._rounds, given.params

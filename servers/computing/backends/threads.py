@@ -2,15 +2,22 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
-from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, Opened
+from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
+from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds.auditing import Auditor
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
@@ -18,6 +25,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.network.transport import ZmqLink
 
 # for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
@@ -71,6 +79,8 @@ class ThreadComputation:
     ) -> None:
         self.session_id = session_id
         self._party, self._protocol, self._links, self._checking = party, protocol, links, checking
+        # of an audited round, once its folds are compared
+        self._auditor: Auditor | None = None
         # one per lane, once the base OTs are made
         self._parties: list[Party] = []
         # on `checking`, once the two servers have met there
@@ -173,10 +183,56 @@ class ThreadComputation:
         self.establish()
         return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard, checking)
 
+    def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
+        self.establish()
+        self._auditor, channel = None, self._parties[0].channel
+        channel.restart_rounds()
+        dealt = [upload for upload in given.uploads if isinstance(upload, DealtUpload)]
+        auditor = Auditor.bind(
+            self._parties,
+            given.params,
+            self._protocol,
+            dealt,
+            given.weights,
+            given.masks,
+            self._new_binding(channel),
+            progress=progress,
+        )
+        folds.ask(auditor.binding, auditor.toss())
+        came = folds.gather(channel, self._party, limit_s)
+        if not all(came):
+            return Checked(came, auditor.cost.as_checking(), [not each for each in came])
+        passed = auditor.compare(folds.take())
+        if not all(passed):
+            return Checked(passed, auditor.cost.as_checking())
+        self._auditor = auditor
+        # its cost is that of the run
+        return Checked(passed, Cost())
+
+    def _new_binding(self, channel: Channel) -> bytes:
+        """Return an id that no binding had before, if one of the servers has drawn its half.
+
+        SECURITY: the masks of clients' folds are made of it.
+        """
+        mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
+        theirs = channel.exchange("audit.binding", mine)
+        halves = (mine, theirs) if self._party == 0 else (theirs, mine)
+        return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
+
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
         self.establish()
+        if not given.params.method.audited:
+            return self._run(given, progress, shard)
+        auditor, self._auditor = self._auditor, None
+        if auditor is None:
+            raise LocalProtocolError("an audited round was to run before its folds were compared")
+        outcome = self._run(given, progress, shard)
+        auditor.prove(given.params.method.public(outcome.values)[0], progress)
+        return replace(outcome, cost=outcome.cost.after(auditor.cost.as_checking()))
+
+    def _run(self, given: RoundInput, progress: Progress, shard: Shard | None) -> Outcome:
         return pipeline.run_round(
             self._parties,
             given.params,

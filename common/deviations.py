@@ -1,0 +1,53 @@
+"""What a server signs when the other one is proved not to have followed the protocol."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import msgpack
+
+from securemedian.common.keys import SigningKey, is_signature
+from securemedian.mpc.canonical import build, flat
+from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut
+
+# What is signed begins with this, so that it is no signature of a receipt.
+_DOMAIN = b"securemedian deviation 1\0"
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A server's word that the other one has deviated. It proves only who says so."""
+
+    service: str
+    # the server that says so: s0 or s1
+    server: str
+    cohort: str
+    # the round's id, and the digest of its parameters in hex digits
+    round: str
+    params: str
+    # what was wrong
+    what: str
+    # seconds of the epoch, at this server
+    time: float
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes: the msgpack map of the fields, in their order."""
+        encoded: bytes = msgpack.packb(flat(self))
+        return encoded
+
+    def signed(self, key: SigningKey) -> dict[str, str]:
+        """Return the canonical bytes and a server's signature of them, in hex digits."""
+        encoded = self.encode()
+        return {"record": encoded.hex(), "signature": key.sign(_DOMAIN + encoded).hex()}
+
+    @classmethod
+    def check(cls, said: dict[str, str], signing_key: str) -> Self:
+        """Return what `signed` returned. Raises ReceiptInvalid unless this key has signed it."""
+        try:
+            encoded = bytes.fromhex(said["record"])
+            signature = bytes.fromhex(said["signature"])
+            deviation = build(cls, msgpack.unpackb(encoded), "a deviation")
+        except (ConfigError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+            raise ReceiptInvalid(f"this is no word of a deviation: {cut(str(error))}") from error
+        if not is_signature(signing_key, _DOMAIN + encoded, signature):
+            raise ReceiptInvalid("the word of a deviation is not signed by this key")
+        return deviation

@@ -1,0 +1,77 @@
+"""What the clients of an audited round are asked for, and have answered."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.errors import BadUpload, DuplicateUpload, RoundClosed
+from securemedian.mpc.protocols.channel import Channel
+
+# how often the servers tell each other whose folds they have, while some are missing
+TELL_S = 1.0
+
+
+class Folds:
+    """What one binding of both servers asks of clients, and what they have answered to this one.
+
+    The daemon's thread puts in what comes, and that of the engine waits for it.
+    """
+
+    def __init__(self, clients: Sequence[str], words: int) -> None:
+        """Ask these clients for nothing yet; each of their folds has so many words."""
+        self.clients = tuple(clients)
+        # the id of the binding and what was tossed for it, while clients are asked
+        self.binding = self.coin = b""
+        self._words = words
+        self._of: dict[str, Words] = {}
+        self._complete = threading.Event()
+
+    def ask(self, binding: bytes, coin: bytes) -> None:
+        """Ask the clients from now on for their folds under a coin."""
+        self.coin = coin
+        self.binding = binding
+
+    def put(self, client: str, binding: bytes, fold: Words) -> None:
+        """Take the fold of a client; the same one may come again.
+
+        Raises RoundClosed unless this binding asks this client, BadUpload if it is no fold of the
+        round, and DuplicateUpload if another one of the client is here.
+        """
+        if not self.binding or binding != self.binding or client not in self.clients:
+            raise RoundClosed("this server no longer asks you for this fold: ask what is `bound`")
+        if fold.dtype != np.uint64 or fold.shape != (self._words,):
+            raise BadUpload(
+                f"a fold for this round is uint64 ({self._words},), not {fold.dtype} {fold.shape}"
+            )
+        if not np.array_equal(self._of.setdefault(client, fold), fold):
+            raise DuplicateUpload("another fold of yours is here already; the first one counts")
+        if len(self._of) == len(self.clients):
+            self._complete.set()
+
+    def has(self, client: str) -> bool:
+        """Return whether the fold of a client is here."""
+        return client in self._of
+
+    def gather(self, channel: Channel, number: int, limit_s: float) -> list[bool]:
+        """Wait for the folds, at S0 for so long at most, and return whose both servers have.
+
+        The other server does the same at the same time. No fold is taken any more afterwards.
+        """
+        deadline = time.monotonic() + limit_s
+        both, over = np.zeros(len(self.clients), np.bool_), False
+        while not (both.all() or over):
+            self._complete.wait(TELL_S)
+            here = [client in self._of for client in self.clients]
+            late = number == 0 and time.monotonic() >= deadline
+            mine = np.array([late, *here], np.uint8)
+            theirs = channel.exchange("audit.folds", mine)
+            over, both = bool((mine | theirs)[0]), (mine & theirs)[1:] == 1
+        self.binding = b""
+        return both.tolist()
+
+    def take(self) -> list[Words]:
+        """Return the folds of all clients, in their order."""
+        return [self._of[client] for client in self.clients]

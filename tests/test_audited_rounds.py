@@ -1,0 +1,227 @@
+"""Audited rounds through two real servers: clients answer once more, and what deviates is found."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from securemedian import cli
+from securemedian.clients import files
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.common.deviations import Deviation
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.laboratory import daemons
+from securemedian.laboratory.processes import Processes
+from securemedian.mpc.errors import ReceiptInvalid, RoundFailed
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange
+from securemedian.plugins import rounds as plugin
+from securemedian.servers.machine.selection import MISFOLDED, SILENT
+from tests.daemons import Pair, in_background, running, wait_until
+
+pytestmark = pytest.mark.slow
+
+DIM = 200
+MODEL = np.zeros(DIM, np.float32)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(Pair(tmp_path_factory.mktemp("pair"), clients=3)) as made:
+        yield made
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def open_round(pair: Pair, audit: bool = True, **params: Any) -> str:
+    given: dict[str, Any] = {
+        "method": "bucketed",
+        "dim": DIM,
+        "max_clients": 3,
+        "min_clients": 2,
+    } | params
+    return str(pair.open(model=MODEL, audit=audit, **given))
+
+
+def client_of(pair: Pair, opened: ExitStack, number: int) -> Client:
+    return opened.enter_context(process_of(pair, number))
+
+
+def process_of(pair: Pair, number: int) -> Client:
+    """Return a client as a process has it, which the caller closes."""
+    config = ClientConfig.load(pair.folder / f"client-{number}.toml")
+    return Client(replace(config, poll_interval_s=0.02))
+
+
+def update(number: int) -> NDArray[np.float32]:
+    return (MODEL + np.linspace(-1, 1, DIM) * number / 10).astype(np.float32)
+
+
+def results(clients: list[Client], round_id: str) -> list[NDArray[np.float32]]:
+    """Return what all clients get, which wait for it at the same time."""
+    got: list[Any] = [None] * len(clients)
+
+    def wait(place: int) -> None:
+        got[place] = clients[place].result(round_id, timeout_s=60)
+
+    for join in [in_background(partial(wait, place)) for place in range(len(clients))]:
+        join()
+    return got
+
+
+def test_an_audited_round_publishes_the_same(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    found = []
+    for audit in (False, True):
+        round_id = open_round(pair, audit)
+        for number, client in enumerate(clients):
+            client.submit(update(number), round_id)
+        found.append(results(clients, round_id))
+        record = clients[0].receipt(round_id).record
+        assert record.params.get("audit", False) is audit and len(record.included) == 3
+        assert not clients[0]._journal.upheld
+    assert all(np.array_equal(found[0][0], one) for one in found[0] + found[1])
+
+
+def await_folds(pair: Pair) -> None:
+    """Wait until both servers ask for folds."""
+    callers = [pair.caller("coordinator", server) for server in ("s0", "s1")]
+    wait_until(
+        lambda: {one.ask("status").fields["phase"] for one in callers} == {"waiting for folds"}
+    )
+
+
+def test_a_client_that_dies_before_it_answers_comes_back(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2)]
+    round_id = open_round(pair)
+    with process_of(pair, 3) as before:
+        for number, client in enumerate([*clients, before]):
+            client.submit(update(number), round_id)
+    join = in_background(lambda: results(clients, round_id))
+    await_folds(pair)
+    with process_of(pair, 3) as then:
+        assert list(then._journal.upheld) == [round_id]
+        then.attend(round_id, 60)
+        join()
+        assert len(then.receipt(round_id).record.included) == 3
+    with process_of(pair, 3) as later:
+        assert not later._journal.upheld
+
+
+def test_a_client_that_answers_never_is_left_out(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair, deadline_s=3)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    one, other = results(clients[:2], round_id)
+    assert np.array_equal(one, other)
+    record = clients[0].receipt(round_id).record
+    assert len(record.included) == 2 and list(record.left_out) == [SILENT]
+    assert clients[0].left_out(round_id) == {"client-3": SILENT}
+
+
+def test_a_client_whose_fold_is_wrong_is_left_out(pair: Pair, opened: ExitStack) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    liar = clients[1]._journal
+    (upheld,) = liar.upheld.values()
+    liar._upheld[round_id] = replace(upheld, rotations=upheld.rotations ^ np.uint64(1))
+    one, _, other = results(clients, round_id)
+    assert np.array_equal(one, other)
+    assert clients[0].left_out(round_id) == {"client-2": MISFOLDED}
+
+
+def test_who_submits_alone_stays_to_answer(
+    pair: Pair, opened: ExitStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the command line, and as a Flower node or an NVFlare site does."""
+    round_id = open_round(pair)
+    files.write(tmp_path / "update.npy", update(1))
+    by_hand = ["submit", str(pair.folder / "client-1.toml"), str(tmp_path / "update.npy")]
+    plugged = [ClientConfig.load(pair.folder / f"client-{number}.toml") for number in (2, 3)]
+    ways: list[Callable[[], object]] = [lambda: cli.main(by_hand)]
+    ways += [
+        partial(plugin.submit, config, {"w": update(number)}, round_id)
+        for number, config in enumerate(plugged, 2)
+    ]
+    for join in [in_background(way) for way in ways]:
+        join()
+    assert f"submitted to round {round_id}" in capsys.readouterr().out
+    status = pair.status()
+    assert status["state"] == "published" and len(status["included"]) == 3
+
+
+def test_too_few_that_answer_fail_the_round_and_nothing_is_opened(
+    pair: Pair, opened: ExitStack
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair, deadline_s=3, min_clients=3)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    with pytest.raises(RoundFailed, match=f"client-3: {SILENT}"):
+        results(clients[:2], round_id)
+    assert clients[0].status(round_id).opened == "nothing"
+
+
+@pytest.mark.parametrize("server", ["s0", "s1"])
+def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
+    pair: Pair, opened: ExitStack, server: str
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    join = in_background(lambda: results(clients[:2], round_id))
+    await_folds(pair)
+    # these have answered what the server forgets
+    wait_until(lambda: all(client._journal._coins for client in clients[:2]))
+    pair.stop(server, signal.SIGKILL)
+    pair.start(server)
+    pair.link()
+    clients[2].result(round_id, 60)
+    join()
+    assert len(clients[2].receipt(round_id).record.included) == 3
+
+
+@pytest.mark.parametrize("how", ["rank", "tables", "open-bits"])
+def test_a_server_that_deviates_once_it_is_bound_is_found(
+    tmp_path: Path, opened: ExitStack, how: str
+) -> None:
+    """What it opens is another rank, another bit of the counts, or a false bit."""
+    names = daemons.make(tmp_path, 4)
+    processes = opened.enter_context(Processes(tmp_path))
+    coordinator = opened.enter_context(Coordinator.from_config(tmp_path / "coordinator.toml"))
+    daemons.start(processes, tmp_path, {"s1": how})
+    method = Bucketed(audit=True)
+    round_id = coordinator.open_round(
+        RoundParams(method, dim=DIM, max_clients=4), MODEL, ConstantRange(1.0)
+    )
+    clients = [
+        opened.enter_context(Client.from_config(tmp_path / f"{name}.toml")) for name in names
+    ]
+    for number, client in enumerate(clients):
+        client.submit(update(number), round_id)
+    with pytest.raises(RoundFailed, match="the peer deviated: s0 has signed that s1 does not"):
+        results(clients, round_id)
+    status = coordinator.status(round_id)
+    assert status.opened == "maybe"
+    said = Deviation.check(status.deviation, coordinator.config.s0.signing_key)
+    assert (said.server, said.round) == ("s0", round_id)
+    assert said.params == RoundParams.from_dict(status.params).digest.hex()
+    with pytest.raises(ReceiptInvalid, match="not signed"):
+        Deviation.check(status.deviation, coordinator.config.s1.signing_key)
