@@ -434,14 +434,14 @@ def test_other_rounds_cannot_be_audited(method: Any) -> None:
 
 def test_ands_are_made_in_large_pools() -> None:
     """Of all chunks of a lane, each in one pool of the fewest ANDs that are many."""
-    sizes = [1 << 16] * 11 + [77]
+    sizes = [1 << 15] * 11 + [77]
     for total in (3, 8, 100):
         found = auditing.pools(sizes, total)
         places = sorted(place for pool in found for place in range(len(sizes))[pool])
         assert places == list(range(len(sizes)))
         for pool in found:
             ands = auditing.ands_of(sum(sizes[pool]), total)
-            assert auditing.POOL - auditing.ands_of(1 << 16, total) <= ands
+            assert auditing.POOL - auditing.ands_of(1 << 15, total) <= ands
             assert ands < 2.5 * auditing.POOL
     assert auditing.pools([64], 8) == [slice(0, None, 1)]
     assert auditing.pools([], 8) == []

@@ -9,8 +9,9 @@ from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.params import RoundParams
 
-# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^16 at n <= 8.
-AUDIT_CHUNK = 1 << 18
+# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8,
+# whose largest arrays stay with the process when they are freed, and need not be cleared anew.
+AUDIT_CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
