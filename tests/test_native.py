@@ -218,7 +218,7 @@ class Stop(Exception):
 def test_a_server_tells_its_store(
     native_aes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def store(folder: Path, opening: Any, native_aes: bool) -> None:
+    def store(folder: Path, opening: Any, native_aes: bool, doors: Any) -> None:
         raise Stop(native_aes)
 
     monkeypatch.setattr(daemon, "Store", store)
@@ -230,7 +230,14 @@ def test_a_server_tells_its_store(
     monkeypatch.setattr(daemon, "load_keys", lambda file: SimpleNamespace(public=b""))
     monkeypatch.setattr(daemon, "load_signing_key", lambda file: SimpleNamespace(public=""))
     config = SimpleNamespace(
-        name="s0", key_file="", state_dir=tmp_path, protocol=ProtocolParams(native_aes=native_aes)
+        name="s0",
+        key_file="",
+        state_dir=tmp_path,
+        protocol=ProtocolParams(native_aes=native_aes),
+        listen="tcp://127.0.0.1:0",
+        doors=1,
+        door_ports="",
+        clients=(),
     )
     with pytest.raises(Stop, match=str(native_aes)):
         daemon.serve(config, lambda: config)  # type: ignore[arg-type,return-value]

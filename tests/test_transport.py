@@ -498,6 +498,9 @@ class Stub:
     def event(self, *_: object) -> None:
         pass
 
+    def engine_ended(self) -> None:
+        pass
+
     def interrupt(self, why: str) -> None:
         self.told.append(why)
 

@@ -422,13 +422,15 @@ class Rounds:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         silent = [key for key, none in zip(clients, checked.silent, strict=False) if none]
-        logs.event(
-            "clients-folded" if entry.server_round.folding else "clients-checked",
-            logging.WARNING if failed else logging.INFO,
-            **entry.server_round.about,
-            checked=[names[key] for key in clients],
-            failed=[names[key] for key in failed],
-        )
+        level = logging.WARNING if failed else logging.INFO
+        told = entry.server_round.about | {
+            "checked": [names[key] for key in clients],
+            "failed": [names[key] for key in failed],
+        }
+        if entry.server_round.folding:
+            logs.event("clients-folded", level, **told)
+        else:
+            logs.event("clients-checked", level, **told)
         return events.CheckEnded(clients, failed, silent)
 
     def _deviated(self, entry: Entry, error: PeerDeviated) -> events.Failure:
