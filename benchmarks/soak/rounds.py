@@ -34,6 +34,7 @@ DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}
 # what the rounds compute, in turn
 METHODS = (
     Bucketed(),
+    Bucketed(audit=True),
     Radix(),
     Pairwise(),
     # bounded by default
