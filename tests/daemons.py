@@ -112,7 +112,7 @@ class Caller:
         self._numbers = itertools.count(1)
         # pyzmq types the options of a socket as if they could not be set
         socket: Any = zmq.Context.instance().socket(zmq.DEALER)
-        socket.linger = 0
+        socket.linger, socket.sndtimeo = 0, int(WAIT_S * 1000)
         if routing_id:
             socket.routing_id = routing_id
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
@@ -151,7 +151,9 @@ class Caller:
         self._socket.send_multipart(parts)
 
     def is_ignored(self, parts: Sequence[wire.Part], limit_s: float = 1.0) -> bool:
-        self._socket.send_multipart(parts)
+        # zmq ends a connection whose key is refused, and has then no way for a message
+        with suppress(zmq.Again):
+            self._socket.send_multipart(parts, zmq.DONTWAIT)
         return not self._socket.poll(int(limit_s * 1000))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,9 @@ class Front:
 
     def hears(self, caller: zmq.Socket, limit_s: float = WAIT_S) -> bool:
         """Whether a request of `caller` arrives."""
-        caller.send_multipart(wire.pack("info", {"id": 1}))
+        # zmq ends a connection whose key is refused, and has then no way for a message
+        with suppress(zmq.Again):
+            caller.send_multipart(wire.pack("info", {"id": 1}), zmq.DONTWAIT)
         return bool(self.port.socket.poll(int(limit_s * 1000))) and self.port.recv() is not None
 
     def close(self) -> None:
