@@ -75,7 +75,7 @@ from securemedian.mpc.rounds.rehearsal import (
 COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
 SECONDS = ("method", "ahead", "check", "online", "transfer", "waiting", "seconds")
 # beside the options that `bench median` has
-PLANNED = (*SWEPT, "noise_multiplier", "audit")
+PLANNED = (*SWEPT, "noise_multiplier")
 LOOPBACK_RTT_MS = 0.1
 # the values of options that are compared where none is given
 COMPARED: dict[str, dict[str, tuple[str, ...]]] = {

@@ -132,7 +132,7 @@ class Auditor:
         parties = [lane.party for lane in self._lanes]
         meter = Meter(parties)
         protocol, _ = agree_on_sizes(parties, protocol)
-        chunks = cut_audit(self._params, count_bits(self._total), protocol)
+        chunks = cut_audit(self._params, ring.count_bits(self._total), protocol)
         report = Report(self._params.dim, progress)
 
         def work(number: int) -> None:
@@ -251,7 +251,7 @@ class Auditor:
         found: NDArray[np.uint16],
     ) -> None:
         """Prove the buckets of one chunk, whose X is `total`."""
-        rank, bits = ring.median_rank(self._total), count_bits(self._total)
+        rank, bits = ring.median_rank(self._total), ring.count_bits(self._total)
         rows = self._shape.slots - 1
         entries = ring.unpack(total, self._shape.bits, rows * bound.dim).reshape(1, rows, -1)
         # one after another: those of entries are the largest arrays of an audit
@@ -301,14 +301,9 @@ def check_audited(params: RoundParams) -> Dealing:
     return shape
 
 
-def count_bits(total: int) -> int:
-    """Return the bits of the ring in which counts of a total weight are compared with its rank."""
-    return ring.count_bits(total)
-
-
 def ands_of(dim: int, total: int) -> int:
     """Return how many ANDs prove `dim` coordinates: of two signs each."""
-    return 2 * dim * carries(count_bits(total))
+    return 2 * dim * carries(ring.count_bits(total))
 
 
 def pools(sizes: Sequence[int], total: int) -> list[slice]:
@@ -328,10 +323,8 @@ def messages(
     It is for `plan`. Base OTs are left out.
     """
     shape, total = check_audited(params), sum(weights)
-    bits, entries = count_bits(total), shape.slots - 1
-    lanes = range(protocol.lanes)
-    dims = [end - begin for begin, end in cut_audit(params, bits, protocol)]
-    committed = [[binding.padded(dim) for dim in dims[lane :: protocol.lanes]] for lane in lanes]
+    entries, sizes = shape.slots - 1, _sizes(params, total, protocol)
+    committed = [[binding.padded(size) for size in its] for its in sizes]
     committed[0].append(binding.fold_shape(shape)[1])
     wishes = [(sent, "sizes", np.uint64, (WISHES,)) for sent in (True, False)]
     yield [
@@ -343,11 +336,18 @@ def messages(
                 for sent in (True, False)
             ),
         ]
-        for lane in lanes
+        for lane in range(protocol.lanes)
     ]
     yield [list(dealing.toss_messages())]
     yield [list(settling())]
-    yield [list(_proofs(dims[lane :: protocol.lanes], total)) for lane in lanes]
+    yield [list(_proofs(its, total)) for its in sizes]
+
+
+def _sizes(params: RoundParams, total: int, protocol: ProtocolParams) -> list[list[int]]:
+    """Return the coordinates of each chunk, lane by lane."""
+    chunks = cut_audit(params, ring.count_bits(total), protocol)
+    dims = [end - begin for begin, end in chunks]
+    return [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
 
 
 def _proofs(sizes: Sequence[int], total: int) -> Iterator[Message]:
@@ -355,17 +355,15 @@ def _proofs(sizes: Sequence[int], total: int) -> Iterator[Message]:
     for pool in pools(sizes, total):
         yield from ands.messages(ands_of(sum(sizes[pool]), total))
         for size in sizes[pool]:
-            yield from comparing.messages(2 * size, count_bits(total))
+            yield from comparing.messages(2 * size, ring.count_bits(total))
 
 
 def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
     """Return how many OTs an audit takes, of both directions and all lanes."""
     total = sum(weights)
-    dims = [end - begin for begin, end in cut_audit(params, count_bits(total), protocol)]
-    each = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
     return sum(
         ands.ots_of(ands_of(sum(sizes[pool]), total))
-        for sizes in each
+        for sizes in _sizes(params, total, protocol)
         for pool in pools(sizes, total)
     )
 
@@ -377,14 +375,9 @@ def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     keys of a chunk's entries.
     """
     shape, total = check_audited(params), sum(weights)
-    dims = [end - begin for begin, end in cut_audit(params, count_bits(total), protocol)]
+    busy = [sizes for sizes in _sizes(params, total, protocol) if sizes]
     entries = shape.slots - 1
     kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
-    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * dims[0]
-    busy = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
-    most = [
-        max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total))
-        for sizes in busy
-        if sizes
-    ]
+    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * busy[0][0]
+    most = [max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total)) for sizes in busy]
     return kept + sum(AND_BYTES * count + rows for count in most)

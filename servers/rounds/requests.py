@@ -42,6 +42,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.privacy import told_epsilon
 from securemedian.servers import logs
 from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import SHA256_BYTES, is_round_id
@@ -492,16 +493,15 @@ class Desk:
         entry, key = self._find(call), call.key
         server_round = entry.server_round
         _check_listed(call, server_round)
-        folds = self._engines.of(server_round.cohort).folds if server_round.folding else None
-        asked = folds is not None and key in folds.clients and bool(folds.binding)
-        return Answer(
-            {
-                "state": server_round.state.value,
-                "binding": folds.binding if folds and asked else b"",
-                "coin": folds.coin if folds and asked else b"",
-                "folded": bool(folds and asked and folds.has(key)),
-            }
-        )
+        said: dict[str, Any] = {"binding": b"", "coin": b"", "folded": False}
+        folds = self._folds(server_round)
+        if folds and key in folds.clients and folds.binding:
+            said = {"binding": folds.binding, "coin": folds.coin, "folded": folds.has(key)}
+        return Answer({"state": server_round.state.value} | said)
+
+    def _folds(self, server_round: ServerRound) -> Folds | None:
+        """Return what clients of a round are asked for, if its folds are under check."""
+        return self._engines.of(server_round.cohort).folds if server_round.folding else None
 
     def _folded(self, call: Call) -> Answer:
         entry = self._find(call)
@@ -509,12 +509,10 @@ class Desk:
         _check_listed(call, server_round)
         if not server_round.audited:
             raise BadUpload(f"round {server_round.round_id} is not audited, and takes no folds")
-        if "fold" not in call.arrays:
-            raise FrameError(f"{call.op!r} needs the array `fold`")
-        folds = self._engines.of(server_round.cohort).folds if server_round.folding else None
+        fold, folds = _array_of(call, "fold"), self._folds(server_round)
         if folds is None:
             raise RoundClosed(f"round {server_round.round_id} takes no folds now")
-        folds.put(call.key, call.fields.binding, call.arrays["fold"])
+        folds.put(call.key, call.fields.binding, fold)
         return Answer()
 
     def _store(self, call: Call) -> Answer | None:
@@ -534,10 +532,7 @@ class Desk:
 
     def _block(self, call: Call) -> Answer:
         entry, fields = self._find(call), call.fields
-        if "share" not in call.arrays:
-            raise FrameError(f"{call.op!r} needs the array `share`")
-        share = call.arrays["share"]
-        entry.spool.put_block(call.key, fields.kind, fields.block, share)
+        entry.spool.put_block(call.key, fields.kind, fields.block, _array_of(call, "share"))
         return Answer()
 
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
@@ -652,12 +647,17 @@ def _check_listed(call: Call, server_round: ServerRound) -> None:
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
     """Return the share in a request for this round.
 
-    Raises FrameError if there is none, and what `_check_start` raises.
+    Raises what `_check_start` and `_array_of` raise.
     """
     _check_start(call, server_round)
-    if "share" not in call.arrays:
-        raise FrameError(f"{call.op!r} needs the array `share`")
-    return call.arrays["share"]
+    return _array_of(call, "share")
+
+
+def _array_of(call: Call, name: str) -> NDArray[Any]:
+    """Return an array of a request. Raises FrameError if there is none."""
+    if name not in call.arrays:
+        raise FrameError(f"{call.op!r} needs the array `{name}`")
+    return call.arrays[name]
 
 
 def _check_start(call: Call, server_round: ServerRound) -> None:

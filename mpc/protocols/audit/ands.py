@@ -193,7 +193,7 @@ class AndMaker:
         kernels.combine(
             records, buckets, mine, theirs, self.delta, bits, macs, keys, proofs, wanted
         )
-        self._compare(equality, proofs, wanted)
+        equality.add_macs(proofs, wanted)
         return [AuthenticatedBits(*factor) for factor in zip(bits, macs, keys, strict=True)]
 
     def multiply(
@@ -218,7 +218,7 @@ class AndMaker:
             proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
             halves = factor.macs, mask.macs, factor.keys, mask.keys
             kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
-            self._compare(equality, proofs, wanted)
+            equality.add_macs(proofs, wanted)
         # who adds d e: party 0 to its shares, party 1 to its keys of these
         one, zero = np.uint64(1), np.uint64(0)
         added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
@@ -229,12 +229,6 @@ class AndMaker:
         ):
             kernels.multiply(its_x, its_y, its_z, opened, plus, out)
         return found
-
-    def _compare(self, equality: Equality, proofs: Words, wanted: Words) -> None:
-        """Append the MACs of what this party opened, and what those of the peer have to be."""
-        # the same order at both: party 0's openings first
-        for array in (proofs, wanted) if self._number == 0 else (wanted, proofs):
-            equality.add(array)
 
 
 def ots_of(count: int) -> int:

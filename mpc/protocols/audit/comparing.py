@@ -232,9 +232,7 @@ class SignProver:
     def _prove_sign(self, sign: AuthenticatedBits, negative: Bits) -> None:
         """Compare the MACs of the shares of signs that are public."""
         needed = sign.keys ^ masks_of(sign.bits ^ negative) & self._ands.delta
-        sides = [sign.macs, needed]
-        for words in sides if self._number == 0 else reversed(sides):
-            self._equality.add(words & MAC_MASK)
+        self._equality.add_macs(sign.macs & MAC_MASK, needed & MAC_MASK)
         self._equality.settle("the published buckets")
 
 

@@ -41,6 +41,12 @@ class Equality:
         """
         self._collected.append(np.ascontiguousarray(array))
 
+    def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
+        """Append the MACs of what this party opened, and what those of the peer have to be."""
+        # the same order at both: party 0's first
+        for array in (own, wanted) if self._number == 0 else (wanted, own):
+            self.add(array)
+
     def settle(self, what: str) -> None:
         """Compare all that was appended, while the other party does the same, and begin anew.
 

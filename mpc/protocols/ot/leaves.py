@@ -86,12 +86,7 @@ class Leaves(ABC):
         keys1: Blocks | None = None,
     ) -> None:
         """Write rows, and hash their columns: keys (64 w, 2)."""
-        here = rows.strips[0]
-        if choices is not None:
-            self._weigh(rows)
-        self.rows(choices, masks, corrections, here)
-        if masks is not None:
-            self._weigh(rows)
+        here = self._strip(choices, masks, corrections, rows)
         tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
     def columns(
@@ -104,13 +99,19 @@ class Leaves(ABC):
         out: Words,
     ) -> None:
         """Write rows to one strip for all, and column i to words `to` and on of out[i]."""
+        kernels.transpose(self._strip(choices, masks, corrections, rows), to, out)
+
+    def _strip(
+        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Rows
+    ) -> Words:
+        """Write rows to the first strip, weigh what has to be weighed, and return it."""
         here = rows.strips[0]
         if choices is not None:
             self._weigh(rows)
         self.rows(choices, masks, corrections, here)
         if masks is not None:
             self._weigh(rows)
-        kernels.transpose(here, to, out)
+        return here
 
     def _weigh(self, rows: Rows) -> None:
         if rows.weights is not None and rows.sums is not None:

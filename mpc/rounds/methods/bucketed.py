@@ -38,6 +38,7 @@ from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.protocols import compare, ring
+from securemedian.mpc.protocols.audit.macs import MAX_BITS
 from securemedian.mpc.protocols.boolean import invert
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import MAX_BUCKETS, Dealing
@@ -53,8 +54,6 @@ UPLOADS = ("dealt", "unverified")
 # The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
 # in which group.
 MAX_SLOTS = 64
-# The most bits of a count that is audited, which is shared together with its MACs.
-MAX_AUDITED_BITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +127,10 @@ class Bucketed(Grouped, Counting):
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
         dealing = self.dealing(1, max_clients) if self.audit else None
-        if dealing and dealing.bits > MAX_AUDITED_BITS:
+        if dealing and dealing.bits > MAX_BITS:
             raise ConfigError(
                 f"counts of {dealing.bits} bits cannot be audited, which takes at most "
-                f"{MAX_AUDITED_BITS}: let fewer clients take part, or leave audit out"
+                f"{MAX_BITS}: let fewer clients take part, or leave audit out"
             )
 
     @property
