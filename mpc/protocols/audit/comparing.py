@@ -255,9 +255,8 @@ def _differences(
         for k, start in product(range(len(upper)), range(0, upper.shape[1], TILE)):
             size = min(TILE, upper.shape[1] - start)
             out = memory[: len(sources) * size].reshape(-1, size)
-            rows = upper[k], under[k], side.partners[t][k]
-            given = sources, flips, start, side.delta[k], slot_of(bits), bits - t
-            kernels.differences(*rows, *given, out)
+            rows = upper[k], under[k], side.partners[t][k], sources, flips
+            kernels.differences(*rows, start, side.delta[k], slot_of(bits), bits - t, out)
             yield out
 
 
