@@ -324,8 +324,8 @@ def test_packed_tags(slot: int, components: int) -> None:
         found = np.empty((2, width, count - start), np.uint64)
         for k in range(width):
             out = np.empty((2, count - start), np.uint64)
-            given = tags[k], lower[k], partners[k], order, flips
-            comparing.differences(*given, start, delta[k, 0], slot, bits, out)
+            inputs = tags[k], lower[k], partners[k], order, flips
+            comparing.differences(*inputs, start, delta[k, 0], slot, bits, out)
             found[:, k] = out
         for its, flip, told in zip(order, flips, found, strict=True):
             d, b = rows - 2 * lower_rows, others[:, its]
