@@ -113,7 +113,7 @@ def _parser(option: Option) -> Any:
         return _number_or_word
     if get_origin(option.kind) is list:
         (kind,) = get_args(option.kind)
-        return _list_of(kind)
+        return list_of(kind)
     return _weights
 
 
@@ -124,7 +124,9 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a parser of lists like a,b of values of one kind."""
+
     def parse(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
 
