@@ -19,7 +19,6 @@ MAX_CHOICES = 50
 
 
 def add_cohort(parser: argparse.ArgumentParser) -> None:
-    """Add --cohort."""
     parser.add_argument(
         "--cohort",
         default="",
@@ -29,7 +28,6 @@ def add_cohort(parser: argparse.ArgumentParser) -> None:
 
 
 def add_public(parser: argparse._ActionsContainer) -> None:
-    """Add --public."""
     parser.add_argument(
         "--public",
         type=Path,
@@ -145,7 +143,6 @@ def _weights(text: str) -> dict[str, int]:
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of all methods that were given as flags."""
     names = dict.fromkeys(name for method in METHODS.values() for name in options_of(method))
     found = {name: getattr(options, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
@@ -164,7 +161,6 @@ def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
 
 
 def add_range(parser: argparse._ActionsContainer) -> None:
-    """Add --range."""
     parser.add_argument(
         "--range",
         metavar="NAME:OPTION=X,..",
@@ -185,7 +181,6 @@ def range_policy(options: argparse.Namespace) -> RangePolicy | None:
 
 
 def add_optimiser(parser: argparse._ActionsContainer) -> None:
-    """Add --optimiser."""
     parser.add_argument(
         "--optimiser",
         metavar="NAME:OPTION=X,..",

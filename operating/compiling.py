@@ -22,7 +22,6 @@ there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `compile` to the `securemedian` command."""
     layout = argparse.RawDescriptionHelpFormatter
     verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=layout)
     verb.set_defaults(run=_compile)
