@@ -47,7 +47,7 @@ from securemedian.mpc.rounds.params import RoundParams
 # are their buckets, and the chance to deviate unnoticed. Of so many, buckets have three.
 POOL = 3 << 17
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
-AND_BYTES = 250
+AND_BYTES = 280
 # Whether a message is sent or received, its label, dtype and shape.
 Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
