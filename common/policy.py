@@ -96,7 +96,6 @@ def _numbers(rate: str) -> list[str]:
 
 
 def _options() -> list[Option]:
-    """Return the options of all methods and of all that clients can exchange."""
     owners = (*METHODS.values(), *EXCHANGES.values())
     return [about for owner in owners for about in options_of(owner).values()]
 
