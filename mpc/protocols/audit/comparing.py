@@ -272,9 +272,8 @@ def _differences(side: _Side, t: int, bits: int, turns: Turns, opened: Bits) -> 
         flips = np.ascontiguousarray(opened[:, first : first + upper.shape[1]])
         for k, start in product(range(len(upper)), range(0, upper.shape[1], TILE)):
             out = memory[: each * min(TILE, upper.shape[1] - start)].reshape(each, -1)
-            rows = upper[k], under[k], side.partners[t][k].reshape(each, -1)
-            given = turns + first, flips, start, side.delta[k], slot_of(bits), bits - t
-            kernels.differences(*rows, *given, out)
+            rows = upper[k], under[k], side.partners[t][k].reshape(each, -1), turns + first, flips
+            kernels.differences(*rows, start, side.delta[k], slot_of(bits), bits - t, out)
             yield out
 
 
