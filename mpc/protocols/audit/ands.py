@@ -136,12 +136,12 @@ class AndMaker:
         """Make leaky ANDs, PORTION of them at most: write their factors and T (n,)."""
         x, y, z = factors
         count, delta = len(tests), self.delta
-        hashes = [
+        own, key0, key1 = hashes = [
             self._scratch.array(f"hash of {what}", count) for what in ("own", "key 0", "key 1")
         ]
         self._correlated(factors, hashes)
         sent = np.empty(count, np.uint64)
-        kernels.garble(*y.arrays, x.bits, *hashes, delta, tests, sent)
+        kernels.garble(*y.arrays, x.bits, own, key0, key1, delta, tests, sent)
         received = self._channel.exchange("and.tables", sent)
         tops = np.empty(count // 64, np.uint64)
         kernels.mask_tops(x.bits, z.bits, received, tests, tops)
