@@ -89,7 +89,7 @@ class Leaves(ABC):
         here = self._strip(choices, masks, corrections, rows)
         tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
-    def words(
+    def low_words(
         self,
         tweaked: Tweaked,
         choices: Words | None,
@@ -237,7 +237,7 @@ class NativeLeaves(Leaves):
         kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
         native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
 
-    def words(
+    def low_words(
         self,
         tweaked: Tweaked,
         choices: Words | None,

@@ -171,7 +171,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
         number, rows = self._rows(count)
         given = self._tweaked(), choices, None, corrections, rows, out
-        self._leaves.words(*given, None, hashes)
+        self._leaves.low_words(*given, None, hashes)
         self._sent(corrections, _Kept(choices, rows.strips, number))
         return choices
 
@@ -312,7 +312,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         """
         count = checked_block(len(out))
         given = self._tweaked(), None, self._masks, self._corrections(count), self._rows(count)
-        self._leaves.words(*given, out, self.sigma_delta, hashes0, hashes1)
+        self._leaves.low_words(*given, out, self.sigma_delta, hashes0, hashes1)
         self.index += count
 
     def _rows(self, count: int) -> Rows:
