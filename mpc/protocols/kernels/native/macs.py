@@ -120,6 +120,10 @@ class _Elements:
         if level == 1:
             even, odd = self.leaves(keys, counters, [first, first + 1])
             return self.add(even, odd), [odd]
+        if level == 2:
+            n, one, two, three = self.leaves(keys, counters, [first + i for i in range(4)])
+            last = self.add(two, three)
+            return self.add(self.add(n, one), last), [self.add(one, three), last]
         left, rows = self.tree(keys, counters, level - 1, first)
         right, others = self.tree(keys, counters, level - 1, first + (1 << level - 1))
         sums = [self.add(*pair) for pair in zip(rows, others, strict=True)]
