@@ -279,6 +279,8 @@ class ServerRound(RoundSelection):
                 self.judge()
             case events.Failure() if event.deviation:
                 self.deviation = dict(event.deviation)
+                # also of a round that has failed before
+                self.code, self.reason = cut(event.code), cut(event.reason)
             case events.Computed():
                 self.computed_here, self.receipt = True, event.receipt
                 self._keep_signed(event.receipt)

@@ -32,7 +32,7 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Action, Effect
 from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
-from securemedian.servers.network.control import Open
+from securemedian.servers.network.control import Open, RoundMessage
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.storage.files import storing
 from securemedian.servers.storage.spool import DEALING, Spool
@@ -67,6 +67,9 @@ class Entry:
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
+    # what the other server has said that waits for what is computed here, and until when
+    heard: list[RoundMessage] = field(default_factory=list)
+    heard_until: float = 0.0
 
 
 class Register:

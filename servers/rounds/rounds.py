@@ -396,7 +396,10 @@ class Rounds:
         """Take coins, verdicts, results and errors from the engines."""
         while (ended := self._engines.poll()) is not None:
             cohort, result = ended
-            if entry := self.register.live_of(cohort):
+            entry = self.register.latest(cohort)
+            # what deviated is also said of a round that has failed since
+            found = isinstance(result, PeerDeviated)
+            if entry and (entry.server_round.begun if found else entry.server_round.live):
                 self._take(entry, result)
         self._go_on()
 
@@ -417,6 +420,7 @@ class Rounds:
                 except SecureMedianError as error:
                     event = events.Failure(error.code, str(error))
         self._runner.take(entry, event)
+        self._peer_control.release(entry)
 
     def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)

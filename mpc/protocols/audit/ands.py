@@ -281,4 +281,4 @@ def _aligned(count: int) -> int:
 
 def permutation(seed: bytes, count: int) -> Order:
     """Return a uniformly random permutation of 0 .. `count` - 1."""
-    return Permutation.uniform(Stream(seed), count).sources
+    return Permutation.at_once(Stream(seed), count)

@@ -23,7 +23,7 @@ are uniform. Each step is settled before the next opens anything that the step w
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import product
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -43,6 +43,8 @@ from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 CHECK_BITS = 40
 # Partners that are opened, per t.
 GUARDS = 64
+# Elements that are compared at a time, while they are in the cache.
+TILE = 1 << 13
 
 
 def carries(bits: int) -> int:
@@ -161,7 +163,7 @@ class SignProver:
         claims = self._make_partners(each * shares.size + GUARDS, bits, own, peers)
         seed = toss(self._channel, self._number, self._entropy)
         for t, claimed in enumerate(claims):
-            order = Permutation.uniform(Stream(seed, nonce=t), claimed.size).sources
+            order = Permutation.at_once(Stream(seed, nonce=t), claimed.size)
             opened = claimed[order]
             # the guards themselves, and h of the others
             opened[GUARDS:].reshape(each, -1)[...] ^= (shares >> t & 1).astype(np.uint8)
@@ -170,7 +172,7 @@ class SignProver:
             sides = [(own, opened), (peers, theirs)]
             # in the same order at both: what party 0 proves comes first
             for side, bits_of in sides if self._number == 0 else reversed(sides):
-                self._add_differences(side, t, bits, order, bits_of)
+                self._equality.add_pieces(_differences(side, t, bits, order, bits_of))
         self._equality.settle("the bits of shares")
 
     def _make_partners(self, count: int, bits: int, own: _Side, peers: _Side) -> list[Bits]:
@@ -183,23 +185,6 @@ class SignProver:
         for t in range(bits - 1):
             peers.partners.append(packed(self._verifier.accept(count, bits - t)[2], slot))
         return claims
-
-    def _add_differences(
-        self, side: _Side, t: int, bits: int, order: NDArray[np.uint32], opened: Bits
-    ) -> None:
-        """Append tags or keys of what must be 0 to what is compared."""
-        slot = slot_of(bits)
-        items = np.empty_like(side.halves[t])
-        kernels.subtract_double(side.halves[t], side.halves[t + 1], slot, items)
-        # guards are partners of nothing
-        beside = chain([np.zeros((len(items), GUARDS), np.uint64)], repeat(items))
-        borders = range(GUARDS, order.size, items.shape[1])
-        parts = np.split(order, borders), np.split(opened, borders)
-        # `beside` has no end
-        for each, some, told in zip(beside, *parts, strict=False):
-            out = np.empty_like(each)
-            kernels.join(each, side.partners[t], some, told, side.delta, slot, bits - t, out)
-            self._equality.add(out)
 
     def _signs(
         self,
@@ -253,6 +238,26 @@ def messages(count: int, bits: int) -> Iterator[tuple[bool, str, DTypeLike, tupl
                 yield sent, label, np.uint64, (*rows, ring.packed_words(items, 1))
         yield from settling()
     yield from settling()
+
+
+def _differences(
+    side: _Side, t: int, bits: int, order: NDArray[np.uint32], opened: Bits
+) -> Iterator[Words]:
+    """Yield tags or keys of what must be 0: of the guards, and of d_t and each of its partners."""
+    # guards are partners of nothing
+    nothing = np.zeros((len(side.delta), GUARDS), np.uint64)
+    halves, lower = side.halves[t], side.halves[t + 1]
+    guards = nothing, nothing, order[None, :GUARDS], opened[None, :GUARDS]
+    shape = -1, halves.shape[1]
+    others = halves, lower, order[GUARDS:].reshape(shape), opened[GUARDS:].reshape(shape)
+    for upper, under, sources, flips in (guards, others):
+        memory = np.empty(len(sources) * TILE, np.uint64)
+        for k, start in product(range(len(upper)), range(0, upper.shape[1], TILE)):
+            size = min(TILE, upper.shape[1] - start)
+            out = memory[: len(sources) * size].reshape(-1, size)
+            rows = upper[k], under[k], side.partners[t][k], sources, flips
+            kernels.differences(*rows, start, side.delta[k], slot_of(bits), bits - t, out)
+            yield out
 
 
 def _low_bits(tags: Words, slot: int) -> Words:

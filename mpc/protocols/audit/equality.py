@@ -8,7 +8,8 @@ that is right tells nothing, because the party that checks it knows it.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,10 +29,10 @@ class Equality:
 
     def __init__(self, channel: Channel, number: int, entropy: Entropy = os_entropy) -> None:
         self._channel, self._number, self._entropy = channel, number, entropy
-        self._collected: list[NDArray[np.generic]] = []
+        self._collected: list[Iterable[NDArray[np.generic]]] = []
 
     def __repr__(self) -> str:
-        return f"Equality({len(self._collected)} arrays)"
+        return f"Equality({len(self._collected)} collected)"
 
     def add(self, array: NDArray[np.generic]) -> None:
         """Append an array, which must not change before `settle`.
@@ -39,7 +40,14 @@ class Equality:
         SECURITY: it has to be fixed by what was sent before `settle`, because the keys of the hash
         are known after it.
         """
-        self._collected.append(np.ascontiguousarray(array))
+        self.add_pieces([np.ascontiguousarray(array)])
+
+    def add_pieces(self, pieces: Iterable[NDArray[np.generic]]) -> None:
+        """Append contiguous arrays that are made one after another when `settle` hashes them.
+
+        Each may lie where the one before it lay. SECURITY: as for `add`.
+        """
+        self._collected.append(pieces)
 
     def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
         """Append the MACs of what this party opened, and what those of the peer have to be."""
@@ -53,7 +61,7 @@ class Equality:
         Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
         """
         hashed = Differences(toss(self._channel, self._number, self._entropy))
-        for array in self._collected:
+        for array in chain.from_iterable(self._collected):
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
         mine = hashed.digest() + self._entropy(NONCE_BYTES)
