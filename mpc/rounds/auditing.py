@@ -253,11 +253,9 @@ class Auditor:
         """Prove the buckets of one chunk, whose X is `total`."""
         rank, bits = ring.median_rank(self._total), ring.count_bits(self._total)
         rows = self._shape.slots - 1
-        entries = ring.unpack(total, self._shape.bits, rows * bound.dim).reshape(1, rows, -1)
-        # one after another: those of entries are the largest arrays of an audit
-        shares = around(entries, found, self._buckets)[0]
-        tags = around(np.ascontiguousarray(lane.binder.tags(bound)), found, self._buckets)
-        keys = around(np.ascontiguousarray(lane.binder.keys(bound)), found, self._buckets)
+        entries = ring.unpack(total, self._shape.bits, rows * bound.dim).reshape(rows, -1)
+        shares = around(entries, found, self._buckets)
+        tags, keys = lane.binder.around(bound, found, self._buckets - 1, bits)
         public = centring(found, self._buckets, self._total, rank, bits)
         # H(M) - k is not, and H(M - 1) - k is
         negative = np.repeat(np.array([0, 1], np.uint8), found.size)

@@ -33,7 +33,8 @@ from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.kernels import comparing, macs as kernels
+from securemedian.mpc.protocols.kernels import comparing
+from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
@@ -87,13 +88,11 @@ def packed(rows: Ring, slot: int) -> Words:
     return out
 
 
-def unpacked(words: Words, slot: int, bits: int, mac_bits: int = MAC_BITS) -> Ring:
-    """Return packed tags or keys (K, n) as component rows (e, n) in the ring of `bits` bits."""
-    out = np.empty((mac_bits, words.shape[1]), ring.dtype(bits))
-    for component, row in enumerate(out):
-        word, down = divmod(component * slot, 64)
-        row[:] = ring.reduce(words[word] >> np.uint64(down), bits)
-    return out
+def unpacked(words: Words, bits: int, mac_bits: int = MAC_BITS) -> Ring:
+    """Return tags or keys (K, n), packed for this ring, as component rows (e, n) modulo 2^bits."""
+    rows = np.empty((mac_bits, words.shape[1]), ring.dtype(bits))
+    kernels.unpack(words, slot_of(bits), bits, rows)
+    return rows
 
 
 def words_of(mac_bits: int, slot: int) -> int:

@@ -83,33 +83,33 @@ def add_to_places(words: Words, places: NDArray[np.uint16], totals: Words) -> No
                 total[k] = plus(total[k], words[k, i], tops)
 
 
-@kernel("u8[2] u2[1] i8 i8 i8 u8[2]! u8[2]!")
+@kernel("u8[2] u2[1] i8 i8 i8 i8 u8[2]!")
 def accumulate(
     words: Words,
     buckets: NDArray[np.uint16],
     entry: int,
     last: int,
     slot: int,
-    upper: Words,
-    lower: Words,
+    begin: int,
+    out: Words,
 ) -> None:
-    """Add packed tags (K, n) of an entry to the sums up to each coordinate's bucket, and below it.
+    """Add packed tags of an entry (K, n) to the sums up to each coordinate's bucket, and below it.
 
-    That is to `upper` where the entry is the bucket or below, and the bucket is not `last`, and to
-    `lower` where it is below.
+    They are of the coordinates from `begin` on, of all of which there are buckets (d,). The first
+    sums are columns i of `out` (K, 2d), and 0 in bucket `last`, the others columns d + i.
     """
-    tops = FULL // (FULL >> np.uint64(64 - slot)) << np.uint64(slot - 1)
+    count, tops = buckets.shape[0], FULL // (FULL >> np.uint64(64 - slot)) << np.uint64(slot - 1)
     masks = np.empty((2, _COLUMNS), np.uint64)
     for start in range(0, words.shape[1], _COLUMNS):
-        stop = min(start + _COLUMNS, words.shape[1])
-        for i in range(stop - start):
-            bucket = np.int64(buckets[start + i])
+        size, first = min(_COLUMNS, words.shape[1] - start), begin + start
+        for i in range(size):
+            bucket = np.int64(buckets[first + i])
             masks[0, i] = FULL if entry <= bucket and bucket != last else np.uint64(0)
             masks[1, i] = FULL if entry < bucket else np.uint64(0)
         for k in range(words.shape[0]):
-            given = words[k, start:stop]
-            _add_where(given, masks[0], tops, upper[k, start:stop])
-            _add_where(given, masks[1], tops, lower[k, start:stop])
+            given = words[k, start : start + size]
+            _add_where(given, masks[0], tops, out[k, first : first + size])
+            _add_where(given, masks[1], tops, out[k, count + first : count + first + size])
 
 
 @callee
@@ -122,3 +122,13 @@ def _add_where(words: Words, masks: Words, tops: np.uint64, out: Words) -> None:
 def plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
     """Return the sums of slots whose top bits are `tops`: no carry leaves its slot."""
     return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
+
+
+@kernel(*(f"u8[2] i8 i8 {ring}[2]!" for ring in ("u1", "u2")))
+def unpack(words: Words, slot: int, bits: int, rows: NDArray[Any]) -> None:
+    """Set component rows (e, n) to the lowest `bits` bits of slots of packed tags (K, n)."""
+    mask = FULL >> np.uint64(64 - bits)
+    for c in range(rows.shape[0]):
+        k, down = c * slot // 64, np.uint64(c * slot % 64)
+        for i in range(rows.shape[1]):
+            rows[c, i] = (words[k, i] >> down) & mask

@@ -144,7 +144,7 @@ def _emit_expand(
     halved: bool,
     tagged: bool = True,
 ) -> None:
-    """Expand the leaves of one tree, and write a tile of f and of each row, or one of them alone."""
+    """Expand the leaves of one tree, and write a tile of f, of each row, or of both."""
     element = rows.type.pointee
     if halved and element != I8:
         # nothing calls it, but it would be compiled
@@ -265,7 +265,11 @@ def expand(
             left, at = min(tile, count - start), counter + np.uint64(start // tile * (_BYTES // 16))
             for i in range(each):
                 tree, begin = word * each + i, first + start
-                keys, its, to = leaves[tree].reshape(-1), after(masks, 4 * tree), rows[4 * i * tile :]
+                keys, its, to = (
+                    leaves[tree].reshape(-1),
+                    after(masks, 4 * tree),
+                    rows[4 * i * tile :],
+                )
                 given, own = after(values, start), after(flat(f), tree * stride + begin)
                 if left < tile:
                     given, own = beside(values, near[0]), beside(f, near[1])
@@ -302,7 +306,9 @@ def _emit_transpose(
     """Set the first columns of `near` to those of words, of which each lane of a vector has two."""
     b, v = builder, Vectors(builder, LANES)
     nothing = v.constant([0] * 2 * LANES)
-    rows = [v.load(b.gep(words, [b.mul(stride, ir.Constant(I64, k))])) for k in range(3 * slot // 4)]
+    rows = [
+        v.load(b.gep(words, [b.mul(stride, ir.Constant(I64, k))])) for k in range(3 * slot // 4)
+    ]
     rows += [nothing] * (slot - len(rows))
     # a column is `slot` words that follow each other
     found = v.interleave(rows)
@@ -322,7 +328,7 @@ def _emit_add(
     slot: int,
 ) -> None:
     """Add `count` columns of `slot` words each to its place."""
-    b, kind = builder, ir.VectorType(I64, slot)
+    b = builder
     fields = ir.VectorType(ir.IntType(max(slot, 8)), 64 * slot // max(slot, 8))
     top, rest = (ir.Constant(fields, [each] * fields.count) for each in (0x88, 0x77))
 
