@@ -369,13 +369,17 @@ def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -
 def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
     """Return about how many bytes an audit takes at one party: what is kept, and lanes at work.
 
-    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then the tags and
-    keys of a chunk's entries.
+    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then f of a chunk's
+    entries and the tags and keys of its halves and their partners.
     """
     shape, total = check_audited(params), sum(weights)
     busy = [sizes for sizes in _sizes(params, total, protocol) if sizes]
     entries = shape.slots - 1
     kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
-    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * busy[0][0]
+    numbers, bits = 2 * busy[0][0], ring.count_bits(total)
+    partners = dealing.partners_of(numbers, comparing.GUARDS, comparing.CHECK_BITS)
+    opened = macs.MAC_BITS // macs.TREE_BITS * entries * busy[0][0]
+    tagged = 16 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) * numbers
+    rows = opened * ring.dtype(shape.bits).itemsize + tagged * (bits + partners * (bits - 1))
     most = [max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total)) for sizes in busy]
     return kept + sum(AND_BYTES * count + rows for count in most)
