@@ -236,7 +236,6 @@ class Phase:
 
     @property
     def theirs(self) -> float | None:
-        """The paper's seconds, if it has any."""
         return found.seconds if (found := reported.TABLE_1.get(self.reported)) else None
 
 

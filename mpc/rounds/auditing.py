@@ -44,10 +44,10 @@ from securemedian.mpc.rounds.lanes import WISHES, Progress, Report, agree_on_siz
 from securemedian.mpc.rounds.params import RoundParams
 
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
-# are their buckets, and the chance to deviate unnoticed.
-POOL = 1 << 18
+# are their buckets, and the chance to deviate unnoticed. Of so many, buckets have three.
+POOL = 3 << 17
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
-AND_BYTES = 250
+AND_BYTES = 280
 # Whether a message is sent or received, its label, dtype and shape.
 Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 

@@ -78,7 +78,6 @@ class _Job:
         self._thread.start()
 
     def join(self, limit_s: float | None = None) -> bool:
-        """Wait for the job to end, for `limit_s` at most, and return whether it has ended."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 

@@ -333,5 +333,4 @@ class RoundSelection(RoundFacts):
         self.params.check_included(self.included)
 
     def _reasons(self) -> str:
-        """Return who is left out and why."""
         return cut("; ".join(by_reason(self.left_out)))

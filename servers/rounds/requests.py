@@ -613,7 +613,6 @@ class Desk:
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
     def _key_of_each(self, cohort: str) -> dict[str, str]:
-        """Return the keys of all clients of a cohort by their names."""
         return {name: key for key, name in self._config.members[cohort].clients.items()}
 
     def _keys(self, cohort: str, names: Collection[str], where: str) -> dict[str, str]:
@@ -694,7 +693,6 @@ def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
 
 
 def _take_number(message: wire.Message) -> int:
-    """Take the caller's number for its request out of the fields, and return it."""
     number = message.fields.pop("id", None)
     if type(number) is not int:
         raise FrameError("a request needs `id`, a whole number that its answer repeats")

@@ -124,7 +124,6 @@ class Rounds:
 
     @property
     def peer(self) -> PeerWatch:
-        """The watch over the other server."""
         return self._peer_control.watch
 
     def dim(self, cohort: str) -> int:
@@ -138,7 +137,6 @@ class Rounds:
         return latest.server_round.params.dim if latest else 0
 
     def left_s(self, entry: Entry) -> float:
-        """Return for how many seconds the round still takes uploads."""
         server_round = entry.server_round
         return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
 
@@ -387,7 +385,6 @@ class Rounds:
     # Other events
 
     def control(self, parts: Sequence[wire.Part]) -> None:
-        """Take a message of the peer."""
         self.flush()
         self._peer_control.receive(parts)
         self._go_on()
@@ -507,7 +504,6 @@ class Rounds:
 
     @property
     def running(self) -> bool:
-        """Whether the protocol runs."""
         runs = (State.STARTING, State.RUNNING)
         return any(entry.server_round.state in runs for entry in self.live)
 

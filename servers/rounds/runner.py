@@ -87,7 +87,6 @@ class RoundRunner:
         self._go_on(queue)
 
     def idle(self, entry: Entry) -> bool:
-        """Return whether no event of the round waits."""
         return not self._queue(entry).events
 
     def tick(self) -> None:
