@@ -369,8 +369,8 @@ def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -
 def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
     """Return about how many bytes an audit takes at one party: what is kept, and lanes at work.
 
-    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then f of a chunk's
-    entries and the tags and keys of its halves and their partners.
+    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then f of a
+    chunk's entries and the tags and keys of its halves and their partners.
     """
     shape, total = check_audited(params), sum(weights)
     busy = [sizes for sizes in _sizes(params, total, protocol) if sizes]
