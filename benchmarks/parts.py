@@ -250,7 +250,6 @@ MULTIPLYING: tuple[Place, ...] = (
     ("OT extension", SoftSpokenSender, "extend_correlated", None),
     ("OT extension", SoftSpokenReceiver, "extend_correlated", None),
     ("check", weighing, "weigh", None),
-    ("hash", Hash, "blocks", None),
     ("tables", garbling, "garble", None),
     ("tables", garbling, "mask_tops", None),
     ("tables", garbling, "unmask", None),

@@ -23,7 +23,7 @@ from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
-from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.ot.leaves import Tweaked
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -468,15 +468,19 @@ def test_delta_of_an_audit_is_fixed_in_one_bit() -> None:
 def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a direction both parties hash under the same tweaks, each once; the sender K and K ^ D."""
     used: list[tuple[int, int, int, bool]] = []
-    blocks = Hash.blocks
-
-    def hashed(self: Hash, inputs: Any, index: int, stream: Any, *outs: Any) -> None:
-        used.extend((id(self), int(stream), index + i, len(outs) > 1) for i in range(len(inputs)))
-        blocks(self, inputs, index, stream, *outs)
-
-    monkeypatch.setattr(Hash, "blocks", hashed)
-    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     both = makers(local_pair(20), session_id=bytes(16))
+    leaves = type(both[0]._sender._leaves)
+    words = leaves.low_words
+
+    def counted(self: Any, tweaked: Tweaked, *given: Any) -> None:
+        out, hashes = given[4], given[6:]
+        if hashes[0] is not None:
+            stream, sending = int(tweaked.stream), len(hashes) == 2
+            used.extend((id(self), stream, tweaked.index + i, sending) for i in range(out.size))
+        words(self, tweaked, *given)
+
+    monkeypatch.setattr(leaves, "low_words", counted)
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     for _ in range(2):
         run_both(lambda j: both[j].triples(70))
     # 128 buckets of 6

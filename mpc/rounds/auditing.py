@@ -17,6 +17,7 @@ about 2^-40. Nothing of the clients is opened, and nothing of the round is chang
 The audit has base OTs of its own, which end with it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
@@ -377,9 +378,9 @@ def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     entries = shape.slots - 1
     kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
     numbers, bits = 2 * busy[0][0], ring.count_bits(total)
-    partners = dealing.partners_of(numbers, comparing.GUARDS, comparing.CHECK_BITS)
+    tagged = numbers * bits + math.prod(comparing.partners_of(numbers)) * (bits - 1)
     opened = macs.MAC_BITS // macs.TREE_BITS * entries * busy[0][0]
-    tagged = 16 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) * numbers
-    rows = opened * ring.dtype(shape.bits).itemsize + tagged * (bits + partners * (bits - 1))
+    rows = opened * ring.dtype(shape.bits).itemsize
+    rows += 2 * 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) * tagged
     most = [max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total)) for sizes in busy]
     return kept + sum(AND_BYTES * count + rows for count in most)

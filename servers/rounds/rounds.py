@@ -41,7 +41,6 @@ from securemedian.servers.machine import events
 from securemedian.servers.network.control import (
     Message,
     Open,
-    RoundMessage,
     new_round_id,
     upload_digest,
 )
@@ -95,7 +94,13 @@ class Rounds:
         # those that take blocks of uploads beside this process
         self.doors = store.doors
         self._keeper = RunKeeper(config.party, store, signing)
-        self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
+        self._runner = RoundRunner(
+            self.register,
+            self._keeper,
+            engines,
+            lambda message: self._peer_control.send(message),
+            clock,
+        )
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
         )
@@ -108,10 +113,6 @@ class Rounds:
         self.register.tidy()
         for entry in self.live:
             self._runner.take(entry, events.Unlinked(f"{config.name} was restarted"))
-
-    def _send(self, message: Message) -> None:
-        assert isinstance(message, RoundMessage)
-        self._peer_control.send(message)
 
     def reload(self, config: ServerConfig) -> None:
         """Use a new configuration for later rounds."""

@@ -51,9 +51,7 @@ from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 STATISTICAL_BITS = 40
 # Leaky ANDs whose OTs are checked at once: so many that waiting for the peer costs little.
-PORTION = 1 << 16
-# Leaky ANDs that are hashed at once, and then still in the cache.
-_TILE = 1 << 12
+PORTION = 63 << 11
 # x, y and z
 Factors = Sequence[AuthenticatedBits]
 
@@ -138,48 +136,35 @@ class AndMaker:
         """Make leaky ANDs, PORTION of them at most: write their factors and T (n,)."""
         x, y, z = factors
         count, delta = len(tests), self.delta
-        own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
-        own_index, peers_index = self._receiver.index, self._sender.index
-        self._correlated(factors, own, peers)
+        own, key0, key1 = hashes = [
+            self._scratch.array(f"hash of {what}", count) for what in ("own", "key 0", "key 1")
+        ]
+        self._correlated(factors, hashes)
         sent = np.empty(count, np.uint64)
-        hash_own, hash0, hash1 = (
-            self._scratch.array(name, _TILE, 2) for name in ("hash own", "hash 0", "hash 1")
-        )
-        for start in range(0, count, _TILE):
-            some = slice(start, min(start + _TILE, count))
-            ours, theirs, size = own[some], peers[some], some.stop - start
-            tweak = own_index + start, self._receiver.tweaks
-            self._receiver.hash.blocks(ours, *tweak, hash_own[:size])
-            tweak = peers_index + start, self._sender.tweaks
-            difference = self._sender.sigma_delta
-            self._sender.hash.blocks(theirs, *tweak, hash0[:size], difference, hash1[:size])
-            hashes = hash_own[:size], hash0[:size], hash1[:size]
-            x.macs[some], x.keys[some] = ours[:, 0], theirs[:, 0]
-            given = *y[some].arrays, x.bits[some], *hashes
-            kernels.garble(*given, delta, tests[some], sent[some])
+        kernels.garble(*y.arrays, x.bits, own, key0, key1, delta, tests, sent)
         received = self._channel.exchange("and.tables", sent)
         tops = np.empty(count // 64, np.uint64)
         kernels.mask_tops(x.bits, z.bits, received, tests, tops)
         opened = tops ^ self._channel.exchange("and.tops", tops)
         kernels.unmask(opened, self._number, delta, *z.arrays, tests)
 
-    def _correlated(self, factors: Factors, own: Words, peers: Words) -> None:
+    def _correlated(self, factors: Factors, hashes: Sequence[Words]) -> None:
         """Make and check the OTs of leaky ANDs: the shares of x, y and r, with MACs and keys.
 
-        Those of x go to `own` and `peers`.
+        The hashes are of the MACs of x, of its keys, and of those ^ Delta.
         """
-        _, y, z = factors
+        x, *rest = factors
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
         choices = (
-            receiver.extend_correlated(own),
-            *(receiver.low.extend_correlated(each.macs.reshape(-1, 1)) for each in (y, z)),
+            receiver.extend_correlated(x.macs, hashes[0]),
+            *(receiver.low.extend_correlated(each.macs) for each in rest),
         )
         for each in receivers:
             each.seal()
-        sender.extend_correlated(peers)
-        for half in (y, z):
-            sender.low.extend_correlated(half.keys.reshape(-1, 1))
+        sender.extend_correlated(x.keys, *hashes[1:])
+        for half in rest:
+            sender.low.extend_correlated(half.keys)
         for end in senders:
             end.challenge()
         for each in receivers:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Bits, Blocks, Words
+from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 
 # Buckets that are filled at once: what comes of them stays in the cache.
@@ -27,28 +27,28 @@ def _spread(bit: np.uint8) -> np.uint64:
     return np.uint64(0) - np.uint64(bit)
 
 
-@kernel("u1[1] u8[1] u8[1] u1[1] u8[2] u8[2] u8[2] u8 u8[1]! u8[1]!")
+@kernel("u1[1] u8[1] u8[1] u1[1] u8[1] u8[1] u8[1] u8 u8[1]! u8[1]!")
 def garble(
     y: Bits,
     macs: Words,
     keys: Words,
     x: Bits,
-    hash_own: Blocks,
-    hash0: Blocks,
-    hash1: Blocks,
+    hash_own: Words,
+    hash0: Words,
+    hash1: Words,
     delta: np.uint64,
     s: Words,
     sent: Words,
 ) -> None:
     """Begin leaky ANDs: write what S is without the peer's G, and G.
 
-    `macs` and `keys` are those of y; the hashes (n, 2) those of the MAC of x, of its key, and of
-    that ^ Delta.
+    `macs` and `keys` are those of y; the hashes are of the MAC of x, of its key, and of that
+    ^ Delta.
     """
     for i in range(s.shape[0]):
         c = (_spread(y[i]) & delta) ^ macs[i] ^ keys[i]
-        s[i] = hash0[i, 0] ^ hash_own[i, 0] ^ (_spread(x[i]) & c)
-        sent[i] = hash0[i, 0] ^ hash1[i, 0] ^ c
+        s[i] = hash0[i] ^ hash_own[i] ^ (_spread(x[i]) & c)
+        sent[i] = hash0[i] ^ hash1[i] ^ c
 
 
 @kernel("u1[1] u1[1] u8[1] u8[1]! u8[1]!")
