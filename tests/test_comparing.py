@@ -316,10 +316,10 @@ def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPa
 def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be.
 
-    No row is turned, so that the wrong partner is at the right place.
+    Rows are turned by one, so that the wrong partner, the first, comes behind the guard.
     """
     few(monkeypatch, 1)
-    monkeypatch.setattr(comparing, "rotations", lambda seed, size, count: [0] * size)
+    monkeypatch.setattr(comparing, "rotations", lambda seed, size, count: [1] * size)
     both, none = ends(local_pair(20)), np.zeros(1, np.uint8)
 
     def run(j: int) -> None:
