@@ -448,7 +448,7 @@ def _and_parts(
         for start in range(0, leaky, ands.PORTION):
             some = slice(start, start + ands.PORTION)
             maker.leaky([factor[some] for factor in factors], tests[some])
-        Differences(bytes(SEED_BYTES)).update(tests)
+        Differences(bytes(SEED_BYTES), keys=1).update(tests)
         if size > 1:
             maker.combined(factors, turns, Equality(party.channel, party.number))
 

@@ -517,12 +517,12 @@ class Differences:
 
     KEYS: ClassVar[int] = 2
 
-    def __init__(self, seed: bytes) -> None:
+    def __init__(self, seed: bytes, keys: int = KEYS) -> None:
         """Draw the keys from a tossed seed."""
-        keys = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(self.KEYS)]
+        drawn = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(keys)]
         # no nonce is needed where nobody has to be kept from forging tags
         mode = modes.GCM(bytes(12))
-        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in keys]
+        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in drawn]
 
     def update(self, differences: Ring) -> None:
         """Append the bytes of a contiguous array."""
