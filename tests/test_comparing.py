@@ -23,7 +23,7 @@ from securemedian.mpc.protocols.audit.comparing import (
     centring,
     partners_of,
 )
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -91,7 +91,7 @@ def prove(
         end = both[j]
         triples = end.ands.triples(carries(bits) * values.size, 2)
         _, tags = end.prover.commit(shares[j], bits)
-        _, _, keys = end.verifier.accept(values.size, bits)
+        keys = end.verifier.accept(values.size, bits)
         end.signs.prove(RingShare(shares[j]), tags, keys, added, bits, negative, triples)
         assert not len(triples)
 
@@ -120,7 +120,7 @@ def claims_received() -> None:
     def run(j: int) -> None:
         end = both[j]
         _, tags = end.prover.commit(shares[j], 2)
-        _, _, keys = end.verifier.accept(4096, 2)
+        keys = end.verifier.accept(4096, 2)
         triples = end.ands.triples(4096, 2)
         end.signs.prove(RingShare(shares[j]), tags, keys, none, 2, none, triples)
 
@@ -146,7 +146,7 @@ def test_counts_about_a_bucket() -> None:
         found = np.sort(chosen, axis=0)[4].astype(np.uint16)
         for dtype in (np.uint8, np.uint16):
             public = centring(found, buckets, clients, 5, 5)
-            upper_and_lower = around(entries.astype(dtype)[None], found, buckets)[0]
+            upper_and_lower = around(entries.astype(dtype), found, buckets)
             counts = ring.signed(upper_and_lower + public, 5)
             below = (chosen < found).sum(axis=0)
             upto = (chosen <= found).sum(axis=0)
@@ -167,14 +167,15 @@ class Cheat:
     def __init__(self, prover: Prover, lie: Lie) -> None:
         self._prover, self._lie, self._calls = prover, lie, 0
 
-    def commit(self, claims: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
+    def commit(self, claims: np.ndarray, bits: int, slot: int) -> tuple[int, np.ndarray]:
         self._calls += 1
         if self._calls != 2:
-            return self._prover.commit(claims, bits)
+            return self._prover.commit(claims, bits, slot)
         values, change = self._lie(claims)
-        at, rows = self._prover.commit(values, bits)
+        at, tags = self._prover.commit(values, bits, slot)
+        rows = unpacked(tags, bits, self._prover.mac_bits)
         change(rows)
-        return at, rows
+        return at, packed(rows, slot)
 
 
 def honestly(claims: np.ndarray) -> Any:
@@ -210,7 +211,7 @@ def rate(
         none: Any = np.zeros(claimed.size, np.uint8)
         for _ in range(trials):
             _, tags = end.prover.commit(held, 2)
-            _, _, keys = end.verifier.accept(held.size, 2)
+            keys = end.verifier.accept(held.size, 2)
             signs, shares = end.signs, claimed if j == 0 else held
             if j == 0:
                 signs._prover = Cheat(end.prover, lie)  # type: ignore[assignment]
@@ -321,7 +322,7 @@ def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> 
         end, held = both[j], np.full(1, 2 * (j == 0), np.uint8)
         triples = end.ands.triples(1, 2)
         _, tags = end.prover.commit(held, 2)
-        _, _, keys = end.verifier.accept(1, 2)
+        keys = end.verifier.accept(1, 2)
         signs = end.signs
         if j == 0:
             signs._prover = Cheat(end.prover, twos(1))  # type: ignore[assignment]
@@ -359,7 +360,7 @@ def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -
         end = both[j]
         triples = end.ands.triples(3 * 16, 2)
         _, tags = end.prover.commit(shares[j], 4)
-        _, _, keys = end.verifier.accept(16, 4)
+        keys = end.verifier.accept(16, 4)
         armed[0] = armed[0] or j == 0
         with pytest.raises(PeerDeviated) as error:
             end.signs.prove(

@@ -899,10 +899,11 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    ("PortableExpander.keys", "(sums ^ ~mask) - ~mask"): "keys of a verifier, of its own leaves",
     (
         "PortableExpander.keys",
-        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
-    ): "the keys of a verifier, of its own leaves",
+        "rows[_rows_of(block), some] += f[block, first:][some] & mask",
+    ): "keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",

@@ -41,7 +41,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, rotations
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality, settling
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier, message
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, message, packed, slot_of
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import comparing as kernels
 from securemedian.mpc.protocols.party import Party
@@ -70,28 +70,14 @@ def partners_of(count: int) -> tuple[int, int]:
     return math.ceil(CHECK_BITS / math.log2(length)), length
 
 
-def slot_of(bits: int) -> int:
-    """Return the bits of a slot of packed tags in the ring of `bits` bits: 4, 8 or 16."""
-    return max(4, 1 << (bits - 1).bit_length())
-
-
-def packed(rows: Ring, slot: int) -> Words:
-    """Return component rows (e, n), packed as `kernels.comparing` has them: (K, n)."""
-    out = np.empty((-(-len(rows) * slot // 64), rows.shape[1]), np.uint64)
-    kernels.pack(rows, slot, out)
-    return out
-
-
 def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
-    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, W-1, n) of entries.
+    """Return shares of H(M) and H(M-1) of each coordinate: (2n,) from rows (W-1, n) of entries.
 
-    M is `found`, (n,). Rows are of shares, of tags or of keys. H(M) is 0 where M is the last
-    bucket, which is no entry.
+    M is `found`, (n,). H(M) is 0 where M is the last bucket, which is no entry.
     """
-    out, flat = np.empty((len(rows), 2 * found.size), rows.dtype), rows.reshape(len(rows), -1)
-    last = rows.dtype.type(buckets - 1)
-    kernels.accumulate(flat, found.astype(rows.dtype), last, out)
-    return out
+    out, last = np.empty((1, 2 * found.size), rows.dtype), rows.dtype.type(buckets - 1)
+    kernels.accumulate(rows.reshape(1, -1), found.astype(rows.dtype), last, out)
+    return out[0]
 
 
 def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bits: int) -> Ring:
@@ -138,8 +124,8 @@ class SignProver:
     def prove(
         self,
         shares: RingShare,
-        tags: Ring,
-        keys: Ring,
+        tags: Words,
+        keys: Words,
         public: Ring,
         bits: int,
         negative: Bits,
@@ -147,15 +133,16 @@ class SignProver:
     ) -> None:
         """Prove the signs of n numbers modulo 2^bits, while the other party does the same.
 
-        The numbers are the sums of both `shares` (n,) and of `public` (n,). `tags` (e, n) are those
-        of this party's shares, `keys` (e, n) those of the peer's, as rows. `negative` (n,) is 1
-        where a number is negative. Takes `carries` triples per number. Raises PeerDeviated if the
-        peer did not follow the protocol, or if a sign is another.
+        The numbers are the sums of both `shares` (n,) and of `public` (n,). `tags` (K, n) are those
+        of this party's shares, `keys` (K, n) those of the peer's, which are overwritten: packed as
+        this ring has them. `negative` (n,) is 1 where a number is negative. Takes `carries` triples
+        per number. Raises PeerDeviated if the peer did not follow the protocol, or if a sign is
+        another.
         """
         slot = slot_of(bits)
         delta = packed(self._verifier.constant(np.ones(1, np.uint8)), slot)[:, 0]
-        own = _Side(np.zeros_like(delta), [packed(tags, slot)])
-        peers = _Side(delta, [packed(keys, slot)])
+        own = _Side(np.zeros_like(delta), [tags])
+        peers = _Side(delta, [keys])
         if self._number == 0:
             shares = RingShare(shares + public)
         else:
@@ -170,10 +157,10 @@ class SignProver:
         """Make MACs of q_t, the shares shifted down by t."""
         slot, downs = slot_of(bits), range(1, bits)
         for t in downs:
-            _, rows = self._prover.commit(ring.reduce(shares >> t, bits - t), bits - t)
-            own.halves.append(packed(rows, slot))
+            half = ring.reduce(shares >> t, bits - t)
+            own.halves.append(self._prover.commit(half, bits - t, slot)[1])
         for t in downs:
-            peers.halves.append(packed(self._verifier.accept(shares.size, bits - t)[2], slot))
+            peers.halves.append(self._verifier.accept(shares.size, bits - t, slot))
 
     def _prove_bits(self, shares: RingShare, bits: int, own: _Side, peers: _Side) -> None:
         """Prove that each q_t - 2 q_(t+1) is a bit."""
@@ -201,9 +188,9 @@ class SignProver:
         for t in range(bits - 1):
             words = self._randomness.words(ring.packed_words(count, 1))
             claims.append(ring.unpack(words, 1, count).astype(np.uint8, copy=False))
-            own.partners.append(packed(self._prover.commit(claims[t], bits - t)[1], slot))
+            own.partners.append(self._prover.commit(claims[t], bits - t, slot)[1])
         for t in range(bits - 1):
-            peers.partners.append(packed(self._verifier.accept(count, bits - t)[2], slot))
+            peers.partners.append(self._verifier.accept(count, bits - t, slot))
         return claims
 
     def _signs(
