@@ -517,12 +517,12 @@ class Differences:
 
     KEYS: ClassVar[int] = 2
 
-    def __init__(self, seed: bytes, keys: int = KEYS) -> None:
+    def __init__(self, seed: bytes) -> None:
         """Draw the keys from a tossed seed."""
-        drawn = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(keys)]
+        keys = [digest("dealing differences", seed, key)[:SEED_BYTES] for key in range(self.KEYS)]
         # no nonce is needed where nobody has to be kept from forging tags
         mode = modes.GCM(bytes(12))
-        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in drawn]
+        self._tags = [Cipher(algorithms.AES(key), mode).encryptor() for key in keys]
 
     def update(self, differences: Ring) -> None:
         """Append the bytes of a contiguous array."""

@@ -25,6 +25,12 @@ NONCE_BYTES = 32
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
+class Compared(Differences):
+    """A digest of what one party has collected."""
+
+    KEYS = 1
+
+
 class Equality:
     """What one party has collected for one comparison with the other."""
 
@@ -61,7 +67,7 @@ class Equality:
 
         Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
         """
-        hashed = Differences(toss(self._channel, self._number, self._entropy), keys=1)
+        hashed = Compared(toss(self._channel, self._number, self._entropy))
         for array in chain.from_iterable(self._collected):
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
