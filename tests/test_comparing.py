@@ -1,9 +1,11 @@
 """Proofs of signs: honest ones pass, and each lie is found as often as it must."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,15 @@ from securemedian.mpc.errors import PeerDeviated
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import comparing
 from securemedian.mpc.protocols.audit.ands import AndMaker
-from securemedian.mpc.protocols.audit.comparing import SignProver, around, carries, centring
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.audit.comparing import (
+    SignProver,
+    around,
+    carries,
+    centring,
+    partners_of,
+)
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import partners_of
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, run_both
@@ -84,7 +91,7 @@ def prove(
         end = both[j]
         triples = end.ands.triples(carries(bits) * values.size, 2)
         _, tags = end.prover.commit(shares[j], bits)
-        _, _, keys = end.verifier.accept(values.size, bits)
+        keys = end.verifier.accept(values.size, bits)
         end.signs.prove(RingShare(shares[j]), tags, keys, added, bits, negative, triples)
         assert not len(triples)
 
@@ -113,14 +120,14 @@ def claims_received() -> None:
     def run(j: int) -> None:
         end = both[j]
         _, tags = end.prover.commit(shares[j], 2)
-        _, _, keys = end.verifier.accept(4096, 2)
+        keys = end.verifier.accept(4096, 2)
         triples = end.ands.triples(4096, 2)
         end.signs.prove(RingShare(shares[j]), tags, keys, none, 2, none, triples)
 
     run_both(run)
-    partners = partners_of(4096, comparing.GUARDS, comparing.CHECK_BITS)
-    received = ring.unpack(pair[0].of("audit.claims"), 1, comparing.GUARDS + partners * 4096)
-    opened = received[comparing.GUARDS :].reshape(partners, 4096)
+    each, length = partners_of(4096)
+    received = ring.unpack(pair[0].of("audit.claims"), 1, each * length)
+    opened = received.reshape(each, length)[:, length - 4096 :]
     check_uniform({f"h{p}": row for p, row in enumerate(opened)}, {"bit": shares[1] & 1})
 
 
@@ -139,7 +146,7 @@ def test_counts_about_a_bucket() -> None:
         found = np.sort(chosen, axis=0)[4].astype(np.uint16)
         for dtype in (np.uint8, np.uint16):
             public = centring(found, buckets, clients, 5, 5)
-            upper_and_lower = around(entries.astype(dtype)[None], found, buckets)[0]
+            upper_and_lower = around(entries.astype(dtype), found, buckets)
             counts = ring.signed(upper_and_lower + public, 5)
             below = (chosen < found).sum(axis=0)
             upto = (chosen <= found).sum(axis=0)
@@ -160,18 +167,26 @@ class Cheat:
     def __init__(self, prover: Prover, lie: Lie) -> None:
         self._prover, self._lie, self._calls = prover, lie, 0
 
-    def commit(self, claims: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
+    def commit(self, claims: np.ndarray, bits: int, slot: int) -> tuple[int, np.ndarray]:
         self._calls += 1
         if self._calls != 2:
-            return self._prover.commit(claims, bits)
+            return self._prover.commit(claims, bits, slot)
         values, change = self._lie(claims)
-        at, rows = self._prover.commit(values, bits)
+        at, tags = self._prover.commit(values, bits, slot)
+        rows = unpacked(tags, bits, self._prover.mac_bits)
         change(rows)
-        return at, rows
+        return at, packed(rows, slot)
 
 
 def honestly(claims: np.ndarray) -> Any:
     return claims, lambda rows: None
+
+
+def few(monkeypatch: pytest.MonkeyPatch, partners: int) -> None:
+    """Let numbers have few partners, and one guard or more."""
+    monkeypatch.setattr(comparing, "GUARDS", 1)
+    found = comparing.partners_of
+    monkeypatch.setattr(comparing, "partners_of", lambda count: (partners, found(count)[1]))
 
 
 def rate(
@@ -180,15 +195,13 @@ def rate(
     lie: Lie,
     trials: int = 1000,
     partners: int = 1,
-    guards: int = 0,
     mac_bits: int = 4,
 ) -> float:
     """Return how often party 0 passes with bits of other numbers than its own, which are 2 in Z_4.
 
     What follows the proof of bits is left out.
     """
-    monkeypatch.setattr(comparing, "GUARDS", guards)
-    monkeypatch.setattr(comparing, "partners_of", lambda *_: partners)
+    few(monkeypatch, partners)
     monkeypatch.setattr(SignProver, "_signs", lambda *_: None)
     monkeypatch.setattr(SignProver, "_prove_sign", lambda *_: None)
     both, held = ends(local_pair(20), mac_bits), np.full(claimed.size, 2, np.uint8)
@@ -198,7 +211,7 @@ def rate(
         none: Any = np.zeros(claimed.size, np.uint8)
         for _ in range(trials):
             _, tags = end.prover.commit(held, 2)
-            _, _, keys = end.verifier.accept(held.size, 2)
+            keys = end.verifier.accept(held.size, 2)
             signs, shares = end.signs, claimed if j == 0 else held
             if j == 0:
                 signs._prover = Cheat(end.prover, lie)  # type: ignore[assignment]
@@ -218,13 +231,13 @@ def check_rate(found: float, expected: float, trials: int = 1000) -> None:
     assert abs(found - expected) <= 5 * math.sqrt(expected * (1 - expected) / trials)
 
 
-def twos(count: int) -> Lie:
-    """Return the lie that `count` partners are 2, and claimed to be 0."""
+def twos(count: int, partners: int = 1) -> Lie:
+    """Return the lie that the first `count` partners of each row are 2, and claimed to be 0."""
 
     def lie(claims: np.ndarray) -> Any:
-        claims[:count] = 0
+        claims.reshape(partners, -1)[:, :count] = 0
         values = claims.copy()
-        values[:count] = 2
+        values.reshape(partners, -1)[:, :count] = 2
         return values, lambda rows: None
 
     return lie
@@ -240,8 +253,33 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     """Party 0 claims the bits of 0 for 2: d_0 = 2 - 0 is 2, as its wrong partners are."""
     claimed = np.full(items, 2, np.uint8)
     claimed[:wrong] = 0
-    passed = rate(monkeypatch, claimed, twos(wrong * partners), 1000, partners)
-    check_rate(passed, 1 / math.comb(items * partners, partners * wrong))
+    passed = rate(monkeypatch, claimed, twos(wrong, partners), 1000, partners)
+    check_rate(passed, (items + 1.0) ** -partners)
+
+
+def test_wrong_partners_are_at_the_right_places_by_one_turn_at_most() -> None:
+    """Of a row as long as a prime; of six, every second place is so by three."""
+
+    def most(length: int) -> int:
+        """Return how many turns take one set of places, without the first, to another at most."""
+        sets = [
+            frozenset(chosen)
+            for size in range(1, length)
+            for chosen in combinations(range(1, length), size)
+        ]
+        turned = Counter(
+            (places, frozenset((place + turn) % length for place in places))
+            for places in sets
+            for turn in range(length)
+        )
+        return max(turned.values())
+
+    assert [most(length) for length in (2, 3, 5, 7, 11)] == [1] * 5
+    assert most(6) == 3
+    for count in (1, 2, 3, 64, 4096, 65536, 1 << 20):
+        each, length = partners_of(count)
+        assert length >= count + 64 and all(length % d for d in range(2, math.isqrt(length) + 1))
+        assert length**each >= 1 << 40 > length ** (each - 1)
 
 
 def test_what_is_no_bit_is_found_without_wrong_partners(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +291,8 @@ def test_what_is_no_bit_is_found_without_wrong_partners(monkeypatch: pytest.Monk
 
 def test_guards_find_that_all_are_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = np.zeros(6, np.uint8)
-    assert rate(monkeypatch, claimed, twos(6), 20) == 1
-    assert rate(monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
+    check_rate(rate(monkeypatch, claimed, twos(6)), 1 / 7)
+    assert rate(monkeypatch, claimed, twos(7), 20) == 0
 
 
 def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,15 +315,14 @@ def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPa
 
 def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be."""
-    monkeypatch.setattr(comparing, "GUARDS", 0)
-    monkeypatch.setattr(comparing, "partners_of", lambda *_: 1)
+    few(monkeypatch, 1)
     both, none = ends(local_pair(20)), np.zeros(1, np.uint8)
 
     def run(j: int) -> None:
         end, held = both[j], np.full(1, 2 * (j == 0), np.uint8)
         triples = end.ands.triples(1, 2)
         _, tags = end.prover.commit(held, 2)
-        _, _, keys = end.verifier.accept(1, 2)
+        keys = end.verifier.accept(1, 2)
         signs = end.signs
         if j == 0:
             signs._prover = Cheat(end.prover, twos(1))  # type: ignore[assignment]
@@ -300,7 +337,7 @@ def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> 
         ("mac.values", 5, "the bits of shares"),
         # a guard, and h
         ("audit.claims", 0, "the bits of shares"),
-        ("audit.claims", 8, "the bits of shares"),
+        ("audit.claims", 9, "the bits of shares"),
         ("and.openings", 0, "the openings of ANDs"),
     ],
 )
@@ -323,7 +360,7 @@ def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -
         end = both[j]
         triples = end.ands.triples(3 * 16, 2)
         _, tags = end.prover.commit(shares[j], 4)
-        _, _, keys = end.verifier.accept(16, 4)
+        keys = end.verifier.accept(16, 4)
         armed[0] = armed[0] or j == 0
         with pytest.raises(PeerDeviated) as error:
             end.signs.prove(

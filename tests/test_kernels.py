@@ -318,17 +318,17 @@ def test_packed_tags(slot: int, components: int) -> None:
         assert (unpacked(out, slot, components) == want).all()
 
     lower_rows, lower = random_tags()
-    order = np.stack([RNG.permutation(count) for _ in range(2)]).astype(np.uint32)
-    flips = RNG.integers(0, 2, (2, count)).astype(np.uint8)
+    turns = np.array([0, 1, 70, count - 1, 2 * count - 1])
+    flips = RNG.integers(0, 2, (len(turns), count)).astype(np.uint8)
     for bits, start in product((2, slot - 1, slot), (0, 40)):
-        found = np.empty((2, width, count - start), np.uint64)
+        found = np.empty((len(turns), width, count - start), np.uint64)
         for k in range(width):
-            out = np.empty((2, count - start), np.uint64)
-            inputs = tags[k], lower[k], partners[k], order, flips
+            out, rows_of = np.empty((len(turns), count - start), np.uint64), [partners[k]] * 5
+            inputs = tags[k], lower[k], np.stack(rows_of), turns, flips
             comparing.differences(*inputs, start, delta[k, 0], slot, bits, out)
             found[:, k] = out
-        for its, flip, told in zip(order, flips, found, strict=True):
-            d, b = rows - 2 * lower_rows, others[:, its]
+        for turn, flip, told in zip(turns, flips, found, strict=True):
+            d, b = rows - 2 * lower_rows, np.roll(others, -turn, axis=1)
             want = np.where(flip, d + b - delta_bits, d - b) % (1 << bits)
             assert (unpacked(told, slot, components) == want[:, start:]).all()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,7 @@ from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
 from tests.test_kernels import VECTORS, vector_words
+from tests.test_macs import in_rows
 from tests.test_privacy import recorders
 
 RNG = np.random.default_rng(21)
@@ -284,17 +286,26 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 4, 5, 8, 9, 16])
 def test_leaves_under_macs_of_both_paths_are_the_same(bits: int) -> None:
-    """At both ends, of tiles and of what fills none, from any position on."""
+    """At both ends, of tiles and of what fills none, from any position on, in slots of any size."""
     made = trees(4)[:12]
-    for at, count in ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000)):
+    slots = [slot for slot in (4, 8, 16) if bits <= slot and (bits <= 8 or slot == 16)]
+    for slot, (at, count) in product(slots, ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000))):
         values = ring.reduce(words(count), bits)
         masks = np.zeros(48, values.dtype) - RNG.integers(0, 2, 48).astype(values.dtype)
         found = []
         for expander_ in (macs.PortableExpander(made, 5), macs.NativeExpander(made, 5)):
-            f, tags, keys = (np.empty((rows, count), values.dtype) for rows in (12, 48, 48))
-            expander_.commit(at, bits, values, f, tags)
-            expander_.keys(at, bits, masks, f, keys)
-            found.append([ring.reduce(each, bits) for each in (f, tags, keys)])
+            f, alone = (np.zeros((12, count + 40), values.dtype) for _ in range(2))
+            mine, other = f[:, :count].copy(), alone[:, :count].copy()
+            out = [words(slot * 3 // 4, count) for _ in range(3)]
+            expander_.commit(at, bits, values, mine, slot, out[0])
+            expander_.commit(at, bits, values, other, slot, None)
+            assert (mine == other).all()
+            f[:, 40:] = mine
+            expander_.keys(at, bits, masks, f, 40, slot, out[1])
+            expander_.keys(at, bits, 0 * masks, None, 0, slot, out[2])
+            rows = [in_rows(each, slot, bits) for each in out]
+            assert (rows[0] == rows[2]).all()
+            found.append([ring.reduce(mine, bits), *rows])
         assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 

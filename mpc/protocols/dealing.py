@@ -497,16 +497,6 @@ class Permutation:
                 last = vectors.shuffle(order, first, last, draws)
         return cls(places, order)
 
-    @classmethod
-    def at_once(cls, stream: Stream, count: int, near: int = NEAR) -> NDArray[np.uint32]:
-        """Return a uniformly random permutation of 0 .. `count` - 1 in one step.
-
-        Vectors are shuffled after they went to their places, which is as uniform as `sources`, and
-        takes one step less.
-        """
-        made = cls.uniform(stream, count, near)
-        return made.order[made.places]
-
     @property
     def sources(self) -> NDArray[np.uint32]:
         """Return which vector stands at each place of the permutation."""

@@ -131,12 +131,12 @@ def add_constants(tags: Words, values: NDArray[Any], delta: Words, slot: int, ou
             out[k, i] = _plus(tags[k, i], np.uint64(values[i]) * delta[k], tops)
 
 
-@kernel("u8[1] u8[1] u8[1] u4[2] u1[2] i8 u8 i8 i8 u8[2]!")
+@kernel("u8[1] u8[1] u8[2] i8[1] u1[2] i8 u8 i8 i8 u8[2]!")
 def differences(
     halves: Words,
     lower: Words,
     partners: Words,
-    order: NDArray[np.uint32],
+    turns: NDArray[np.int64],
     flips: Bits,
     start: int,
     delta: np.uint64,
@@ -147,10 +147,11 @@ def differences(
     """Set row p of `out` to tags of d - b where flips[p] is 0, and of d + b - 1 where it is 1.
 
     Tags are one word of the packed ones, of elements from `start` on, and d is q - 2 r, of which
-    `halves` and `lower` are tags. b is element order[p] of `partners`. `delta` is that of keys, and
-    0 for tags. Only the low `bits` of each slot are left.
+    `halves` and `lower` are tags. For element i, b is element i + turns[p] of row p of `partners`,
+    modulo its length. `delta` is that of keys, and 0 for tags. Only the low `bits` of each slot are
+    left.
     """
-    ones = _slots(slot)
+    ones, length = _slots(slot), partners.shape[1]
     tops, mask = ones << np.uint64(slot - 1), ones * (FULL >> np.uint64(64 - bits))
     # d + 1 in each slot, and d - delta: to these are added ~b, which is -b - 1, and b
     plain, turned = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
@@ -162,10 +163,13 @@ def differences(
             d = _minus(halves[first + i], twice, tops)
             plain[i], turned[i] = _plus(d, ones, tops), _minus(d, delta, tops)
         for p in range(out.shape[0]):
-            sources, flip = order[p, first : first + size], flips[p, first : first + size]
-            for i in range(size):
-                near[i] = partners[sources[i]]
-            to = out[p, begin : begin + size]
+            done = 0
+            while done < size:
+                at = (first + done + turns[p]) % length
+                run = min(size - done, length - at)
+                near[done : done + run] = partners[p, at : at + run]
+                done += run
+            to, flip = out[p, begin : begin + size], flips[p, first : first + size]
             for i in range(size):
                 kept = np.uint64(flip[i]) - np.uint64(1)
                 number = turned[i] ^ ((turned[i] ^ plain[i]) & kept)
