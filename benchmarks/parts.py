@@ -40,7 +40,7 @@ from securemedian.mpc.protocols import (
 from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import AndMaker, rotations
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
-from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.equality import Compared, Equality
 from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Differences
@@ -448,7 +448,7 @@ def _and_parts(
         for start in range(0, leaky, ands.PORTION):
             some = slice(start, start + ands.PORTION)
             maker.leaky([factor[some] for factor in factors], tests[some])
-        Differences(bytes(SEED_BYTES)).update(tests)
+        Compared(bytes(SEED_BYTES)).update(tests)
         if size > 1:
             maker.combined(factors, turns, Equality(party.channel, party.number))
 

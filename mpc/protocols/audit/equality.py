@@ -1,10 +1,11 @@
 """Comparing what must be the same at both parties, of which neither may see the other's.
 
-Each party collects arrays, in the same order. Once all is fixed, the two toss the keys of a
+Each party collects arrays, in the same order. Once all is fixed, the two toss the key of a
 universal hash (`dealing.Differences`), commit to their digests of everything, and then open them.
 Arrays that differ anywhere, also by what one party has chosen, go unnoticed with a chance below
-2^-128. The commitment keeps a party that waits from sending the other's digest back, and a digest
-that is right tells nothing, because the party that checks it knows it.
+2^-90, up to 2^41 bytes of them: one key is enough beside the 2^-40 of all else. The commitment
+keeps a party that waits from sending the other's digest back, and a digest that is right tells
+nothing, because the party that checks it knows it.
 """
 
 import hashlib
@@ -22,6 +23,12 @@ from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 NONCE_BYTES = 32
 DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class Compared(Differences):
+    """A digest of what one party has collected."""
+
+    KEYS = 1
 
 
 class Equality:
@@ -60,7 +67,7 @@ class Equality:
 
         Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
         """
-        hashed = Differences(toss(self._channel, self._number, self._entropy))
+        hashed = Compared(toss(self._channel, self._number, self._entropy))
         for array in chain.from_iterable(self._collected):
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
