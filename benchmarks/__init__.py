@@ -15,5 +15,5 @@ Each question has one module:
 
 They share `cli` (the verb `bench`), `settings` (options and progress), `harness` (two processes),
 `party` (one of them), `work` (what it does for a point), `running` (two real servers), `link` (a
-shaped link), `reported` (others' figures), and from the laboratory `report` and `plots`.
+shaped link), and from the laboratory `report` and `plots`.
 """

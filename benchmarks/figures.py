@@ -1,7 +1,8 @@
 """`securemedian bench fig3|fig12|table1`: the paper's Figures 3 and 12, and its Table 1.
 
 Each is a row of `FIGURES`: the points of `benchmarks.work` that are timed, what is printed of
-them beside the paper's figures (`benchmarks.reported`), and what is drawn.
+them beside the figures of others, and what is drawn. The machines differ, so only orders of
+magnitude can be compared (docs/protocols.md section 8).
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from securemedian.benchmarks import reported, settings
+from securemedian.benchmarks import settings
 from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import Point
@@ -40,6 +41,34 @@ MIB = 1 << 20
 SEED = 1
 
 Result = Mapping[str, Any]
+
+# What others report
+
+PAPER = "paper: 112-core Xeon 8280, link of 377 MB/s"
+BACKEND = "the paper's backend (SCI, C++) on a two-core machine"
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A figure that others report, with its source."""
+
+    seconds: float
+    source: str
+    megabytes: float | None = None
+
+
+# for d = 1000, b = 8, n = 10; the bucketed median's cost does not depend on n
+FIGURE_3 = {"bucketed": Reported(0.12, BACKEND, 9.1), "pairwise": Reported(0.86, BACKEND, 57.8)}
+
+# for CNNMnist, 8 clients, b = 8, l = 64
+TABLE_1 = {
+    "train": Reported(24, PAPER),
+    "bucketize": Reported(5, PAPER),
+    "share": Reported(1, PAPER),
+    "median": Reported(125, PAPER),
+    "quantize": Reported(5, PAPER),
+    "insecure median": Reported(6, PAPER),
+}
 
 
 @dataclass(frozen=True)
@@ -149,7 +178,7 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any],
 
 def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
     rows = []
-    for method, theirs in reported.FIGURE_3.items():
+    for method, theirs in FIGURE_3.items():
         ours = of[method][-1]
         figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
         name = f"{LABELS[method]}, n = {ours['clients']}"
@@ -168,7 +197,7 @@ def _by_clients(
     ]
     lines += [
         Line(f"{method}, the paper's backend", [10], [getattr(theirs, unit)])
-        for method, theirs in reported.FIGURE_3.items()
+        for method, theirs in FIGURE_3.items()
     ]
     return Panel(title, "clients", unit, lines, log_y=True)
 
@@ -222,7 +251,7 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class Phase:
-    """A line of the table; `reported` is a key of `reported.TABLE_1`.
+    """A line of the table; `reported` is a key of `TABLE_1`.
 
     `setting` names buckets, schedule and kind of upload, where the line is of one.
     """
@@ -236,8 +265,7 @@ class Phase:
 
     @property
     def theirs(self) -> float | None:
-        """The paper's seconds, if it has any."""
-        return found.seconds if (found := reported.TABLE_1.get(self.reported)) else None
+        return found.seconds if (found := TABLE_1.get(self.reported)) else None
 
 
 def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
@@ -266,7 +294,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
     printed += [REACHED.format(**one) for one in reached]
     series: dict[str, list[float | None]] = {
         "here": [phase.seconds for phase in phases],
-        reported.PAPER: [phase.theirs for phase in phases],
+        PAPER: [phase.theirs for phase in phases],
     }
     names = [f"{one.name.strip()} ({one.setting or one.where.split(',')[0]})" for one in phases]
     draw = partial(plots.save_bars, title=title, bars=Bars("seconds", names, series))
@@ -417,7 +445,7 @@ def _phases(title: str, phases: Sequence[Phase], stick: "Yardstick") -> Any:
         rows.append([one.name, one.where, one.setting, *map(report.figure, figures)])
     note = (
         "AES: what one core encrypts in this time; MB: both directions together; the paper's: "
-        f"{reported.PAPER[7:]}, as printed"
+        f"{PAPER[7:]}, as printed"
     )
     return report.table(title, columns, rows, note)
 

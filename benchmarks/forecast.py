@@ -1,10 +1,12 @@
 """The verb `plan`: what a round will cost, before anyone starts it.
 
 OTs, bytes and rounds are exact (`plan`). Seconds are an estimate for two servers with one core
-each, like this machine's, from a calibration that takes about a second per method:
+each, like this machine's, from a calibration that takes about a second per method, and a few for
+an audit:
 
     seconds  = max(compute, transfer) + waiting
     compute  = OTs x seconds per OT + coordinates x seconds per coordinate of the check
+               + OTs of the audit x seconds per OT of the whole audit
                + coordinates x seconds per coordinate online + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
@@ -38,6 +40,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console, Group
 
 from securemedian.benchmarks import settings
@@ -47,13 +50,16 @@ from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.blocks import block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import report
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
-from securemedian.mpc.protocols.channel import local_pair
-from securemedian.mpc.protocols.dealing import Dealing, check
-from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.audit.binding import fold
+from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, check, deal
+from securemedian.mpc.protocols.party import SESSION_BYTES, Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.protocols.share import SeedUpload
+from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
+from securemedian.mpc.rounds.auditing import Auditor, check_audited
 from securemedian.mpc.rounds.chunks import chunk_demand
 from securemedian.mpc.rounds.cost import Cost, joined
 from securemedian.mpc.rounds.cutting import cut, cut_check, shards
@@ -61,7 +67,7 @@ from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
 from securemedian.mpc.rounds.rehearsal import (
     lone_party,
@@ -92,6 +98,9 @@ CALIBRATION_OTS = 1 << 21
 SKETCHED = 1 << 16
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
+# the coordinates of two audits, of which the difference is timed: what does not grow with them is
+# little
+AUDITED = 1 << 10, 1 << 17
 # for how many rounds epsilon is told
 ROUNDS_TOLD = (1, 10, 100)
 # signal to noise, below which the noise of many rounds does not average out in time
@@ -99,11 +108,11 @@ DROWNED = 0.3
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
-    "compute is calibrated here (about a second per method), transfer = bytes of the busier "
-    f"direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a "
-    "message waits for one from the other side. Memory is what the lanes' correlations, arrays and "
-    "buffers take at their most, the check of dealings beside them, and the result; the program "
-    "itself, some 150 MB, comes on top."
+    "compute is calibrated here (about a second per method, a few for an audit), transfer = bytes "
+    f"of the busier direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): "
+    "in a round, a message waits for one from the other side. Memory is what the lanes' "
+    "correlations, arrays and buffers take at their most, the check of dealings beside them, and "
+    "the result; the program itself, some 150 MB, comes on top."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
@@ -317,7 +326,8 @@ def forecast(
     if not workers:
         predicted = predict(params, weights, protocol)
         memory = predicted.memory + checking
-        return estimate(name, params, clients, predicted.costs[0], memory, speed, link)
+        row = estimate(name, params, clients, predicted.costs[0], memory, speed, link)
+        return with_audit(row, weights, protocol, speed) if params.method.audited else row
     # a shard for each worker
     plans = predict_shards(params, weights, protocol, workers)
     total = joined([plan.costs[0] for plan in plans])
@@ -346,6 +356,18 @@ def in_full(params: RoundParams, clients: int) -> float:
     """
     full = clients * (params.bytes_ahead + params.bytes_after) / 2
     return full + (clients * params.bytes_after / 2 if params.dealing else 0.0)
+
+
+def with_audit(
+    row: Forecast, weights: Sequence[int], protocol: ProtocolParams, speed: Speed
+) -> Forecast:
+    """Return a forecast with the audit in its check, and the audit's OTs no longer ahead."""
+    ots = predict_audit(row.params, weights, protocol).ots
+    return replace(
+        row,
+        ahead_seconds=row.ahead_seconds - ots * speed.ot,
+        checking_seconds=row.checking_seconds + ots * time_audit(row.params, weights, protocol),
+    )
 
 
 def through(row: Forecast, doors: int, byte: float) -> Forecast:
@@ -507,6 +529,55 @@ def time_check(dealing: Dealing) -> DealingCheck:
     tracemalloc.stop()
     seconds = _fastest(run, time.process_time)
     return DealingCheck(seconds / 2 / shape.dim / CALIBRATION_CLIENTS, peak // 2)
+
+
+def time_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> float:
+    """Return the seconds of the processor that an audit takes one party, all of it, per OT.
+
+    It is measured at both parties in this process, with two clients who weigh as much as all do.
+    """
+    total = sum(weights)
+    few = [total - 1, 1] if total > 1 else [1]
+    rounds = [replace(params, dim=dim) for dim in AUDITED]
+    ots = [predict_audit(each, few, protocol).ots for each in rounds]
+    seconds = [_fastest(_audits(each, few, protocol), time.process_time) for each in rounds]
+    return max(0.0, (seconds[1] - seconds[0]) / (ots[1] - ots[0]) / 2)
+
+
+def _audits(
+    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
+) -> Callable[[], object]:
+    """Return what audits a round, at both parties, of clients whose values are all in bucket 1."""
+    shape, values = check_audited(params), np.ones(params.dim, np.uint8)
+    both: tuple[list[DealtUpload], list[DealtUpload]] = [], []
+    for _ in weights:
+        dealt = deal(shape)
+        turns = WordsUpload(shape.rotations_layout, dealt.rotations(values))
+        halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
+        for uploads, half in zip(both, halves, strict=True):
+            uploads.append(DealtUpload(shape, half, turns))
+    lanes, mask = [lone_party(protocol) for _ in range(protocol.lanes)], os_entropy(SEED_BYTES)
+
+    def audit(number: int, channels: Sequence[Channel], session_id: bytes) -> None:
+        parties = [
+            replace(lane, number=number, channel=channel)
+            for lane, channel in zip(lanes, channels, strict=True)
+        ]
+        given = params, protocol, both[number], weights, [mask] * len(weights), session_id
+        auditor = Auditor.bind(parties, *given)
+        coin = auditor.toss()
+        auditor.compare(
+            [fold(1 - number, each, session_id, coin, mask) for each in both[1 - number]]
+        )
+        auditor.prove(PublicValues(values))
+
+    def audits() -> None:
+        session_id, pairs = os_entropy(SESSION_BYTES), [local_pair() for _ in lanes]
+        with ThreadPoolExecutor(2) as pool:
+            ends = zip(*pairs, strict=True)
+            list(pool.map(lambda j, own: audit(j, own, session_id), (0, 1), ends))
+
+    return audits
 
 
 def seconds_per_byte() -> float:

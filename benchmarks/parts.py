@@ -38,8 +38,9 @@ from securemedian.mpc.protocols import (
     wide,
 )
 from securemedian.mpc.protocols.audit import ands
-from securemedian.mpc.protocols.audit.ands import AndMaker, permutation
-from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.ands import AndMaker, rotations
+from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
+from securemedian.mpc.protocols.audit.equality import Compared, Equality
 from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Differences
@@ -249,11 +250,9 @@ MULTIPLYING: tuple[Place, ...] = (
     ("OT extension", SoftSpokenSender, "extend_correlated", None),
     ("OT extension", SoftSpokenReceiver, "extend_correlated", None),
     ("check", weighing, "weigh", None),
-    ("hash", Hash, "blocks", None),
     ("tables", garbling, "garble", None),
     ("tables", garbling, "mask_tops", None),
     ("tables", garbling, "unmask", None),
-    ("buckets", garbling, "differ", None),
     ("buckets", garbling, "combine", None),
     ("digests", Differences, "update", None),
 )
@@ -438,19 +437,20 @@ def _and_parts(
 ) -> dict[str, float]:
     """Return the parts of ANDs in buckets of `size`, of 1 without buckets: with SoftSpokenOT."""
     leaky = size * ANDS
-    shares, order = np.empty(leaky // 64, np.uint64), permutation(bytes(SEED_BYTES), leaky)
-    records, tests = np.empty((leaky, garbling.RECORD), np.uint64), np.empty(leaky, np.uint64)
+    factors = [
+        AuthenticatedBits(np.empty(leaky, np.uint8), *np.empty((2, leaky), np.uint64))
+        for _ in range(3)
+    ]
+    tests, turns = np.empty(leaky, np.uint64), rotations(bytes(SEED_BYTES), size, ANDS)
 
     def work(party: Party) -> None:
         maker = AndMaker(party)
         for start in range(0, leaky, ands.PORTION):
             some = slice(start, start + ands.PORTION)
-            words = slice(start // 64, some.stop // 64)
-            maker.leaky(records[some], shares[words], tests[some])
-        Differences(bytes(SEED_BYTES)).update(tests)
+            maker.leaky([factor[some] for factor in factors], tests[some])
+        Compared(bytes(SEED_BYTES)).update(tests)
         if size > 1:
-            equality = Equality(party.channel, party.number)
-            maker.combined(records, shares, order.reshape(size, ANDS), equality)
+            maker.combined(factors, turns, Equality(party.channel, party.number))
 
     used = replace(protocol, ot_extension="softspoken")
     return _measure(used, lambda party: None, work, MULTIPLYING, options.repeat, ANDS)[0]

@@ -215,7 +215,6 @@ def numbers(text: str) -> list[int]:
 
 
 def count(text: str) -> int:
-    """Parse a whole number of 1 or more."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")

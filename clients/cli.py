@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add_verbs(subparsers: "Verbs") -> None:
-    """Add this package's verbs to the `securemedian` command."""
     _add_submit(subparsers)
     receipts.add_verb(subparsers)
 

@@ -27,7 +27,6 @@ from securemedian.mpc.errors import (
     NotStored,
     PeerProtocolError,
     RoundClosed,
-    SecureMedianError,
     ServerUnreachable,
     from_code,
 )
@@ -140,7 +139,8 @@ class Connection:
         for pause in pauses():
             try:
                 reply = self._ask_once(op, fields or {}, arrays, progress)
-                if self._told and not _is_error(reply, NotStored):
+                full = reply.type == "error" and reply.fields.get("code") == NotStored.code
+                if self._told and not full:
                     self._told = False
                     self._report(f"{self._where} is back")
                 if reply.type == "error":
@@ -367,10 +367,6 @@ def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.curve_serverkey = server_key.encode()
     return socket
-
-
-def _is_error(reply: wire.Message, kind: type[SecureMedianError]) -> bool:
-    return reply.type == "error" and reply.fields.get("code") == kind.code
 
 
 def pauses(first: float = PAUSE_S, longest: float = LONGEST_PAUSE_S) -> Iterator[float]:

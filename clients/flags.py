@@ -19,7 +19,6 @@ MAX_CHOICES = 50
 
 
 def add_cohort(parser: argparse.ArgumentParser) -> None:
-    """Add --cohort."""
     parser.add_argument(
         "--cohort",
         default="",
@@ -29,7 +28,6 @@ def add_cohort(parser: argparse.ArgumentParser) -> None:
 
 
 def add_public(parser: argparse._ActionsContainer) -> None:
-    """Add --public."""
     parser.add_argument(
         "--public",
         type=Path,
@@ -113,7 +111,7 @@ def _parser(option: Option) -> Any:
         return _number_or_word
     if get_origin(option.kind) is list:
         (kind,) = get_args(option.kind)
-        return _list_of(kind)
+        return list_of(kind)
     return _weights
 
 
@@ -124,7 +122,9 @@ def _number_or_word(text: str) -> float | str:
         return text
 
 
-def _list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a parser of lists like a,b of values of one kind."""
+
     def parse(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
 
@@ -143,7 +143,6 @@ def _weights(text: str) -> dict[str, int]:
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of all methods that were given as flags."""
     names = dict.fromkeys(name for method in METHODS.values() for name in options_of(method))
     found = {name: getattr(options, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
@@ -162,7 +161,6 @@ def round_params(options: argparse.Namespace, **others: Any) -> RoundParams:
 
 
 def add_range(parser: argparse._ActionsContainer) -> None:
-    """Add --range."""
     parser.add_argument(
         "--range",
         metavar="NAME:OPTION=X,..",
@@ -183,7 +181,6 @@ def range_policy(options: argparse.Namespace) -> RangePolicy | None:
 
 
 def add_optimiser(parser: argparse._ActionsContainer) -> None:
-    """Add --optimiser."""
     parser.add_argument(
         "--optimiser",
         metavar="NAME:OPTION=X,..",

@@ -487,7 +487,6 @@ def _upheld(message: wire.Message) -> Upheld | None:
 
 
 def _submission(round_id: str, message: wire.Message) -> Submission:
-    """Return the upload in the file of a round."""
     one, other = message.fields["forms"]
     return Submission(
         round_id,

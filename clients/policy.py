@@ -45,14 +45,10 @@ class ClientPolicy(Policy):
         return self.RATE in self.at_most
 
     @property
-    def names_clients(self) -> bool:
-        """Return whether it says who must or must not be able to take part."""
-        return bool(self.with_clients or self.without_clients)
-
-    @property
     def needs_statuses(self) -> bool:
         """Return whether it depends on what both servers say of a round beside its parameters."""
-        return self.names_clients or self.one_malicious_server or self.max_epsilon is not None
+        named = self.with_clients or self.without_clients
+        return bool(named) or self.one_malicious_server or self.max_epsilon is not None
 
     def check_round(
         self,

@@ -22,7 +22,6 @@ _IN_KEY_FILE = re.compile(r'^\s*(role|signing-key)\s*=\s*"(.*)"\s*$', re.MULTILI
 
 
 def add_verb(subparsers: "Verbs") -> None:
-    """Add `receipt` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "receipt",
         description="Show or verify the receipt of a round, without a server.",
@@ -170,7 +169,6 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
 
 
 def _clients(path: Path) -> dict[str, str]:
-    """Return the names of the clients that a server's configuration lists, by key."""
     from securemedian.common.keys import key_places
 
     places = key_places(read_toml(path)) if path.suffix == ".toml" else []

@@ -36,7 +36,6 @@ class RecentRuns:
         self._kept: dict[bytes, RunState] = {}
 
     def find(self, digest: bytes) -> RunState | None:
-        """Return the run with this digest, or None if it is not kept."""
         return self._kept.get(digest)
 
     def keep(self, state: RunState) -> None:
@@ -195,5 +194,4 @@ def opened_of(
 
 
 def total_of(record: Record, params: RoundParams) -> int:
-    """Return the total weight of the clients that took part."""
     return sum(params.weights_of(record.included))

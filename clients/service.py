@@ -27,7 +27,6 @@ class Limit:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that are left, or 0."""
         return max(0.0, self.deadline - time.monotonic())
 
 
@@ -42,11 +41,9 @@ class Service:
         self.servers = self.connect()
 
     def connect(self) -> tuple[Connection, ...]:
-        """Return new connections to S0 and S1."""
         return connect(self.config, self.keys, report=lambda text: self.report(text))
 
     def close(self) -> None:
-        """Close both connections."""
         for server in self.servers:
             server.close()
 
@@ -95,7 +92,6 @@ class Service:
         return RoundParams.from_dict(status.params)
 
     def limit(self, timeout_s: float | None) -> Limit:
-        """Return the limit of a wait, by default `wait_timeout_s`."""
         return Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
 
     def wait(

@@ -17,7 +17,6 @@ BLOCK_BYTES = 4 << 20
 
 
 def count(size: int) -> int:
-    """Return how many blocks a share of so many bytes has."""
     return -(-size // BLOCK_BYTES)
 
 

@@ -48,7 +48,6 @@ class SigningKey:
 
     @classmethod
     def new(cls) -> "SigningKey":
-        """Return a new key pair."""
         key = nacl.signing.SigningKey.generate()
         return cls(_encoded(bytes(key.verify_key)), _encoded(bytes(key)))
 

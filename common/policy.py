@@ -96,7 +96,6 @@ def _numbers(rate: str) -> list[str]:
 
 
 def _options() -> list[Option]:
-    """Return the options of all methods and of all that clients can exchange."""
     owners = (*METHODS.values(), *EXCHANGES.values())
     return [about for owner in owners for about in options_of(owner).values()]
 
@@ -132,7 +131,7 @@ class Policy:
     # how large epsilon may become (`mpc.rounds.privacy`), of all results of the cohort together
     max_epsilon: float | None = None
     # whether it takes part only in rounds whose result the servers prove to each other
-    audit: bool = False
+    audit: bool = field(default=False, metadata={"since": 2})
 
     def __post_init__(self) -> None:
         choices, numbers = _choices(), _numbers(self.RATE)
@@ -238,8 +237,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the policy as the table that a configuration has."""
-        named = flat(self).items()
-        return {name: value for name, value in named if value is not None and value is not False}
+        return {name: value for name, value in flat(self).items() if value is not None}
 
     def _remedy(self, why: str, table: str, key: str, value: Any) -> str:
         """Return why a risk is refused, and the line that allows it."""

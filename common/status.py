@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from securemedian.common.cohorts import DEFAULT_COHORT
-from securemedian.mpc.canonical import build
+from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
 
@@ -70,7 +70,7 @@ class RoundStatus:
     # them has no noise
     epsilon: float | None = None
     # what this server has signed if the other one has deviated (`common.deviations`)
-    deviation: dict[str, str] = field(default_factory=dict)
+    deviation: dict[str, str] = field(default_factory=dict, metadata={"since": 2})
     deadline_in_s: float = 0.0
     # the bytes of the round's uploads on this server's disk
     stored_bytes: int = 0
@@ -90,8 +90,7 @@ class RoundStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as they are sent and shown."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        return said if self.deviation else {k: v for k, v in said.items() if k != "deviation"}
+        return flat(self)
 
     @classmethod
     def from_answer(cls, said: Mapping[str, Any]) -> Self:

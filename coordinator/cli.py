@@ -35,7 +35,6 @@ FEW_CLIENTS = 5
 
 
 def add_verbs(subparsers: "Verbs") -> None:
-    """Add this package's verbs to the `securemedian` command."""
     _add_round(subparsers)
     _add_coordinate(subparsers)
     _add_dashboard(subparsers)

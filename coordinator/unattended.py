@@ -117,7 +117,6 @@ class RunLog:
         self._lines = folder / LINES
 
     def close(self) -> None:
-        """Give the folder up, so that another process can use it."""
         self._lock.close()
 
     @property
@@ -147,7 +146,6 @@ class RunLog:
         replace_file(self._open, [found.encode()])
 
     def withdraw(self) -> None:
-        """Forget a request that has opened no round."""
         self._open.unlink(missing_ok=True)
 
     def end(self, line: Mapping[str, Any]) -> None:
@@ -185,7 +183,6 @@ class UnattendedRun:
         self._log = RunLog(Path(plan.output))
 
     def close(self) -> None:
-        """Give the folder up."""
         self._log.close()
 
     def run(self) -> int:
@@ -363,7 +360,6 @@ class UnattendedRun:
 
 
 def _npy(array: NDArray[np.float32]) -> memoryview:
-    """Return the content of a .npy file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getbuffer()

@@ -37,11 +37,9 @@ class Attack:
     first: int = 1
 
     def active(self, number: int) -> bool:
-        """Return whether round `number` is attacked."""
         return number >= self.first
 
     def labels(self, labels: Labels, classes: int) -> Labels:
-        """Return the labels that an attacker trains on."""
         return labels
 
     def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
@@ -40,6 +41,18 @@ def make(directory: Path, clients: int, one_malicious_server: bool = False) -> l
     policy = Policy.unlimited()
     keygen.make_all(directory, names, net, policy, 2, one_malicious_server)
     return names
+
+
+def client_config(
+    directory: Path, name: str, poll_s: float, one_malicious_server: bool = False
+) -> ClientConfig:
+    """Return the configuration of a client of `make` that ends with this process, and trusts all.
+
+    It asks for `one_malicious_server` alone.
+    """
+    policy = replace(ClientPolicy.unlimited(), one_malicious_server=one_malicious_server)
+    loaded = ClientConfig.load(directory / f"{name}.toml")
+    return replace(loaded, poll_interval_s=poll_s, state_dir="", policy=policy)
 
 
 @contextmanager

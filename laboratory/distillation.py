@@ -53,7 +53,6 @@ class Student:
 
     @property
     def network(self) -> str:
-        """The name of the network."""
         return self.trainer.model.name
 
     def predictions(self) -> Labels:

@@ -91,7 +91,6 @@ def check_writable(path: Path) -> Path:
 
 
 def command() -> str:
-    """Return the command line of this process."""
     return shlex.join(["securemedian", *sys.argv[1:]])
 
 

@@ -77,7 +77,6 @@ class Scenario:
         return not unbounded(self.params)
 
     def fault_of(self, index: int) -> Attack:
-        """Return the fault of client `index` (0-based)."""
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
 
     def trainer(self, index: int) -> Trainer:

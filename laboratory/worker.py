@@ -88,7 +88,6 @@ class Trainer:
         return cls(model, images_here, data.labels[mine], (seed, index), attack)
 
     def loss(self, start: Float32s) -> float:
-        """Return the loss of a model (d,) on this client's images."""
         return models.loss(self.model, start, self.images, self.labels)
 
     def update(self, start: Float32s, number: int) -> Float32s:

@@ -22,7 +22,6 @@ there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `compile` to the `securemedian` command."""
     layout = argparse.RawDescriptionHelpFormatter
     verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=layout)
     verb.set_defaults(run=_compile)
@@ -54,7 +53,7 @@ def compile_all() -> None:
 def _shown() -> Iterator[Callable[[int, int], None]]:
     """Show what is told as a bar on a terminal, and otherwise as lines."""
     if not sys.stderr.isatty():
-        yield _Lines().tell
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -79,22 +78,22 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-class _Lines:
-    """Lines that say how far it is and how long it will take."""
+def _lines() -> Callable[[int, int], None]:
+    """Return what says in lines how far it is and how long it will take."""
+    # as what it is told of, imported when it is needed
+    from securemedian.mpc.protocols.compiling import Pace
 
-    def __init__(self) -> None:
-        # as what it is told of, imported when it is needed
-        from securemedian.mpc.protocols.compiling import Pace
+    pace = Pace(LINE_S)
 
-        self._pace = Pace(LINE_S)
-
-    def tell(self, done: int, total: int) -> None:
+    def tell(done: int, total: int) -> None:
         if done == 0:
             text = f"compiling {total} kernels, once"
         elif done == total:
             text = f"compiled {total} kernels"
-        elif (left := self._pace.seconds_to_go(done, total)) is not None:
+        elif (left := pace.seconds_to_go(done, total)) is not None:
             text = f"compiled {done} of {total} kernels, about {left:.0f} s to go"
         else:
             return
         print(f"securemedian: {text}", file=sys.stderr, flush=True)
+
+    return tell

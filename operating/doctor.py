@@ -105,7 +105,6 @@ _wrong = partial(Finding, Level.WRONG)
 
 
 def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `doctor` to the `securemedian` command."""
     verb = subparsers.add_parser(
         "doctor",
         description=_DESCRIPTION,

@@ -120,7 +120,6 @@ def make_one(
 
 
 def client_names(count: int) -> list[str]:
-    """Return the names of `count` clients."""
     return [f"client-{number}" for number in range(1, count + 1)]
 
 
@@ -252,7 +251,6 @@ def policy_table(policy: Policy, client: bool = False, bounded: bool = False) ->
 
 
 def _explained(name: str) -> list[str]:
-    """Return the comments about a parameter's risky values."""
     return [f"# {value}: {why}" for value, why in risks_of(name).items()]
 
 
@@ -325,7 +323,6 @@ address = "{s1}"
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `keygen` to the `securemedian` command."""
     verb = verbs.add_parser(
         "keygen",
         description=(
@@ -438,7 +435,6 @@ def _keygen(options: argparse.Namespace) -> None:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Raise ConfigError if flags do not fit together."""
     config = options.join or options.check
     made = options.directory, options.role, options.name, options.clients, options.min_clients
     if config and any(each is not None for each in (*made, options.one_malicious_server)):

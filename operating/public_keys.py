@@ -81,12 +81,10 @@ class PublicKey:
 
     @property
     def keys(self) -> list[str]:
-        """The public key, and the signing key if there is one."""
         return [self.key, *([self.signing_key] if self.signing_key else [])]
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the keys."""
         return fingerprint(*self.keys)
 
     @property
@@ -96,7 +94,6 @@ class PublicKey:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a configuration says of the keys."""
         signing = {"signing_key": self.signing_key} if self.signing_key else {}
         return {"public_key": self.key, **signing}
 

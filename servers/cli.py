@@ -18,7 +18,6 @@ not stop."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `serve` to the `securemedian` command."""
     layout = argparse.RawDescriptionHelpFormatter
     serve = verbs.add_parser("serve", description=_DESCRIPTION, formatter_class=layout)
     serve.add_argument(

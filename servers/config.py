@@ -168,7 +168,6 @@ class EngineConfig:
 
     @property
     def shard_count(self) -> int:
-        """Into how many shards a round is cut."""
         return self.shards or self.workers
 
     def agreement(self) -> dict[str, Any]:
@@ -365,7 +364,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _chosen(callers: tuple[Caller, ...], names: list[str], where: str) -> tuple[Caller, ...]:
-    """Return those of the callers that are named, in the order of the list."""
     if unknown := set(names) - {caller.name for caller in callers}:
         raise ConfigError(f"{where} names {_listed(sorted(unknown))}, who is not on the list")
     return tuple(caller for caller in callers if caller.name in names)

@@ -151,7 +151,6 @@ class Daemon:
             self._turn(poller)
 
     def _turn(self, poller: zmq.Poller) -> None:
-        """Wait for something to happen, and handle it."""
         ready = dict(poller.poll(TICK_MS))
         if self._reload_asked:
             self._reload()

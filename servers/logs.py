@@ -42,7 +42,6 @@ def fingerprint(kind: str, secret: bytes) -> str:
 
 
 def add_listener(listener: logging.Handler) -> None:
-    """Let `listener` take every event that is logged from now on."""
     _logger.addHandler(listener)
 
 

@@ -136,7 +136,6 @@ class Tally(logging.Handler):
             self._cost.update(fields["cost"])
 
     def counted(self) -> dict[str, Values]:
-        """Return by metric what has been counted since the start."""
         with self.lock or nullcontext():
             return {
                 "events": dict(self._events),
@@ -227,7 +226,6 @@ class Monitor:
             self._snapshot = Snapshot.of(desk, rounds, engines)
 
     def metrics(self) -> bytes:
-        """Return all metrics as Prometheus text."""
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry)
@@ -247,7 +245,6 @@ class Monitor:
         return ready, "a round can be opened" if ready else now.problem
 
     def collect(self) -> Iterator["Metric"]:
-        """Yield all metrics, when prometheus-client asks for them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         counted = self._tally.counted() | {"requests": self._snapshot.answers}
@@ -260,7 +257,6 @@ class Monitor:
             yield family
 
     def _gauges(self) -> dict[str, Values]:
-        """Return the present state by metric."""
         now, config = self._snapshot, self._config
         numbers = {
             "loop_age_seconds": time.monotonic() - self._turned,
@@ -350,7 +346,6 @@ class HttpServer:
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:
-        """Return the answer to a request's head."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method != b"GET":

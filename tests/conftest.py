@@ -20,12 +20,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="inputs per property in tests/test_fuzz*.py; 0: until stopped (default: %(default)s)",
     )
+    parser.addoption(
+        "--honest-audits",
+        type=int,
+        default=300,
+        metavar="N",
+        help="audits of honest servers in tests/test_auditing.py (default: %(default)s)",
+    )
 
 
 @pytest.fixture(scope="session")
 def fuzz_examples(pytestconfig: pytest.Config) -> int:
     """Return how many inputs a fuzzer tries."""
     return int(pytestconfig.getoption("--fuzz-examples")) or sys.maxsize
+
+
+@pytest.fixture(scope="session")
+def honest_audits(pytestconfig: pytest.Config) -> int:
+    """Return how many small audits of honest servers must pass."""
+    return int(pytestconfig.getoption("--honest-audits"))
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ class FakeEngine:
         self.dropped = 0
         self.refusal: Exception | None = None
         self.phase, self.progress, self.ready, self.stopping = "", (0, 0), True, False
+        self.computes = False
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
@@ -138,6 +139,7 @@ class FakeEngine:
         """Note the uploads, and what this server would toss with."""
         self.openings.append(opening)
         self.checked, self.examine, self.note = uploads, examine, note_nothing
+        self.computes = True
 
     def bind(
         self,
@@ -149,6 +151,7 @@ class FakeEngine:
         """Note the uploads, and what clients put into `folds`."""
         self.checked, self.examine, self.note = given.uploads, examine, note_nothing
         self.folds, self.bound, self.limit_s = folds, given, limit_s
+        self.computes = True
 
     def end_check(self, *failed: int, silent: Sequence[int] = ()) -> None:
         """End the check; `failed` are places in its list, and so are those `silent` among them."""
@@ -162,16 +165,18 @@ class FakeEngine:
         self.openings.append(given.opening)
         self.noises.append(given.noise)
         self.uploads, self.examine = given.uploads, examine
+        self.computes = True
 
     def poll(self) -> Result | SecureMedianError | None:
         """Return what the test has put there, once."""
         result, self.result = self.result, None
+        self.computes = self.computes and result is None
         return result
 
     def drop(self) -> None:
         """Forget the session."""
         self.session_id, self.result, self.checked, self.uploads = None, None, (), None
-        self.folds = None
+        self.folds, self.computes = None, False
         self.dropped += 1
 
 

@@ -1,22 +1,26 @@
 """ANDs of authenticated bits: values, MACs, and what is found of a party that deviates."""
 
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import ChannelClosed, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    LocalProtocolError,
+    PeerDeviated,
+    PeerProtocolError,
+)
 from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
     AuthenticatedTriples,
     bucket_size,
-    permutation,
+    rotations,
 )
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality
@@ -24,11 +28,12 @@ from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
-from securemedian.mpc.protocols.ot.hash import Hash
+from securemedian.mpc.protocols.ot.leaves import Tweaked
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, make_parties, run_both
+from tests.rates import check_rate
 from tests.test_ot import Lying
 from tests.test_privacy import recorders
 from tests.uniformity import bits_of, check_uniform
@@ -155,14 +160,17 @@ def test_silent_ots_make_no_authenticated_bits() -> None:
 
 
 def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:
-    """Return what each party has of leaky ANDs: records, packed y, T, and the bits x, y and z."""
+    """Return what each party has of leaky ANDs: the factors, T, and the bits x, y and z."""
 
     def run(j: int) -> SimpleNamespace:
-        records, shares = np.empty((count, 8), np.uint64), np.empty(count // 64, np.uint64)
+        factors = [
+            AuthenticatedBits(np.empty(count, np.uint8), *np.empty((2, count), np.uint64))
+            for _ in range(3)
+        ]
         tests = np.empty(count, np.uint64)
-        both[j].leaky(records, shares, tests)
-        x, y, z = (records[:, 7] >> np.uint64(at) & np.uint64(1) for at in range(3))
-        return SimpleNamespace(records=records, shares=shares, tests=tests, x=x, y=y, z=z)
+        both[j].leaky(factors, tests)
+        bits = {name: factor.bits for name, factor in zip("xyz", factors, strict=True)}
+        return SimpleNamespace(factors=factors, tests=tests, **bits)
 
     return list(run_both(run))
 
@@ -171,7 +179,8 @@ def tables_received() -> None:
     """Raise Leak unless G says nothing of the other party's y, to whom holds the rest of C."""
     pair = recorders()
     one, two = leaky(makers(pair))
-    held = pair[0].of("and.tables") ^ one.records[:, 2] ^ one.records[:, 3]
+    y = one.factors[1]
+    held = pair[0].of("and.tables") ^ y.macs ^ y.keys
     check_uniform(bits_of("table", held, 56, 64), {"own y": one.y, "y": two.y})
 
 
@@ -188,10 +197,10 @@ def buckets_received() -> None:
     pair = recorders()
     both, size = makers(pair), 4
     made = leaky(both, size * COUNT)
-    buckets = permutation(bytes(16), size * COUNT).reshape(size, COUNT)
+    turns = rotations(bytes(16), size, COUNT)
 
     def run(j: int) -> list[AuthenticatedBits]:
-        return both[j].combined(made[j].records, made[j].shares, buckets, Equality(pair[j], j))
+        return both[j].combined(made[j].factors, turns, Equality(pair[j], j))
 
     found = run_both(run)
     received = pair[0].of("and.buckets").reshape(size - 1, -1)
@@ -329,12 +338,40 @@ def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None
         both[j].multiply(a[j], b[j], both[j].triples(COUNT), collected[j])
 
     run_both(run)
-    honest, rogue = (each._collected for each in collected)
+    honest, rogue = ([*chain(*each._collected)] for each in collected)
     # the MACs of party 0's d, party 1's d, party 0's e and party 1's e
     assert all((honest[at] == rogue[at]).all() for at in (0, 2, 3))
     passed = honest[1] == rogue[1] ^ guesses
     assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
-    assert abs(passed.mean() - 1 / 16) < 0.03
+    check_rate(int(passed.sum()), COUNT, 1 / 16)
+
+
+def test_guesses_that_pass_rarely_fill_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Party 1 guesses the first x of two rows: 2^-2 pass, and lie in one bucket with 1 / n, n = 4.
+
+    Of that bucket it then knows party 0's x.
+    """
+    pair, runs = flipping("and.tables", 1, [0, ALIGN]), 1000
+    both, drawn = makers(pair), list[list[int]]()
+
+    def turns(seed: bytes, size: int, count: int) -> list[int]:
+        drawn.append(rotations(seed, size, 4))
+        return drawn[-1]
+
+    monkeypatch.setattr(ands, "rotations", turns)
+    passed, known = 0, list[int]()
+    for _ in range(runs):
+        try:
+            x, _ = run_both(lambda j: both[j].triples(1, bucket=2).take(1)[0].bits)
+        except PeerDeviated as error:
+            assert "leaky ANDs" in str(error)
+            continue
+        passed += 1
+        if drawn[-1] == [0, 0]:
+            known.append(int(x[0]))
+    check_rate(passed, runs, 2**-2)
+    check_rate(len(known), runs, 2**-2 / 4)
+    assert not any(known)
 
 
 def test_nothing_is_made_of_ots_that_are_wrong() -> None:
@@ -357,7 +394,7 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
     tile = [*check, "and.tables", "and.tops"]
     settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
-    wanted = tile * 2 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
+    wanted = tile * 3 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
     assert [end.sent for end in pair] == [wanted] * 2
 
 
@@ -382,38 +419,59 @@ def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) ->
     assert received == [message[1:] for message in ands.messages(count) if message[0]]
 
 
-# Sizes and permutations
+# Sizes and rotations
 
 
 def test_buckets_are_as_small_as_may_be() -> None:
     """As the formula says, and not with one fewer."""
-    sizes = {64: 6, 1000: 5, 1 << 11: 4, 174_763: 4, 174_764: 3, 1 << 20: 3}
+    sizes = {128: 6, 1000: 5, 1 << 12: 4, 370_727: 4, 370_728: 3, 1 << 20: 3}
     for count, size in sizes.items():
         assert bucket_size(count) == size
-        chance = [Fraction(count, math.comb(b * count, b) * 2**b) for b in (size - 1, size)]
+        chance = [Fraction(1, count ** (b - 1) * 2**b) for b in (size - 1, size)]
         assert chance[0] > Fraction(1, 2**40) >= chance[1]
 
 
-def test_guesses_rarely_fill_a_bucket() -> None:
-    """Of buckets of 2, 3 of them: two guessed ANDs lie in one with 3 / C(6, 2), and pass by 1/4."""
-    filled = [
-        set(permutation(seed.to_bytes(16, "little"), 6).reshape(2, 3).T[place].tolist()) == {0, 5}
-        for seed in range(3000)
-        for place in range(3)
-    ]
-    assert abs(3 * np.mean(filled) - 1 / 5) < 0.04
+@pytest.mark.parametrize(("size", "count"), [(2, 4), (2, 5), (3, 3)])
+def test_who_guesses_fills_a_bucket_as_rarely_as_is_said(size: int, count: int) -> None:
+    """Whatever is guessed, over all rotations: and one of each row comes to the bound itself."""
+    turns = np.array([(0, *rest) for rest in product(range(count), repeat=size - 1)])
+    # numbers in its row, of each bucket under each rotation
+    places = (np.arange(count)[:, None, None] + turns) % count
+    bound, most = Fraction(1, 2**size * count ** (size - 1)), Fraction(0)
+    for guessed in product([False, True], repeat=size * count):
+        rows = np.array(guessed).reshape(size, count)
+        full = rows[np.arange(size), places].all(axis=2).any(axis=0)
+        most = max(most, Fraction(int(full.sum()), len(turns) * 2 ** sum(guessed)))
+    assert most == bound
 
 
-def test_permutations_are_uniform() -> None:
-    """Of 4 items, each of 24 comes about as often; of many, each stands anywhere."""
-    found = Counter(
-        tuple(permutation(seed.to_bytes(16, "little"), 4).tolist()) for seed in range(4800)
-    )
-    assert len(found) == 24 and all(abs(times - 200) < 80 for times in found.values())
-    many, places = permutation(bytes(16), 100_000).astype(np.int64), np.arange(100_000)
-    assert (np.sort(many) == places).all()
-    # two uniform numbers are a third apart, of the whole
-    assert abs(np.abs(many - places).mean() / many.size - 1 / 3) < 0.01
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_buckets_are_of_turned_rows(size: int) -> None:
+    """Bucket b has number b + s_i of row i, and what comes of it valid MACs."""
+    pair, count = local_pair(20), 3000 // ALIGN * ALIGN
+    both = makers(pair)
+    made, turns = leaky(both, size * count), rotations(bytes(16), size, count)
+    found = run_both(lambda j: both[j].combined(made[j].factors, turns, Equality(pair[j], j)))
+    x, y, z = ((one, other) for one, other in zip(*found, strict=True))
+    for halves in (x, y, z):
+        check_macs(both, halves)
+    assert (value(z) == value(x) & value(y)).all()
+    rows = (made[0].x ^ made[1].x).reshape(size, count)
+    turned = [np.roll(row, -turn) for row, turn in zip(rows, turns, strict=True)]
+    assert (value(x) == np.bitwise_xor.reduce(turned)).all()
+    assert (value(y) == (made[0].y ^ made[1].y)[:count]).all()
+
+
+def test_rotations_are_uniform() -> None:
+    """And independent: of two of 5 each of 25 pairs comes about as often."""
+    drawn = [rotations(seed.to_bytes(16, "little"), 3, 5) for seed in range(5000)]
+    assert {first for first, _, _ in drawn} == {0}
+    times = np.zeros((5, 5), np.int64)
+    for _, one, other in drawn:
+        times[one, other] += 1
+    assert (np.abs(times - 200) < 70).all()
+    # so many that no 64 bits would do
+    assert len({rotations(bytes([seed]) * 16, 2, 1 << 100)[1] >> 64 for seed in range(9)}) == 9
 
 
 # Sessions, tweaks, and both paths
@@ -444,19 +502,23 @@ def test_delta_of_an_audit_is_fixed_in_one_bit() -> None:
 def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a direction both parties hash under the same tweaks, each once; the sender K and K ^ D."""
     used: list[tuple[int, int, int, bool]] = []
-    blocks = Hash.blocks
-
-    def hashed(self: Hash, inputs: Any, index: int, stream: Any, *outs: Any) -> None:
-        used.extend((id(self), int(stream), index + i, len(outs) > 1) for i in range(len(inputs)))
-        blocks(self, inputs, index, stream, *outs)
-
-    monkeypatch.setattr(Hash, "blocks", hashed)
-    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     both = makers(local_pair(20), session_id=bytes(16))
+    leaves = type(both[0]._sender._leaves)
+    words = leaves.low_words
+
+    def counted(self: Any, tweaked: Tweaked, *given: Any) -> None:
+        out, hashes = given[4], given[6:]
+        if hashes[0] is not None:
+            stream, sending = int(tweaked.stream), len(hashes) == 2
+            used.extend((id(self), stream, tweaked.index + i, sending) for i in range(out.size))
+        words(self, tweaked, *given)
+
+    monkeypatch.setattr(leaves, "low_words", counted)
+    monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     for _ in range(2):
         run_both(lambda j: both[j].triples(70))
-    # 5 buckets of 70, in blocks of 128
-    assert len(used) == len(set(used)) == 2 * 2 * 2 * 512
+    # 128 buckets of 6
+    assert len(used) == len(set(used)) == 2 * 2 * 2 * 768
     ends: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
     for _, stream, index, sending in used:
         ends[sending].add((stream, index))

@@ -1,6 +1,7 @@
 """The binding of what the servers sum to what the clients have sent."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from securemedian.mpc.protocols.audit.binding import (
     places,
     weighted,
 )
+from securemedian.mpc.protocols.audit.comparing import around
 from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import local_pair
@@ -27,7 +29,8 @@ from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.share import SLICE_ALIGN, WordsUpload
 from tests.parties import run_both
-from tests.test_macs import sessions
+from tests.rates import check_rate
+from tests.test_macs import holds, in_rows, sessions
 from tests.uniformity import bits_of, check_uniform, looks_uniform
 
 RNG = np.random.default_rng(32)
@@ -131,18 +134,22 @@ def test_what_a_client_sends_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("kernels", [portable, pytest.param(native, marks=NATIVE)])
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-@pytest.mark.parametrize(("rows", "count"), [(48, 5000), (48, 64), (16, 65), (32, 1)])
-def test_columns_are_added_to_their_places(kernels: Any, dtype: Any, rows: int, count: int) -> None:
-    given = RNG.integers(0, 1 << 16, (rows, count)).astype(dtype)
-    where = RNG.integers(0, 16, (3, count)).astype(np.uint16)
-    totals = RNG.integers(0, 1 << 16, (3, 16, portable.COLUMN)).astype(dtype)
-    totals[:, :, rows:] = 0
-    want = totals.copy()
+@pytest.mark.parametrize("slot", [4, 8, 16])
+@pytest.mark.parametrize("count", [1, 64, 65, 5000])
+def test_columns_are_added_to_their_places(kernels: Any, slot: int, count: int) -> None:
+    rows = RNG.integers(0, 1 << slot, (48, count))
+    given, where = macs.packed(rows.astype(np.uint16), slot), RNG.integers(0, 16, (3, count))
+    before = RNG.integers(0, 1 << slot, (3, 48, 16))
+    totals = np.zeros((3, 16, slot), np.uint64)
     for a in range(3):
-        np.add.at(want[a, :, :rows], where[a], given.T)
-    kernels.add_to_places(given, where, totals)
-    assert (totals == want).all()
+        totals[a, :, : len(given)] = macs.packed(before[a].astype(np.uint16), slot).T
+    kernels.add_to_places(given, where.astype(np.uint16), totals)
+    for a in range(3):
+        want = before[a].copy()
+        np.add.at(want.T, where[a], rows.T)
+        found = np.ascontiguousarray(totals[a, :, : len(given)].T)
+        assert (macs.unpacked(found, slot) == want % (1 << slot)).all()
+    assert not totals[:, :, len(given) :].any()
 
 
 # Servers
@@ -263,10 +270,42 @@ def test_weights_that_only_one_side_takes_are_found() -> None:
     assert not any(bound(shape, clients, [1, 2], change))
 
 
+@pytest.mark.parametrize(("buckets", "bits", "proved"), [(16, 4, 4), (12, 5, 4), (5, 9, 5)])
+def test_macs_about_a_bucket(
+    buckets: int, bits: int, proved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of H(M) and H(M-1), in the slots of a smaller ring, too, in pieces and in one."""
+    shape, lane = Dealing(1000, buckets, bits), 0
+    pair = pairs_of_sessions()
+    channels = local_pair(20)
+    size = shape.slots - 1, 1000
+    held = [ring.reduce(RNG.integers(0, 1 << bits, size), bits) for _ in range(2)]
+    found = RNG.integers(0, buckets, 1000).astype(np.uint16)
+
+    def run(number: int) -> tuple[Any, Any]:
+        channel = channels[number]
+        ends = Prover(pair[number], lane, channel), Verifier(pair[number], lane, channel)
+        binder = Binder(*ends, shape)
+        chunk = binder.commit(0, held[number])
+        tags, keys = binder.around(chunk, found, buckets - 1, proved)
+        slot = macs.slot_of(proved)
+        return in_rows(tags, slot, proved), in_rows(keys, slot, proved)
+
+    for piece in (macs.PIECE, 64):
+        monkeypatch.setattr(macs, "PIECE", piece)
+        (tags0, keys0), (tags1, keys1) = run_both(run)
+        lane += 1
+        for number, tags, keys in ((0, tags0, keys1), (1, tags1, keys0)):
+            counts = around(held[number], found, buckets)
+            delta = pair[1 - number].delta[:48]
+            assert holds(tags, keys, delta, counts, proved)
+            assert not holds(tags, keys, delta, counts[::-1], proved)
+
+
 # Rates
 
 
-def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> float:
+def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> int:
     """Return how often party 0's sum passes that is wrong by `errors` (W-1, d).
 
     With `guessed`, it adds Delta, as it guesses it, times what its own error folds to.
@@ -286,38 +325,41 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> floa
         if guessed:
             # what the errors fold to
             where = places(coin, 0, errors.shape[1])
-            total = np.zeros((3, len(where), binding.BUCKETS, portable.COLUMN), np.uint8)
-            for y in range(len(errors)):
-                portable.add_to_places(errors[y : y + 1], where, total[y])
+            total = np.zeros((3, len(where), binding.BUCKETS), np.uint8)
+            for y, table in product(range(len(errors)), range(len(where))):
+                np.add.at(total[y, table], where[table], errors[y])
             guess = RNG.integers(0, 2, (mac_bits, 1)).astype(np.uint8)
-            tags = tags + guess * total[..., 0].reshape(1, -1)
+            told = macs.unpacked(tags, 4, mac_bits) + guess * total.reshape(1, -1)
+            tags = macs.packed(told, 4)
         collected = Collected()
         # the keys are those of the only direction there is
         compare(collected, 0, verifier, [(tags, keys)], nothing, 4)
         hits += bool((collected.arrays[0] == collected.arrays[1]).all())
-    return hits / runs
+    return hits
 
 
-def near(rate: float, wanted: float, runs: int) -> bool:
-    return abs(rate - wanted) < 5 * (wanted * (1 - wanted) / runs) ** 0.5
-
-
-@pytest.mark.parametrize("by", [1, 8])
-def test_a_wrong_share_passes_if_delta_is_guessed(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E = 4: one in 16."""
+@pytest.mark.parametrize(("by", "guessed"), [(1, True), (8, True), (1, False)])
+def test_a_wrong_share_passes_if_delta_is_guessed(
+    by: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E = 4: one in 16, also of who adds nothing, as if Delta were 0."""
     monkeypatch.setattr(binding, "BUCKETS", 64)
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3] = by
-    assert near(passing(errors, 1000, 4, guessed=True), 2.0**-4, 1000)
+    check_rate(passing(errors, 1000, 4, guessed), 1000, 2.0**-4)
 
 
-@pytest.mark.parametrize(("tables", "buckets"), [(1, 4), (2, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("tables", "buckets", "mac_bits"), [(1, 4, 16), (2, 4, 16), (2, 2, 16), (1, 4, 4), (2, 4, 4)]
+)
 def test_errors_that_cancel_out_pass_if_they_meet_in_all_tables(
-    tables: int, buckets: int, monkeypatch: pytest.MonkeyPatch
+    tables: int, buckets: int, mac_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a guess: M^-t, of Delta that is 0 in no run."""
+    """M^-t, and where they do not meet 2^-e."""
     monkeypatch.setattr(binding, "TABLES", tables)
     monkeypatch.setattr(binding, "BUCKETS", buckets)
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3], errors[1, 5] = 1, 15
-    assert near(passing(errors, 1000, 16, guessed=False), float(buckets) ** -tables, 1000)
+    meet = float(buckets) ** -tables
+    hits = passing(errors, 1000, mac_bits, guessed=True)
+    check_rate(hits, 1000, meet + (1 - meet) * 2.0**-mac_bits)

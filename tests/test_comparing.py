@@ -1,9 +1,11 @@
 """Proofs of signs: honest ones pass, and each lie is found as often as it must."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,21 @@ from securemedian.mpc.errors import PeerDeviated
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import comparing
 from securemedian.mpc.protocols.audit.ands import AndMaker
-from securemedian.mpc.protocols.audit.comparing import SignProver, around, carries, centring
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier
+from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
+from securemedian.mpc.protocols.audit.comparing import (
+    SignProver,
+    around,
+    carries,
+    centring,
+    partners_of,
+)
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import partners_of
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, run_both
+from tests.rates import check_rate
+from tests.test_ands import shared_bits
 from tests.test_ot import Lying
 from tests.test_privacy import recorders
 from tests.uniformity import check_uniform
@@ -84,7 +94,7 @@ def prove(
         end = both[j]
         triples = end.ands.triples(carries(bits) * values.size, 2)
         _, tags = end.prover.commit(shares[j], bits)
-        _, _, keys = end.verifier.accept(values.size, bits)
+        keys = end.verifier.accept(values.size, bits)
         end.signs.prove(RingShare(shares[j]), tags, keys, added, bits, negative, triples)
         assert not len(triples)
 
@@ -113,14 +123,14 @@ def claims_received() -> None:
     def run(j: int) -> None:
         end = both[j]
         _, tags = end.prover.commit(shares[j], 2)
-        _, _, keys = end.verifier.accept(4096, 2)
+        keys = end.verifier.accept(4096, 2)
         triples = end.ands.triples(4096, 2)
         end.signs.prove(RingShare(shares[j]), tags, keys, none, 2, none, triples)
 
     run_both(run)
-    partners = partners_of(4096, comparing.GUARDS, comparing.CHECK_BITS)
-    received = ring.unpack(pair[0].of("audit.claims"), 1, comparing.GUARDS + partners * 4096)
-    opened = received[comparing.GUARDS :].reshape(partners, 4096)
+    each, length = partners_of(4096)
+    received = ring.unpack(pair[0].of("audit.claims"), 1, each * length)
+    opened = received.reshape(each, length)[:, length - 4096 :]
     check_uniform({f"h{p}": row for p, row in enumerate(opened)}, {"bit": shares[1] & 1})
 
 
@@ -139,7 +149,7 @@ def test_counts_about_a_bucket() -> None:
         found = np.sort(chosen, axis=0)[4].astype(np.uint16)
         for dtype in (np.uint8, np.uint16):
             public = centring(found, buckets, clients, 5, 5)
-            upper_and_lower = around(entries.astype(dtype)[None], found, buckets)[0]
+            upper_and_lower = around(entries.astype(dtype), found, buckets)
             counts = ring.signed(upper_and_lower + public, 5)
             below = (chosen < found).sum(axis=0)
             upto = (chosen <= found).sum(axis=0)
@@ -160,18 +170,26 @@ class Cheat:
     def __init__(self, prover: Prover, lie: Lie) -> None:
         self._prover, self._lie, self._calls = prover, lie, 0
 
-    def commit(self, claims: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
+    def commit(self, claims: np.ndarray, bits: int, slot: int) -> tuple[int, np.ndarray]:
         self._calls += 1
         if self._calls != 2:
-            return self._prover.commit(claims, bits)
+            return self._prover.commit(claims, bits, slot)
         values, change = self._lie(claims)
-        at, rows = self._prover.commit(values, bits)
+        at, tags = self._prover.commit(values, bits, slot)
+        rows = unpacked(tags, bits, self._prover.mac_bits)
         change(rows)
-        return at, rows
+        return at, packed(rows, slot)
 
 
 def honestly(claims: np.ndarray) -> Any:
     return claims, lambda rows: None
+
+
+def few(monkeypatch: pytest.MonkeyPatch, partners: int) -> None:
+    """Let numbers have few partners, and one guard or more."""
+    monkeypatch.setattr(comparing, "GUARDS", 1)
+    found = comparing.partners_of
+    monkeypatch.setattr(comparing, "partners_of", lambda count: (partners, found(count)[1]))
 
 
 def rate(
@@ -180,15 +198,13 @@ def rate(
     lie: Lie,
     trials: int = 1000,
     partners: int = 1,
-    guards: int = 0,
     mac_bits: int = 4,
-) -> float:
+) -> int:
     """Return how often party 0 passes with bits of other numbers than its own, which are 2 in Z_4.
 
     What follows the proof of bits is left out.
     """
-    monkeypatch.setattr(comparing, "GUARDS", guards)
-    monkeypatch.setattr(comparing, "partners_of", lambda *_: partners)
+    few(monkeypatch, partners)
     monkeypatch.setattr(SignProver, "_signs", lambda *_: None)
     monkeypatch.setattr(SignProver, "_prove_sign", lambda *_: None)
     both, held = ends(local_pair(20), mac_bits), np.full(claimed.size, 2, np.uint8)
@@ -198,7 +214,7 @@ def rate(
         none: Any = np.zeros(claimed.size, np.uint8)
         for _ in range(trials):
             _, tags = end.prover.commit(held, 2)
-            _, _, keys = end.verifier.accept(held.size, 2)
+            keys = end.verifier.accept(held.size, 2)
             signs, shares = end.signs, claimed if j == 0 else held
             if j == 0:
                 signs._prover = Cheat(end.prover, lie)  # type: ignore[assignment]
@@ -211,20 +227,16 @@ def rate(
 
     one, two = run_both(run)
     assert one == two
-    return float(one / trials)
+    return int(one)
 
 
-def check_rate(found: float, expected: float, trials: int = 1000) -> None:
-    assert abs(found - expected) <= 5 * math.sqrt(expected * (1 - expected) / trials)
-
-
-def twos(count: int) -> Lie:
-    """Return the lie that `count` partners are 2, and claimed to be 0."""
+def twos(count: int, partners: int = 1) -> Lie:
+    """Return the lie that the first `count` partners of each row are 2, and claimed to be 0."""
 
     def lie(claims: np.ndarray) -> Any:
-        claims[:count] = 0
+        claims.reshape(partners, -1)[:, :count] = 0
         values = claims.copy()
-        values[:count] = 2
+        values.reshape(partners, -1)[:, :count] = 2
         return values, lambda rows: None
 
     return lie
@@ -240,21 +252,46 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     """Party 0 claims the bits of 0 for 2: d_0 = 2 - 0 is 2, as its wrong partners are."""
     claimed = np.full(items, 2, np.uint8)
     claimed[:wrong] = 0
-    passed = rate(monkeypatch, claimed, twos(wrong * partners), 1000, partners)
-    check_rate(passed, 1 / math.comb(items * partners, partners * wrong))
+    passed = rate(monkeypatch, claimed, twos(wrong, partners), 1000, partners)
+    check_rate(passed, 1000, (items + 1.0) ** -partners)
+
+
+def test_wrong_partners_are_at_the_right_places_by_one_turn_at_most() -> None:
+    """Of a row as long as a prime; of six, every second place is so by three."""
+
+    def most(length: int) -> int:
+        """Return how many turns take one set of places, without the first, to another at most."""
+        sets = [
+            frozenset(chosen)
+            for size in range(1, length)
+            for chosen in combinations(range(1, length), size)
+        ]
+        turned = Counter(
+            (places, frozenset((place + turn) % length for place in places))
+            for places in sets
+            for turn in range(length)
+        )
+        return max(turned.values())
+
+    assert [most(length) for length in (2, 3, 5, 7, 11)] == [1] * 5
+    assert most(6) == 3
+    for count in (1, 2, 3, 64, 4096, 65536, 1 << 20):
+        each, length = partners_of(count)
+        assert length >= count + 64 and all(length % d for d in range(2, math.isqrt(length) + 1))
+        assert length**each >= 1 << 40 > length ** (each - 1)
 
 
 def test_what_is_no_bit_is_found_without_wrong_partners(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = np.full(6, 2, np.uint8)
-    assert rate(monkeypatch, claimed, honestly, 20) == 1
+    assert rate(monkeypatch, claimed, honestly, 20) == 20
     claimed[3] = 0
     assert rate(monkeypatch, claimed, honestly, 20) == 0
 
 
 def test_guards_find_that_all_are_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = np.zeros(6, np.uint8)
-    assert rate(monkeypatch, claimed, twos(6), 20) == 1
-    assert rate(monkeypatch, claimed, twos(6 + 64), 20, guards=64) == 0
+    check_rate(rate(monkeypatch, claimed, twos(6)), 1000, 1 / 7)
+    assert rate(monkeypatch, claimed, twos(7), 20) == 0
 
 
 def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,20 +309,49 @@ def test_a_wrong_opening_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPa
         return values, change
 
     claimed = np.full(6, 2, np.uint8)
-    check_rate(rate(monkeypatch, claimed, lie), 2**-4)
+    check_rate(rate(monkeypatch, claimed, lie), 1000, 2**-4)
+
+
+def test_a_false_sign_passes_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is published after another rank, another table or a false opening; E = 4."""
+    monkeypatch.setattr(comparing, "MAC_MASK", np.uint64(15))
+    both, trials = ends(local_pair(20)), 1000
+    dealt = [shared_bits([end.ands for end in both], np.zeros(1, np.uint8)) for _ in range(trials)]
+
+    def run(j: int) -> int:
+        passed, signs = 0, both[j].signs
+        for halves in dealt:
+            sign = halves[j]
+            if j == 0:
+                # the MAC of its other share, and what it expects of the peer's right one
+                macs = sign.macs ^ RNG.integers(0, 16, 1, np.uint64)
+                sign = AuthenticatedBits(sign.bits, macs, sign.keys ^ both[0].ands.delta)
+            try:
+                signs._prove_sign(sign, np.ones(1, np.uint8))
+                passed += 1
+            except PeerDeviated as error:
+                assert "the published buckets" in str(error)
+        return passed
+
+    one, two = run_both(run)
+    assert one == two
+    check_rate(one, trials, 2**-4)
 
 
 def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be."""
-    monkeypatch.setattr(comparing, "GUARDS", 0)
-    monkeypatch.setattr(comparing, "partners_of", lambda *_: 1)
+    """2 + 0 is negative in Z_4. With bits of 0 for 2 that pass, it is proved not to be.
+
+    Rows are turned by one, so that the wrong partner, the first, comes behind the guard.
+    """
+    few(monkeypatch, 1)
+    monkeypatch.setattr(comparing, "rotations", lambda seed, size, count: [1] * size)
     both, none = ends(local_pair(20)), np.zeros(1, np.uint8)
 
     def run(j: int) -> None:
         end, held = both[j], np.full(1, 2 * (j == 0), np.uint8)
         triples = end.ands.triples(1, 2)
         _, tags = end.prover.commit(held, 2)
-        _, _, keys = end.verifier.accept(1, 2)
+        keys = end.verifier.accept(1, 2)
         signs = end.signs
         if j == 0:
             signs._prover = Cheat(end.prover, twos(1))  # type: ignore[assignment]
@@ -300,7 +366,7 @@ def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> 
         ("mac.values", 5, "the bits of shares"),
         # a guard, and h
         ("audit.claims", 0, "the bits of shares"),
-        ("audit.claims", 8, "the bits of shares"),
+        ("audit.claims", 9, "the bits of shares"),
         ("and.openings", 0, "the openings of ANDs"),
     ],
 )
@@ -323,7 +389,7 @@ def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -
         end = both[j]
         triples = end.ands.triples(3 * 16, 2)
         _, tags = end.prover.commit(shares[j], 4)
-        _, _, keys = end.verifier.accept(16, 4)
+        keys = end.verifier.accept(16, 4)
         armed[0] = armed[0] or j == 0
         with pytest.raises(PeerDeviated) as error:
             end.signs.prove(

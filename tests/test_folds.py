@@ -32,6 +32,7 @@ from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.machine.selection import MISFOLDED, SILENT
@@ -40,6 +41,7 @@ from securemedian.servers.network.control import (
     Close,
     Compute,
     Dealt,
+    Failed,
     Held,
     Open,
     Ready,
@@ -47,7 +49,7 @@ from securemedian.servers.network.control import (
     Verdicts,
 )
 from tests.parties import run_both
-from tests.servers_alone import AUDITED, DIM, SIGNING, START, Server
+from tests.servers_alone import AUDITED, DIM, SIGNING, START, Server, hello
 
 BINDING, COIN = bytes([1] * 16), bytes([2] * 16)
 ROUND = "1-0000000a"
@@ -224,6 +226,9 @@ def test_s1_runs_nothing_that_it_is_not_bound_to(tmp_path: Path, how: str) -> No
         s1.rounds.engine_ended()
     digest, another = s1.latest.server_round.digest, how == "another session"
     s1.hear(Compute(ROUND, digest, 1, bytes(16), another))
+    # what is heard waits for what is computed
+    s1.now += STOP_S
+    s1.rounds.tick()
     state, reason = s1.state
     assert state == "failed" and s1.engine.uploads is None
     assert "before" in reason
@@ -254,6 +259,62 @@ def test_what_deviates_is_signed_and_fails_the_round_for_good(
             Deviation.check(wrong, SIGNING[0].public)
     with pytest.raises(ReceiptInvalid, match="not signed"):
         Deviation.check(said, SigningKey.new().public)
+
+
+CLAIM = Failed(ROUND, PeerDeviated.code, "the peer deviated: it was you")
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("first", ["own", "claim", "defect", "lost"])
+def test_what_is_found_here_is_signed_whatever_the_other_server_says_first(
+    tmp_path: Path, party: int, first: str
+) -> None:
+    """Its claim, another failure, or that it is another instance, which ends what is computed."""
+    server = Server(party, tmp_path, AUDITED)
+    round_id = pass_dealings(server)
+    said = replace(CLAIM, round=round_id)
+    finding = PeerDeviated("another sum than what it is bound to")
+    if first == "own":
+        server.engine.result = finding
+        server.rounds.engine_ended()
+    elif first == "lost":
+        server.hear(said, hello("two"))
+        assert server.engine.dropped
+    else:
+        server.hear(said if first == "claim" else replace(said, code="bug"))
+        assert server.state[0] == "checking" and not server.engine.dropped
+    server.engine.result = finding
+    server.rounds.engine_ended()
+    server.hear(said)
+    state, reason = server.state
+    assert state == "failed"
+    assert reason.startswith(f"the peer deviated: s{party} has signed that s{1 - party} does not")
+    found = server.ask(server.coordinator, "status").fields["deviation"]
+    assert Deviation.check(found, SIGNING[party].public).server == f"s{party}"
+    server.restart()
+    assert server.ask(server.coordinator, "status").fields["deviation"] == found
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("ends", ["passing", "breaking off", "never"])
+def test_what_is_only_heard_is_said_as_hearsay(tmp_path: Path, party: int, ends: str) -> None:
+    server = Server(party, tmp_path, AUDITED)
+    round_id = pass_dealings(server)
+    server.hear(replace(CLAIM, round=round_id))
+    if ends == "never":
+        server.now += STOP_S
+        server.rounds.tick()
+    elif ends == "passing":
+        server.engine.end_check()
+    else:
+        server.engine.result = ChannelTimeout("nothing for 60 s")
+    server.rounds.engine_ended()
+    state, reason = server.state
+    here, there = f"s{party}", f"s{1 - party}"
+    assert state == "failed"
+    assert reason.startswith(f"{there} claims that {here} deviated, and {here} has found and sign")
+    assert reason.endswith(CLAIM.reason)
+    assert "deviation" not in server.ask(server.coordinator, "status").fields
 
 
 def test_an_upload_needs_masks_where_it_is_audited_and_the_first_ones_count(tmp_path: Path) -> None:

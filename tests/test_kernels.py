@@ -6,6 +6,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -316,16 +317,20 @@ def test_packed_tags(slot: int, components: int) -> None:
         want = (rows + delta_bits.astype(np.int64) * public) % top
         assert (unpacked(out, slot, components) == want).all()
 
-    comparing.subtract_double(tags, partners, slot, out)
-    assert (unpacked(out, slot, components) == (rows - 2 * others) % top).all()
-
-    order = RNG.permutation(count).astype(np.uint32)
-    flips = RNG.integers(0, 2, count).astype(np.uint8)
-    for bits in (2, slot - 1, slot):
-        comparing.join(tags, partners, order, flips, delta[:, 0], slot, bits, out)
-        added = rows + others[:, order] - delta_bits
-        want = np.where(flips, added, rows - others[:, order]) % (1 << bits)
-        assert (unpacked(out, slot, components) == want).all()
+    lower_rows, lower = random_tags()
+    turns = np.array([0, 1, 70, count - 1, 2 * count - 1])
+    flips = RNG.integers(0, 2, (len(turns), count)).astype(np.uint8)
+    for bits, start in product((2, slot - 1, slot), (0, 40)):
+        found = np.empty((len(turns), width, count - start), np.uint64)
+        for k in range(width):
+            out, rows_of = np.empty((len(turns), count - start), np.uint64), [partners[k]] * 5
+            inputs = tags[k], lower[k], np.stack(rows_of), turns, flips
+            comparing.differences(*inputs, start, delta[k, 0], slot, bits, out)
+            found[:, k] = out
+        for turn, flip, told in zip(turns, flips, found, strict=True):
+            d, b = rows - 2 * lower_rows, np.roll(others, -turn, axis=1)
+            want = np.where(flip, d + b - delta_bits, d - b) % (1 << bits)
+            assert (unpacked(told, slot, components) == want[:, start:]).all()
 
     lowest = np.empty(count, np.uint64)
     comparing.low_bits(tags, slot, lowest)

@@ -9,18 +9,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import ChannelClosed, LocalProtocolError
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    LocalProtocolError,
+    PeerDeviated,
+    SecureMedianError,
+)
 from securemedian.mpc.protocols import share, wire
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, deal
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
@@ -201,6 +208,30 @@ class Servers:
     def let_go(self) -> None:
         for event in self._blocked:
             event.clear()
+
+
+@pytest.mark.parametrize("error", [PeerDeviated("a wrong sum"), ChannelClosed("dropped")])
+def test_a_dropped_job_tells_only_that_the_peer_deviated(error: SecureMedianError) -> None:
+    closed = threading.Event()
+
+    def run_round(*_: object) -> Outcome:
+        assert closed.wait(LIMIT_S)
+        raise error
+
+    fake = SimpleNamespace(
+        session_id=b"", close=closed.set, release=lambda: None, run_round=run_round
+    )
+    fake.fill = lambda *_: Cost()
+    backend = cast(Any, SimpleNamespace(open=lambda _: fake))
+    made = Engine(backend, lambda: 1 << 30, lambda: None)
+    made.prepare(b"", PARAMS)
+    made.start(RoundInput(PARAMS, [], []))
+    made.drop()
+    polled = []
+    while made.stopping:
+        polled.append(made.poll())
+        time.sleep(0.01)
+    assert [one for one in polled if one] == [error] * isinstance(error, PeerDeviated)
 
 
 @pytest.fixture

@@ -11,13 +11,17 @@ from securemedian.mpc.protocols.audit.macs import (
     Prover,
     Verifier,
     blocks_of,
+    packed,
     per_block,
+    slot_of,
+    unpacked,
 )
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import run_both
+from tests.rates import check_rate
 from tests.uniformity import bits_of, check_uniform, looks_uniform
 
 RNG = np.random.default_rng(31)
@@ -58,6 +62,34 @@ def random_values(count: int, bits: int) -> np.ndarray:
     return ring.reduce(RNG.integers(0, 1 << 16, count), bits)
 
 
+def commit(
+    prover: Prover, values: np.ndarray, bits: int, slot: int | None = None
+) -> tuple[int, np.ndarray]:
+    """Return the position of values, and their tags as rows."""
+    at, tags = prover.commit(values, bits, slot)
+    return at, in_rows(tags, slot or slot_of(bits), bits, prover.mac_bits)
+
+
+def accept(verifier: Verifier, count: int, bits: int, slot: int | None = None) -> np.ndarray:
+    """Return the keys as rows."""
+    keys = verifier.accept(count, bits, slot)
+    return in_rows(keys, slot or slot_of(bits), bits, verifier.mac_bits)
+
+
+def in_rows(words: np.ndarray, slot: int, bits: int, mac_bits: int = MAC_BITS) -> np.ndarray:
+    """Return rows of packed tags or keys, from the definition."""
+    found = np.empty((mac_bits, words.shape[1]), ring.dtype(bits))
+    for c, row in enumerate(found):
+        row[:] = ring.reduce(words[c * slot // 64] >> np.uint64(c * slot % 64), bits)
+    return found
+
+
+def tags_again(prover: Prover, at: int, count: int, bits: int) -> np.ndarray:
+    out = prover.empty(count, slot_of(bits))
+    prover.tags(at, bits, out)
+    return in_rows(out, slot_of(bits), bits)
+
+
 def holds(
     tags: np.ndarray, keys: np.ndarray, delta: np.ndarray, values: np.ndarray, bits: int
 ) -> bool:
@@ -69,22 +101,41 @@ def holds(
 @pytest.mark.parametrize("native_aes", [True, False])
 @pytest.mark.parametrize("bits", range(1, 17))
 def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> None:
-    """Of calls one after another, and again from their positions."""
+    """Of calls one after another, in slots of any size, and again from their positions."""
     prover, verifier, delta = ends(sessions(native_aes))
+    for slot in (slot for slot in (4, 8, 16) if slot >= ring.dtype(bits).itemsize * 8 or bits <= 4):
+        values = random_values(333, bits)
+        _, tags = commit(prover, values, bits, slot)
+        assert holds(tags, accept(verifier, 333, bits, slot), delta, values, bits)
     seen = []
     for count in COUNTS:
         values = random_values(count, bits)
-        at, tags = prover.commit(values, bits)
-        position, f, keys = verifier.accept(count, bits)
-        assert at == position and tags.shape == keys.shape == (MAC_BITS, count)
-        assert tags.dtype == keys.dtype == ring.dtype(bits)
-        assert holds(tags, keys, delta, values, bits)
+        at, tags = commit(prover, values, bits)
+        position, f = verifier.receive(count, bits)
+        f, keys = verifier.opened(f, count, bits), verifier.empty(count, slot_of(bits))
+        verifier.keys(position, f, 0, bits, keys)
+        rows = in_rows(keys, slot_of(bits), bits)
+        assert at == position and tags.shape == rows.shape == (MAC_BITS, count)
+        assert holds(tags, rows, delta, values, bits)
         # of no other values
-        assert not holds(tags, keys, delta, values ^ values.dtype.type(1), bits)
-        seen.append((at, f, count, tags, keys))
-    for at, f, count, tags, keys in reversed(seen):
-        assert (ring.reduce(prover.tags(at, count, bits) - tags, bits) == 0).all()
-        assert (ring.reduce(verifier.keys(at, f, count, bits) - keys, bits) == 0).all()
+        assert not holds(tags, rows, delta, values ^ values.dtype.type(1), bits)
+        seen.append((at, f, count, tags, rows))
+    for at, f, count, tags, rows in reversed(seen):
+        assert (tags_again(prover, at, count, bits) == tags).all()
+        # from the middle of f on
+        first = count // 2 // per_block(bits) * per_block(bits)
+        out = verifier.empty(count - first, slot_of(bits))
+        verifier.keys(at + first // per_block(bits), f, first, bits, out)
+        assert (in_rows(out, slot_of(bits), bits) == rows[:, first:]).all()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 5, 8, 9, 16])
+@pytest.mark.parametrize("mac_bits", [4, 16, 48])
+def test_rows_are_packed_and_unpacked(bits: int, mac_bits: int) -> None:
+    rows = ring.reduce(RNG.integers(0, 1 << 16, (mac_bits, 1500)), bits)
+    words = packed(rows, slot_of(bits))
+    assert (in_rows(words, slot_of(bits), bits, mac_bits) == rows).all()
+    assert (unpacked(words, bits, mac_bits) == rows).all()
 
 
 def test_after_base_ots_both_directions_hold() -> None:
@@ -96,8 +147,8 @@ def test_after_base_ots_both_directions_hold() -> None:
     def run(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         prover = Prover(pair[number], 0, channels[number])
         verifier = Verifier(pair[number], 0, channels[number])
-        _, tags = prover.commit(values[number], 4)
-        _, _, keys = verifier.accept(1000, 4)
+        _, tags = commit(prover, values[number], 4)
+        keys = accept(verifier, 1000, 4)
         return tags, keys, pair[number].delta[:MAC_BITS]
 
     (tags0, keys0, delta0), (tags1, keys1, delta1) = run_both(run)
@@ -108,7 +159,7 @@ def test_after_base_ots_both_directions_hold() -> None:
 def test_maps_that_are_linear_act_on_all_three_alike() -> None:
     prover, verifier, delta = ends()
     values = random_values(300, 6)
-    (_, tags), (_, _, keys) = prover.commit(values, 6), verifier.accept(300, 6)
+    (_, tags), keys = commit(prover, values, 6), accept(verifier, 300, 6)
     matrix = RNG.integers(0, 64, (300, 7)).astype(np.uint8)
     public = random_values(7, 6)
     keys = keys @ matrix + verifier.constant(public)
@@ -122,7 +173,7 @@ def test_elements_are_those_of_the_definition() -> None:
         pair = sessions()
         prover, _, _ = ends(pair, lane)
         prover.commit(random_values(100, bits), bits)
-        at, tags = prover.commit(random_values(50, bits), bits)
+        at, tags = commit(prover, random_values(50, bits), bits)
         assert at == blocks_of(100, bits)
         numbers = np.array(
             [
@@ -160,9 +211,9 @@ def test_streams_are_none_of_those_of_ots() -> None:
 def test_a_part_can_be_expanded_alone() -> None:
     prover, _, _ = ends()
     for bits in (4, 8, 16):
-        at, tags = prover.commit(random_values(1000, bits), bits)
+        at, tags = commit(prover, random_values(1000, bits), bits)
         first = 3 * per_block(bits)
-        part = prover.tags(at + 3, 50, bits)
+        part = tags_again(prover, at + 3, 50, bits)
         assert (ring.reduce(part - tags[:, first : first + 50], bits) == 0).all()
 
 
@@ -205,7 +256,7 @@ def test_a_lane_has_one_prover() -> None:
 def test_lanes_are_expanded_apart() -> None:
     pair = sessions()
     zeros = np.zeros(1000, np.uint8)
-    tags = [ends(pair, lane)[0].commit(zeros, 8)[1] for lane in (0, 1)]
+    tags = [commit(ends(pair, lane)[0], zeros, 8)[1] for lane in (0, 1)]
     assert (tags[0] != tags[1]).mean() > 0.9
 
 
@@ -223,9 +274,9 @@ def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes:
     zeros = np.zeros(1, np.uint8)
     for lane in range(runs):
         prover, verifier, _ = ends(sessions(bits=4), lane, mac_bits=4)
-        (_, tags), (_, _, keys) = prover.commit(zeros, 4), verifier.accept(1, 4)
+        (_, tags), keys = commit(prover, zeros, 4), accept(verifier, 1, 4)
         guess = RNG.integers(0, 2, (4, 1)).astype(np.uint8)
         # what the verifier compares with, if it is told `wrong`
         expected = ring.reduce(keys - verifier.constant(np.array([wrong], np.uint8)), 4)
         hits += bool((ring.reduce(tags - guess * np.uint8(wrong), 4) == expected).all())
-    assert abs(hits / runs - passes) < 5 * (passes / runs) ** 0.5
+    check_rate(hits, runs, passes)

@@ -680,8 +680,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "mask_tops",
-                "s >> np.uint64(63) ^ record[7] >> np.uint64(2) & np.uint64(1)",
-                "s >> np.uint64(63)",
+                "s[i] >> np.uint64(63) ^ np.uint64(r[i])",
+                "s[i] >> np.uint64(63)",
             ),
         ),
         (authenticated.tops_opened,),
@@ -689,13 +689,7 @@ MASKS: dict[str, Mask] = {
     ),
     "y of the others in a bucket": Mask(
         "the other party reads the share of y of every AND",
-        (
-            (
-                "differ",
-                "_bit(shares, one) ^ _bit(shares, other)",
-                "_bit(shares, one)",
-            ),
-        ),
+        (("AndMaker.combined", "y[0] ^ y[1:]", "y[0] ^ 0 * y[1:]"),),
         (authenticated.buckets_received,),
     ),
     "x and y of an authenticated triple": Mask(
@@ -905,10 +899,11 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
     ("Weighing.begin", "Stream(seed)"): "public coefficients",
     ("Weighing.coefficients", "self._stream.words(words)"): "public coefficients",
+    ("PortableExpander.keys", "(sums ^ ~mask) - ~mask"): "keys of a verifier, of its own leaves",
     (
         "PortableExpander.keys",
-        "(sums ^ ~mask) - ~mask + (f[block, some] & mask)",
-    ): "the keys of a verifier, of its own leaves",
+        "rows[_rows_of(block), some] += f[block, first:][some] & mask",
+    ): "keys of a verifier, of its own leaves",
     ("Permutation.uniform", "stream.words(-(-count // 8))"): "a public permutation",
     ("Permutation.uniform", "stream.words(DRAWS)"): "a public permutation",
     ("draw", "Stream(seed, nonce=number)"): "a public partition",
@@ -943,13 +938,15 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "DaBits.finish",
         "choices - product - product",
     ): "the receiver's ring share, of what is masked",
-    ("permutation", "Stream(seed)"): "a public permutation",
+    ("rotations", "*"): "public rotations",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
     ("authenticate", "*"): "the MACs of what was opened",
-    ("garble", "y & delta ^ record[2] ^ record[3]"): "C, which 'hashes on a leaky AND's G' hide",
+    (
+        "garble",
+        "_spread(y[i]) & delta ^ macs[i] ^ keys[i]",
+    ): "C, which 'hashes on a leaky AND's G' hide",
     ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
-    ("combine", "*"): "sums of one's own halves",
-    ("SignProver._prove_bits", "Stream(seed, nonce=t)"): "a public permutation",
+    ("_add_row", "*"): "sums of one's own halves, and MACs of what was opened",
     ("SignProver.prove", "shares + public"): "a public number on one's own share",
     ("SignProver._signs", "*"): "sums of one's own halves",
     ("SignProver._prove_sign", "*"): "what the peer's MACs have to be",

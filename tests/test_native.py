@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,7 @@ from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
 from tests.test_kernels import VECTORS, vector_words
+from tests.test_macs import in_rows
 from tests.test_privacy import recorders
 
 RNG = np.random.default_rng(21)
@@ -263,20 +265,6 @@ def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
     assert (one == other).all()
 
 
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("width", [2, 8, 22, 72])
-def test_columns_of_rows_of_both_paths_are_those_of_the_definition(rows: int, width: int) -> None:
-    given, outs = words(rows, width), np.zeros((2, 64 * width, 5), np.uint64)
-    hashing.transpose(given, 1, outs[0])
-    extension.transpose(given, 1, outs[1])
-    bits = np.unpackbits(given.view(np.uint8), axis=1, bitorder="little")
-    octets = np.packbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
-    want = octets.view(np.uint64)
-    for out in outs:
-        assert (out[:, 1 : 1 + rows // 64] == want).all()
-        assert not out[:, 0].any() and not out[:, 1 + rows // 64 :].any()
-
-
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
     """At both ends, for all sizes one after the other, on lanes as they are counted."""
@@ -298,17 +286,26 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 4, 5, 8, 9, 16])
 def test_leaves_under_macs_of_both_paths_are_the_same(bits: int) -> None:
-    """At both ends, of tiles and of what fills none, from any position on."""
+    """At both ends, of tiles and of what fills none, from any position on, in slots of any size."""
     made = trees(4)[:12]
-    for at, count in ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000)):
+    slots = [slot for slot in (4, 8, 16) if bits <= slot and (bits <= 8 or slot == 16)]
+    for slot, (at, count) in product(slots, ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000))):
         values = ring.reduce(words(count), bits)
         masks = np.zeros(48, values.dtype) - RNG.integers(0, 2, 48).astype(values.dtype)
         found = []
         for expander_ in (macs.PortableExpander(made, 5), macs.NativeExpander(made, 5)):
-            f, tags, keys = (np.empty((rows, count), values.dtype) for rows in (12, 48, 48))
-            expander_.commit(at, bits, values, f, tags)
-            expander_.keys(at, bits, masks, f, keys)
-            found.append([ring.reduce(each, bits) for each in (f, tags, keys)])
+            f, alone = (np.zeros((12, count + 40), values.dtype) for _ in range(2))
+            mine, other = f[:, :count].copy(), alone[:, :count].copy()
+            out = [words(slot * 3 // 4, count) for _ in range(3)]
+            expander_.commit(at, bits, values, mine, slot, out[0])
+            expander_.commit(at, bits, values, other, slot, None)
+            assert (mine == other).all()
+            f[:, 40:] = mine
+            expander_.keys(at, bits, masks, f, 40, slot, out[1])
+            expander_.keys(at, bits, 0 * masks, None, 0, slot, out[2])
+            rows = [in_rows(each, slot, bits) for each in out]
+            assert (rows[0] == rows[2]).all()
+            found.append([ring.reduce(mine, bits), *rows])
         assert all((a == b).all() for a, b in zip(*found, strict=True))
 
 
@@ -424,6 +421,57 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
     expander(made, 3, False).rows(words(2), None, words(len(made) - 1, 2), rows)
     Hash(Scratch(), b"a label", native_aes=False).columns(rows, index, stream, keys)
     assert (keys == own[4]).all()
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("field_bits", [1, 4, 8])
+def test_leaves_become_low_words_of_columns_and_hashes(
+    rows: int, field_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of rows and of keys, at both ends; of 64 rows without hashes."""
+    monkeypatch.setattr(native_leaves, "STRIP", 86)
+    made = trees(field_bits)[: rows // field_bits]
+    holes = [[b"", *tree[1:]] for tree in made]
+    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), np.array([5, 2**63], np.uint64)
+    masks, weights = np.uint64(0) - RNG.integers(0, 2, rows).astype(np.uint64), words(200)
+    given = words(len(made) - 1, 200)
+    for native_aes in (False, True):
+        hash_ = Hash(Scratch(), b"a label", native_aes=False)
+        tweaked = Tweaked(Hash(Scratch(), b"a label", native_aes=native_aes), index, stream)
+        receivers, senders = (
+            [expander(leaves, 3, portable) for portable in (native_aes, False)]
+            for leaves in (made, holes)
+        )
+        for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
+            width = count // 64
+            corrections = np.ascontiguousarray(given[:, :width])
+            for (leaves, plain), masked in ((receivers, None), (senders, masks)):
+                speak = [words(width) if masked is None else None for _ in range(2)]
+                spoken = [corrections.copy() for _ in range(2)]
+                out, *hashes = words(3, count)
+                if rows == 64:
+                    chosen: tuple[np.ndarray | None, ...] = (None, None)
+                else:
+                    chosen = hashes[0], None if masked is None else hashes[1]
+                strips, sums = words(*leaves.strips(width)), np.zeros((2, rows, 2), np.uint64)
+                # what a receiver overwrites, and what a sender writes
+                if masked is None:
+                    leaves.weigh(strips, weights[:width], sums[1])
+                memory = Rows(strips, weights[:width], sums[0])
+                apart = None if masked is None else difference
+                leaves.low_words(tweaked, speak[0], masked, spoken[0], memory, out, apart, *chosen)
+                if masked is not None:
+                    leaves.weigh(strips, weights[:width], sums[1])
+                assert (sums[0] == sums[1]).all()
+                want, keys = words(rows, width), words(2, count, 2)
+                plain.rows(speak[1], masked, spoken[1], want)
+                assert (spoken[0] == spoken[1]).all()
+                assert masked is not None or np.array_equal(np.array(speak[0]), np.array(speak[1]))
+                assert (out == reference.columns(np.resize(want, (128, width)))[:, 0]).all()
+                if rows == 128:
+                    hash_.columns(want, index, stream, keys[0], difference, keys[1])
+                for found, key in zip(chosen, keys, strict=True):
+                    assert found is None or (found == key[:, 0]).all()
 
 
 @pytest.mark.parametrize("receiver", [False, True])

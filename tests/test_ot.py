@@ -484,20 +484,19 @@ def test_extension_gives_the_chosen_key(field_bits: int) -> None:
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("native_aes", [True, False])
 def test_correlated_ots(field_bits: int, native_aes: bool) -> None:
-    """W = V ^ u Delta, of 128 bits and of the low 64; between OTs that are hashed, and checked."""
+    """W = V ^ u Delta, in the low 64 bits, and keys; between OTs that are hashed, and checked."""
     sender, receiver = extension(field_bits, native_aes=(native_aes, not native_aes))
     for ots in ([1], [3, 3], [7, 1, 7]):
         for count in ots:
-            for ends, words in (((sender, receiver), 2), ((sender.low, receiver.low), 1)):
-                own, peers = np.zeros((2, count * ALIGN, 4), np.uint64)
+            for ends, hashed in (((sender, receiver), True), ((sender.low, receiver.low), False)):
+                own, peers, key, key0, key1 = np.zeros((5, count * ALIGN), np.uint64)
                 index = ends[0].index
-                choices = ends[1].extend_correlated(own, 1)
-                ends[0].extend_correlated(peers, 1)
-                bits = bits_of(choices, count * ALIGN)[:, None].astype(np.uint64)
-                assert (
-                    peers[:, 1 : 1 + words] == own[:, 1 : 1 + words] ^ bits * ends[0].delta
-                ).all()
-                assert not own[:, 0].any() and not own[:, 1 + words :].any()
+                choices = ends[1].extend_correlated(own, *([key] if hashed else []))
+                ends[0].extend_correlated(peers, *([key0, key1] if hashed else []))
+                bits = bits_of(choices, count * ALIGN).astype(np.uint64)
+                assert (peers == own ^ bits * ends[0].delta[0]).all()
+                assert (key == np.where(bits == 1, key1, key0)).all()
+                assert not hashed or (key0 != key1).all()
                 assert ends[0].index == ends[1].index == index + count * ALIGN
             choices, keys = receiver.extend(count * ALIGN)
             keys0, keys1 = sender.extend(count * ALIGN)
@@ -507,6 +506,26 @@ def test_correlated_ots(field_bits: int, native_aes: bool) -> None:
             weighed(*ends)
             checked(*ends)
     assert (sender.low.delta == sender.delta[:1]).all()
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_keys_of_correlated_ots_are_those_of_others(native_aes: bool) -> None:
+    """Their low words: from the same leaves and index on."""
+    one, two = local_pair(20)
+    leaves, (delta, holes) = run_both(
+        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
+    )
+    here, there = (Direction(channel, SESSION, 0, 0, native_aes) for channel in (one, two))
+    receivers = [SoftSpokenReceiver(here, leaves) for _ in range(2)]
+    senders = [SoftSpokenSender(there, delta, holes) for _ in range(2)]
+    for count in (ALIGN, 91 * ALIGN):
+        own, peers, key, key0, key1 = np.zeros((5, count), np.uint64)
+        choices, keys = receivers[0].extend(count)
+        assert (receivers[1].extend_correlated(own, key) == choices).all()
+        pairs = senders[0].extend(count)
+        senders[1].extend_correlated(peers, key0, key1)
+        for found, want in zip((key, key0, key1), (keys, *pairs), strict=True):
+            assert (found == want[:, 0]).all()
 
 
 @pytest.mark.parametrize("low", [True, False])
@@ -520,7 +539,7 @@ def test_wrong_corrections_of_correlated_ots_are_found(low: bool, block: int) ->
     receiver = SoftSpokenReceiver(Direction(flipping(two, [(block, 5)]), SESSION, 0, 0), leaves)
     sender = SoftSpokenSender(Direction(one, SESSION, 0, 0), delta, holes)
     ends = (sender.low, receiver.low) if low else (sender, receiver)
-    out = np.empty((ALIGN, 2), np.uint64)
+    out = np.empty(ALIGN, np.uint64)
     ends[1].extend_correlated(out)
     ends[0].extend_correlated(out)
     with pytest.raises(PeerProtocolError, match="none of these OTs is used"):
@@ -529,10 +548,10 @@ def test_wrong_corrections_of_correlated_ots_are_found(low: bool, block: int) ->
 
 def test_low_ends_have_streams_of_their_own() -> None:
     _, receiver = extension(4)
-    out = np.empty((2, ALIGN, 2), np.uint64)
+    out = np.empty((2, ALIGN), np.uint64)
     choices = receiver.extend_correlated(out[0])
     assert not (receiver.low.extend_correlated(out[1]) == choices).any()
-    assert not (out[0, :, 0] == out[1, :, 0]).any()
+    assert not (out[0] == out[1]).any()
     # once, or what they make would be made again
     assert receiver.low is receiver.low
 

@@ -1434,7 +1434,8 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
 
 
 # Pairs with a line that takes longer walks: a server that is away for a day, a check of somebody
-# who is not in the round, `again` where nothing has been tried or about an earlier run.
+# who is not in the round, `again` where nothing has been tried or about an earlier run, a server
+# that deviated.
 RARE = {
     (0, State.OPENING, Again),
     (0, State.CHECKING, Resume),
@@ -1442,6 +1443,8 @@ RARE = {
     (0, State.RUNNING, Again),
     (1, State.CHECKING, Overdue),
     (1, State.RUNNING, Again),
+    (0, State.FAILED, Failure),
+    (1, State.FAILED, Failure),
 }
 
 

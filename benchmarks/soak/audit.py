@@ -124,7 +124,6 @@ class Audit:
                 lives[-1].sizes.append((memory, descriptors))
 
     def logged(self, server: str, event: dict[str, Any], now: float) -> None:
-        """Note a line of a server's log."""
         with self._lock:
             lives = self._lives[server]
             life = lives[-1] if lives else _Life(now)

@@ -43,7 +43,6 @@ class Disk:
             self._limit(resource.RLIM_INFINITY)
 
     def used_bytes(self) -> int:
-        """Return how much the server's own files take."""
         total = 0
         for path in self._folder.rglob("*"):
             # files come and go

@@ -30,8 +30,6 @@ class Restarted:
 
     def __init__(self, name: str, folder: Path, arguments: list[str], listen: Listener) -> None:
         self.name = name
-        # how often it has been started
-        self.lives = 0
         # the exit statuses of lives that nobody ended from here
         self.exits: list[int] = []
         self._command = [sys.executable, "-m", *arguments]
@@ -109,7 +107,6 @@ class Restarted:
                         # Ctrl-C must reach the soak only, which ends the others in order
                         start_new_session=True,
                     )
-                    self.lives += 1
                 self._listen({"event": "started"})
                 self._read(self._process, log)
                 status = self._process.wait()

@@ -150,7 +150,6 @@ class Proxies:
         return proxy
 
     def close(self) -> None:
-        """End all connections, and the thread."""
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CALL_LIMIT_S)

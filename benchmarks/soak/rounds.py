@@ -103,8 +103,6 @@ class CohortRounds:
             self._round()
 
     def until_linked(self) -> None:
-        """Wait until the servers have found each other."""
-
         def linked() -> bool | None:
             info = self._coordinator.servers[0].ask("info").fields
             return bool(info["peer_linked"]) or None

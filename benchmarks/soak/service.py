@@ -1,7 +1,6 @@
 """The processes of a soak, each behind its proxies."""
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -84,7 +83,6 @@ class SoakService:
         self.disks = {
             server: Disk(folder / f"{server}-state", self.processes[server]) for server in SERVERS
         }
-        self.began = time.monotonic()
 
     def start(self) -> None:
         for process in self.processes.values():

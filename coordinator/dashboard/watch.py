@@ -179,11 +179,9 @@ class History:
         return sorted(self._seen.values(), key=lambda seen: seen.began)
 
     def find(self, round_id: str) -> Seen | None:
-        """Return a round, or None if it is not remembered."""
         return self._seen.get(round_id)
 
     def vouch(self, round_id: str, receipt: Vouching) -> None:
-        """Take what the receipt of a round says."""
         if seen := self.find(round_id):
             self._seen[round_id] = replace(seen, receipt=receipt)
 

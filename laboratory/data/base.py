@@ -118,5 +118,4 @@ class Source:
     model: str
 
     def recognises(self, directory: Path) -> bool:
-        """Return whether the folder holds this data set."""
         return any((directory / name).is_file() for name in self.files)

@@ -41,10 +41,6 @@ _TESTED = 0.34
 _SEED = 1
 
 
-def _hospitals(_: Path) -> Dataset:
-    return drawn(_SEED)
-
-
 def drawn(seed: int) -> Dataset:
     """Return the data set, whose test patients a seed draws.
 
@@ -89,4 +85,4 @@ def _table() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-HEART = Source("heart", _hospitals, files=(), advice="it needs no files", model="heart")
+HEART = Source("heart", lambda _: drawn(_SEED), files=(), advice="it needs no files", model="heart")

@@ -196,7 +196,6 @@ EXACT = ("radix", "pairwise", "median")
 
 
 def names() -> list[str]:
-    """Return the names of all ways to combine updates."""
     clear = [name for name in AGGREGATORS if name not in SECURE]
     return [*SECURE, *clear, *FIXED, *PREDICTED, ALONE]
 

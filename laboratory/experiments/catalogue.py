@@ -127,7 +127,6 @@ class Design:
         )
 
     def network(self, name: str) -> Model:
-        """Return a network as it is trained in this design."""
         chosen: dict[str, Any] = {"rate": self.rate, "epochs": self.epochs}
         return replace(
             models.MODELS[name],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_optimiser, optimiser
+from securemedian.clients.flags import add_optimiser, list_of, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 TABLE_WIDTH = 120
 
 
-def _list_of(kind: type[int] | type[str]) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    # argparse shows this name in its error message
-    parse.__name__ = f"list of {kind.__name__}"
-    return parse
-
-
-_INTS, _NAMES = _list_of(int), _list_of(str)
+_INTS, _NAMES = list_of(int), list_of(str)
 # the options that replace an experiment's defaults: the field of Design, its type and its help
 CHOSEN: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "rounds": (int, "T", "rounds to train"),

@@ -23,8 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
-from securemedian.clients.config import ClientConfig
-from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common.policy import BOUNDED
 from securemedian.common.status import RoundStatus
@@ -32,7 +30,7 @@ from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plots
 from securemedian.laboratory.plots import Grid
 from securemedian.laboratory.processes import Processes
-from securemedian.laboratory.rogue.deviations import DEVIATIONS, HELPER, VICTIM
+from securemedian.laboratory.rogue.deviations import HELPER, OF_S0, VICTIM
 from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
@@ -373,13 +371,14 @@ def _round(
     attack: Attack, folder: Path, names: Sequence[str], dim: int, seed: int, protected: bool
 ) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
-    deviation, notes = DEVIATIONS[attack.deviation], list[str]()
+    notes, rogue = list[str](), "s0" if attack.deviation in OF_S0 else "s1"
     params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(folder))
         coordinator = stack.enter_context(Coordinator.from_config(folder / "coordinator.toml"))
-        daemons.start(processes, folder, {deviation.server: attack.deviation})
-        players = [stack.enter_context(_Player(_config(folder, name, protected))) for name in names]
+        daemons.start(processes, folder, {rogue: attack.deviation})
+        configs = [daemons.client_config(folder, name, POLL_S, protected) for name in names]
+        players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
         players.sort(key=lambda player: player.service.keys.public)
         round_id = coordinator.open_round(
@@ -460,13 +459,6 @@ def _values(
     if helper is not None:
         values[HELPER] = helper
     return np.asarray(values, np.float32)
-
-
-def _config(folder: Path, name: str, protected: bool) -> ClientConfig:
-    """Return a client's configuration, which keeps nothing on disk."""
-    policy = replace(ClientPolicy.unlimited(), one_malicious_server=protected)
-    loaded = ClientConfig.load(folder / f"{name}.toml")
-    return replace(loaded, poll_interval_s=POLL_S, state_dir="", policy=policy)
 
 
 def _attending(player: Client, round_id: str) -> threading.Thread:

@@ -78,7 +78,6 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        """The clients' names."""
         return keygen.client_names(self.clients)
 
     @property
@@ -96,11 +95,9 @@ class Run:
         return f"{self.method}, {self.attack}, seed {self.seed}"
 
     def network(self, name: str) -> Model:
-        """Return a network as a client of this run trains it."""
         return replace(models.MODELS[name], **self.recipe.get(name, self.recipe))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as they are saved."""
         named = {"policy": self.policy.to_dict(), "optimiser": self.optimiser.to_dict()}
         return asdict(self) | named
 

@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -13,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
-from securemedian.clients.config import ClientConfig
-from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, plaintext
@@ -119,14 +116,9 @@ class ExperimentServers:
             daemons.running(self._directory)
         )
         self._clients = [
-            self._open.enter_context(Client(self._config(name))) for name in self._names
+            self._open.enter_context(Client(daemons.client_config(self._directory, name, POLL_S)))
+            for name in self._names
         ]
-
-    def _config(self, name: str) -> ClientConfig:
-        # what these clients have made ends with this process
-        loaded = ClientConfig.load(self._directory / f"{name}.toml")
-        policy = ClientPolicy.unlimited()
-        return replace(loaded, poll_interval_s=POLL_S, state_dir="", policy=policy)
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from securemedian.laboratory.rogue.deviations import begin
+from securemedian.laboratory.rogue.deviations import DEVIATIONS
+from securemedian.laboratory.rogue.hooks import Spoils
 from securemedian.servers import config
 from securemedian.servers.daemon import serve
 
@@ -13,7 +14,7 @@ def main(deviation: str, path: Path) -> None:
     """Serve as the configuration says, but for a deviation."""
     read = partial(config.load, path)
     settings = read()
-    begin(deviation, settings, path.with_name("spoils.npz"))
+    DEVIATIONS[deviation](settings, Spoils(path.with_name("spoils.npz")))
     serve(settings, read)
 
 

@@ -7,9 +7,7 @@ that of uploads; the second one may collude. S1 is the rogue but where only S0 c
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from dataclasses import replace as changed
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,15 +45,8 @@ from securemedian.servers.storage.spool import Spool
 
 # of all clients, the one that is spied on, and the one that helps
 VICTIM, HELPER = 0, 1
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """What a rogue server does otherwise; `server` is which of the two it is."""
-
-    text: str
-    begin: Callable[[ServerConfig, Spoils], None]
-    server: str = "s1"
+# the deviations in which S0 is the rogue
+OF_S0 = ("models", "result")
 
 
 def keys_of(config: ServerConfig) -> list[str]:
@@ -446,31 +437,23 @@ def _result(config: ServerConfig, spoils: Spoils) -> None:
     _answering("result", other)
 
 
-DEVIATIONS = {
-    "rank": Deviation("adds k-1 to its share of H", _rank),
-    "tables": Deviation("answers with another table in leaf.reply", _tables),
-    "open-bits": Deviation("opens other bits", _open_bits),
-    "rerun": Deviation("breaks off after an opening, with another shift each time", _rerun),
-    "flags": Deviation("lowers its flags of the others", _flags),
-    "top-bits": Deviation("flips the top bits of the others' words", _top_bits),
-    "shift": Deviation("moves the others' values apart after the check", _shift),
-    "mux": Deviation("flips its share of a choice in mux.request", _mux),
-    "distances": Deviation("moves the others apart before distances are compared", _distances),
-    "corrections": Deviation("flips bits in ot.corrections", _corrections),
-    "sums": Deviation("spoils a sum in ggm.sums", _sums),
-    "turns": Deviation("lies in dealing.turns and keeps the peer's digest", read_positions),
-    "echo": Deviation(
-        "lies in dealing.turns and sends the peer's digest back",
-        lambda config, spoils: read_positions(config, spoils, echo=True),
-    ),
-    "verdicts": Deviation("says that all but two clients have failed the check", _verdicts),
-    "digests": Deviation("sends wrong digests for all dealings but two", _digests),
-    "range": Deviation("moves the others out of range in the check", _range),
-    "models": Deviation("gives one client another model", _models, "s0"),
-    "result": Deviation("gives another result than was signed", _result, "s0"),
+DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
+    "rank": _rank,
+    "tables": _tables,
+    "open-bits": _open_bits,
+    "rerun": _rerun,
+    "flags": _flags,
+    "top-bits": _top_bits,
+    "shift": _shift,
+    "mux": _mux,
+    "distances": _distances,
+    "corrections": _corrections,
+    "sums": _sums,
+    "turns": read_positions,
+    "echo": lambda config, spoils: read_positions(config, spoils, echo=True),
+    "verdicts": _verdicts,
+    "digests": _digests,
+    "range": _range,
+    "models": _models,
+    "result": _result,
 }
-
-
-def begin(name: str, config: ServerConfig, spoils: Path) -> None:
-    """Let this process deviate."""
-    DEVIATIONS[name].begin(config, Spoils(spoils))

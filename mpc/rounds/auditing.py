@@ -17,6 +17,7 @@ about 2^-40. Nothing of the clients is opened, and nothing of the round is chang
 The audit has base OTs of its own, which end with it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
@@ -44,10 +45,10 @@ from securemedian.mpc.rounds.lanes import WISHES, Progress, Report, agree_on_siz
 from securemedian.mpc.rounds.params import RoundParams
 
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
-# are their buckets, and the chance to deviate unnoticed.
-POOL = 1 << 18
+# are their buckets, and the chance to deviate unnoticed. Of so many, buckets have three.
+POOL = 3 << 17
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
-AND_BYTES = 250
+AND_BYTES = 280
 # Whether a message is sent or received, its label, dtype and shape.
 Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
@@ -253,11 +254,9 @@ class Auditor:
         """Prove the buckets of one chunk, whose X is `total`."""
         rank, bits = ring.median_rank(self._total), ring.count_bits(self._total)
         rows = self._shape.slots - 1
-        entries = ring.unpack(total, self._shape.bits, rows * bound.dim).reshape(1, rows, -1)
-        # one after another: those of entries are the largest arrays of an audit
-        shares = around(entries, found, self._buckets)[0]
-        tags = around(np.ascontiguousarray(lane.binder.tags(bound)), found, self._buckets)
-        keys = around(np.ascontiguousarray(lane.binder.keys(bound)), found, self._buckets)
+        entries = ring.unpack(total, self._shape.bits, rows * bound.dim).reshape(rows, -1)
+        shares = around(entries, found, self._buckets)
+        tags, keys = lane.binder.around(bound, found, self._buckets - 1, bits)
         public = centring(found, self._buckets, self._total, rank, bits)
         # H(M) - k is not, and H(M - 1) - k is
         negative = np.repeat(np.array([0, 1], np.uint8), found.size)
@@ -371,13 +370,17 @@ def ots(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -
 def memory(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> int:
     """Return about how many bytes an audit takes at one party: what is kept, and lanes at work.
 
-    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then the tags and
-    keys of a chunk's entries.
+    It keeps X and the peer's f of each entry. A lane has the ANDs of a pool, and then f of a
+    chunk's entries and the tags and keys of its halves and their partners.
     """
     shape, total = check_audited(params), sum(weights)
     busy = [sizes for sizes in _sizes(params, total, protocol) if sizes]
     entries = shape.slots - 1
     kept = (macs.MAC_BITS // macs.TREE_BITS + 1) * entries * params.dim * shape.bits // 8
-    rows = 2 * macs.MAC_BITS * ring.dtype(shape.bits).itemsize * entries * busy[0][0]
+    numbers, bits = 2 * busy[0][0], ring.count_bits(total)
+    tagged = numbers * bits + math.prod(comparing.partners_of(numbers)) * (bits - 1)
+    opened = macs.MAC_BITS // macs.TREE_BITS * entries * busy[0][0]
+    rows = opened * ring.dtype(shape.bits).itemsize
+    rows += 2 * 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) * tagged
     most = [max(ands_of(sum(sizes[pool]), total) for pool in pools(sizes, total)) for sizes in busy]
     return kept + sum(AND_BYTES * count + rows for count in most)

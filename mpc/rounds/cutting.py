@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.protocols import share
-from securemedian.mpc.protocols.audit.comparing import slot_of
+from securemedian.mpc.protocols.audit.macs import slot_of
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.params import RoundParams

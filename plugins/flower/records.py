@@ -56,10 +56,8 @@ def take_client(content: RecordDict) -> str:
 
 
 def to_arrays(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record by name, in its order."""
     return {name: array.numpy() for name, array in record.items()}
 
 
 def to_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return a record of arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})

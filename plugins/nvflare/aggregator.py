@@ -120,7 +120,6 @@ class SecureMedian(ModelAggregator):
         )
 
     def reset_stats(self) -> None:
-        """Forget the results of a round."""
         self._kinds: set[ParamsType] = set()
         self._metrics: list[tuple[dict[str, Any] | None, float]] = []
 

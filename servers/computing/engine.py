@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.mpc.errors import LocalProtocolError, SecureMedianError
+from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
@@ -78,7 +78,6 @@ class _Job:
         self._thread.start()
 
     def join(self, limit_s: float | None = None) -> bool:
-        """Wait for the job to end, for `limit_s` at most, and return whether it has ended."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
@@ -290,7 +289,7 @@ class Engine:
         """Return the result of a run or a check that has ended, or the error that ended a job.
 
         It is returned once. It is None while nothing has ended, after a successful preparation, and
-        for dropped jobs.
+        for dropped jobs, unless these have found that the peer deviated.
         """
         for job in self._jobs():
             if not job.ended:
@@ -300,7 +299,8 @@ class Engine:
                 self._check_job = None
             else:
                 self._job, self._phase = None, ""
-            if not self._dropped and job.result is not None:
+            wanted = not self._dropped or isinstance(job.result, PeerDeviated)
+            if wanted and job.result is not None:
                 return job.result
         if self._dropped and not self._jobs():
             self._release()

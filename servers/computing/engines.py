@@ -26,7 +26,6 @@ class Engines:
         self._first = self.of(DEFAULT_COHORT)
 
     def of(self, cohort: str) -> Engine:
-        """Return the engine of a cohort, which is made at its first use."""
         if cohort not in self._engines:
             self._engines[cohort] = self._make(partial(self._computes_beside, cohort))
         return self._engines[cohort]

@@ -52,7 +52,6 @@ class Folds:
             self._complete.set()
 
     def has(self, client: str) -> bool:
-        """Return whether the fold of a client is here."""
         return client in self._of
 
     def gather(self, channel: Channel, number: int, limit_s: float) -> list[bool]:
@@ -73,5 +72,4 @@ class Folds:
         return both.tolist()
 
     def take(self) -> list[Words]:
-        """Return the folds of all clients, in their order."""
         return [self._of[client] for client in self.clients]

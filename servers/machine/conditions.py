@@ -8,6 +8,7 @@ from securemedian.mpc.errors import (
     ClientsDiffer,
     ConfigError,
     ParametersDiffer,
+    PeerDeviated,
     PeerProtocolError,
     PeerUnavailable,
     ReceiptInvalid,
@@ -110,6 +111,12 @@ def obstructed(here: RoundSelection, event: events.Event) -> bool:
 def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None:
     """Return why the round fails at this event; None if it does not."""
     match event:
+        case Failed(code=PeerDeviated.code):
+            reason = (
+                f"s{1 - here.party} claims that s{here.party} deviated, and s{here.party} has "
+                f"found and signed nothing of the kind: {event.reason}"
+            )
+            return events.Failure(event.code, reason)
         case events.Failure() | Failed():
             return events.Failure(event.code, event.reason)
         case events.Interrupted() | Again() if not here.begun:

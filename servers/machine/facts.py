@@ -172,7 +172,6 @@ class RoundFacts:
 
     @property
     def cohort(self) -> str:
-        """The name of the cohort."""
         return self.asked.cohort
 
     @property
@@ -291,7 +290,6 @@ class RoundFacts:
 
     @property
     def groups(self) -> list[int]:
-        """The groups of the clients that take part, where groups are visible."""
         if not self.params.method.visible:
             return []
         return [group_of(self.here[key]) for key in self.included]
@@ -339,7 +337,6 @@ class RoundFacts:
         return kept
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `saved` returned."""
         for name, value in saved.items():
             if name in _SAVED:
                 setattr(self, name, value)

@@ -320,7 +320,8 @@ class RoundSelection(RoundFacts):
             count = len(self.included)
             raise TooFewClients(
                 f"{count} complete upload{'' if count == 1 else 's'}, "
-                f"and s{self.party} asks for at least {self.needed}: {self._reasons()}"
+                f"and s{self.party} asks for at least {self.needed}: "
+                + cut("; ".join(by_reason(self.left_out)))
             )
         validator = getattr(self.params.method, "validator", "")
         if validator and validator not in self.included:
@@ -331,7 +332,3 @@ class RoundSelection(RoundFacts):
             )
         # the method's own rules, for so many clients with these weights
         self.params.check_included(self.included)
-
-    def _reasons(self) -> str:
-        """Return who is left out and why."""
-        return cut("; ".join(by_reason(self.left_out)))

@@ -63,7 +63,6 @@ class ServerRound(RoundSelection):
         return events.Use.PROTOCOL if self.state is State.QUEUED else None
 
     def _use_of(self, clients: Sequence[str]) -> events.Use:
-        """Return what a check of these clients uses."""
         if self.may_fold(clients):
             return events.Use.FOLDS
         return events.Use.CHECK if self.dealt else events.Use.PROTOCOL
@@ -150,7 +149,6 @@ class ServerRound(RoundSelection):
         self._limit(now)
 
     def _limit(self, now: float) -> None:
-        """Let the time limit of the present state begin."""
         limits = self.limits
         seconds = {
             State.OPENING: limits.answer_s,
@@ -279,6 +277,8 @@ class ServerRound(RoundSelection):
                 self.judge()
             case events.Failure() if event.deviation:
                 self.deviation = dict(event.deviation)
+                # also of a round that has failed before
+                self.code, self.reason = cut(event.code), cut(event.reason)
             case events.Computed():
                 self.computed_here, self.receipt = True, event.receipt
                 self._keep_signed(event.receipt)

@@ -395,7 +395,10 @@ _FOLLOWER |= {
     }.items()
 }
 
-TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
+# a check that the failure has ended finds after all that the peer deviated
+_LATE_FINDING: Table = {(State.FAILED, Failure): (Transition(State.FAILED),)}
+
+TABLE: tuple[Table, Table] = (_LEADER | _LATE_FINDING, _FOLLOWER | _LATE_FINDING)
 
 _UNAWARE = "sent before the peer heard that the round has failed here"
 _FAILED_LATER = "the peer failed after both had their result, which stands here"

@@ -212,7 +212,6 @@ def upload_digest(sha256: bytes, group: int | None) -> bytes:
 
 
 def group_of(digest: bytes) -> int:
-    """Return the visible group in an `upload_digest`."""
     return digest[SHA256_BYTES]
 
 

@@ -36,7 +36,6 @@ class LinkProbe:
             self._send(Load(self._number, bytes(LOAD_BYTES)))
 
     def take(self, piece: Load) -> None:
-        """Count a piece that has come back."""
         if self._told and piece.number == self._number:
             self._back += 1
             self.tick()

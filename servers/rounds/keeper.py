@@ -31,7 +31,6 @@ class RunKeeper:
                 self._kept[cohort] = store.read_run(name)
 
     def current(self, cohort: str) -> RunState:
-        """Return the current run of a cohort."""
         return self._kept.get(cohort, RunState())
 
     def begin(self, opening: Opening, params: RoundParams, model: Float32s | None) -> RunState:

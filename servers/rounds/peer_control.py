@@ -22,6 +22,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
+from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Failure, Unlinked
@@ -114,6 +115,9 @@ class PeerControl:
             self._say_hello()
         self._changed(self.watch.tick(now))
         self._probe.tick()
+        for entry in self._register.live:
+            if entry.heard and now >= entry.heard_until:
+                self.release(entry)
 
     def measure(self, told: Told) -> None:
         """Measure the link, at S0; `told` is called at the end.
@@ -169,7 +173,7 @@ class PeerControl:
                 # of an earlier link, or after a lost message
                 pass
             case RoundMessage() if entry := self._register.get(message.round):
-                self._runner.take(entry, message)
+                self._hear(entry, message)
             case Open():
                 self._open(message)
             case Resume() if self._config.party == 1:
@@ -188,6 +192,25 @@ class PeerControl:
                     round=message.round,
                     message=kind,
                 )
+
+    def _hear(self, entry: Entry, message: RoundMessage) -> None:
+        """Take a message about a round, or keep it until `release`.
+
+        SECURITY: one that ends an audit before it has ended here would keep this server from
+        finding, and signing, that the other one deviated. It waits for STOP_S at most.
+        """
+        server_round = entry.server_round
+        if server_round.audited and self._engines.of(server_round.cohort).computes:
+            entry.heard_until = entry.heard_until if entry.heard else self._clock() + STOP_S
+            entry.heard.append(message)
+        else:
+            self._runner.take(entry, message)
+
+    def release(self, entry: Entry) -> None:
+        """Take the messages about a round that were kept, after what was found here."""
+        heard, entry.heard = entry.heard, []
+        for message in heard:
+            self._runner.take(entry, message)
 
     def _open(self, asked: Open) -> None:
         """Take part in a round that S0 opens, or answer with the reason against it.
@@ -273,6 +296,7 @@ class PeerControl:
         self._engines.drop()
         for entry in self._register.live:
             self._runner.take(entry, Unlinked(reason))
+            self.release(entry)
 
     def _link(self) -> None:
         """Begin a new link at S0: repeat how rounds have ended. Live ones get their turn later."""

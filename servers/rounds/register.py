@@ -32,7 +32,7 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Action, Effect
 from securemedian.servers.machine.facts import Limits
 from securemedian.servers.machine.server_round import ServerRound
-from securemedian.servers.network.control import Open
+from securemedian.servers.network.control import Open, RoundMessage
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.storage.files import storing
 from securemedian.servers.storage.spool import DEALING, Spool
@@ -67,6 +67,9 @@ class Entry:
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
+    # what the other server has said that waits for what is computed here, and until when
+    heard: list[RoundMessage] = field(default_factory=list)
+    heard_until: float = 0.0
 
 
 class Register:
@@ -126,7 +129,6 @@ class Register:
         return [one for one in self._entries.values() if one.server_round.cohort == cohort]
 
     def latest(self, cohort: str) -> Entry | None:
-        """Return the latest round of a cohort, if there has been one."""
         rounds = self.rounds_of(cohort)
         return rounds[-1] if rounds else None
 
@@ -136,12 +138,10 @@ class Register:
         return [one for one in self._entries.values() if one.server_round.live]
 
     def live_of(self, cohort: str) -> Entry | None:
-        """Return the round of a cohort that has begun and not ended, if there is one."""
         entry = self.latest(cohort)
         return entry if entry and entry.server_round.live else None
 
     def get(self, round_id: str) -> Entry | None:
-        """Return a round by its id, if this server still knows it."""
         return self._entries.get(round_id)
 
     def find(self, round_id: str, key: str) -> Entry:
@@ -161,7 +161,6 @@ class Register:
         raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
 
     def has(self, cohort: str) -> bool:
-        """Return whether this server has a cohort of that name."""
         return cohort in self._config.members
 
     def spent(self, cohort: str) -> float:

@@ -611,7 +611,6 @@ class Desk:
         return params | {"weights": {keys[name]: weight for name, weight in weights.items()}}
 
     def _key_of_each(self, cohort: str) -> dict[str, str]:
-        """Return the keys of all clients of a cohort by their names."""
         return {name: key for key, name in self._config.members[cohort].clients.items()}
 
     def _keys(self, cohort: str, names: Collection[str], where: str) -> dict[str, str]:

@@ -41,7 +41,6 @@ from securemedian.servers.machine import events
 from securemedian.servers.network.control import (
     Message,
     Open,
-    RoundMessage,
     new_round_id,
     upload_digest,
 )
@@ -95,7 +94,13 @@ class Rounds:
         # those that take blocks of uploads beside this process
         self.doors = store.doors
         self._keeper = RunKeeper(config.party, store, signing)
-        self._runner = RoundRunner(self.register, self._keeper, engines, self._send, clock)
+        self._runner = RoundRunner(
+            self.register,
+            self._keeper,
+            engines,
+            lambda message: self._peer_control.send(message),
+            clock,
+        )
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
         )
@@ -109,10 +114,6 @@ class Rounds:
         for entry in self.live:
             self._runner.take(entry, events.Unlinked(f"{config.name} was restarted"))
 
-    def _send(self, message: Message) -> None:
-        assert isinstance(message, RoundMessage)
-        self._peer_control.send(message)
-
     def reload(self, config: ServerConfig) -> None:
         """Use a new configuration for later rounds."""
         self.register.reload(config)
@@ -124,7 +125,6 @@ class Rounds:
 
     @property
     def peer(self) -> PeerWatch:
-        """The watch over the other server."""
         return self._peer_control.watch
 
     def dim(self, cohort: str) -> int:
@@ -138,7 +138,6 @@ class Rounds:
         return latest.server_round.params.dim if latest else 0
 
     def left_s(self, entry: Entry) -> float:
-        """Return for how many seconds the round still takes uploads."""
         server_round = entry.server_round
         return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
 
@@ -387,7 +386,6 @@ class Rounds:
     # Other events
 
     def control(self, parts: Sequence[wire.Part]) -> None:
-        """Take a message of the peer."""
         self.flush()
         self._peer_control.receive(parts)
         self._go_on()
@@ -396,7 +394,10 @@ class Rounds:
         """Take coins, verdicts, results and errors from the engines."""
         while (ended := self._engines.poll()) is not None:
             cohort, result = ended
-            if entry := self.register.live_of(cohort):
+            entry = self.register.latest(cohort)
+            # what deviated is also said of a round that has failed since
+            found = isinstance(result, PeerDeviated)
+            if entry and (entry.server_round.begun if found else entry.server_round.live):
                 self._take(entry, result)
         self._go_on()
 
@@ -417,6 +418,7 @@ class Rounds:
                 except SecureMedianError as error:
                     event = events.Failure(error.code, str(error))
         self._runner.take(entry, event)
+        self._peer_control.release(entry)
 
     def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
         names, clients = entry.server_round.names, list(entry.server_round.under_check)
@@ -503,7 +505,6 @@ class Rounds:
 
     @property
     def running(self) -> bool:
-        """Whether the protocol runs."""
         runs = (State.STARTING, State.RUNNING)
         return any(entry.server_round.state in runs for entry in self.live)
 

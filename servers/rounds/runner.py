@@ -26,7 +26,7 @@ from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
-from securemedian.servers.network.control import Message
+from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.storage.database import Row
@@ -57,7 +57,7 @@ class RoundRunner:
         register: Register,
         keeper: RunKeeper,
         engines: Engines,
-        send: Callable[[Message], None],
+        send: Callable[[RoundMessage], None],
         clock: Callable[[], float],
     ) -> None:
         self._register, self._keeper, self._engines = register, keeper, engines
@@ -87,7 +87,6 @@ class RoundRunner:
         self._go_on(queue)
 
     def idle(self, entry: Entry) -> bool:
-        """Return whether no event of the round waits."""
         return not self._queue(entry).events
 
     def tick(self) -> None:

@@ -199,7 +199,6 @@ class Database:
             self._connection.executescript(f"BEGIN IMMEDIATE; {script} {number}; COMMIT;")
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     @contextmanager
@@ -226,12 +225,10 @@ class Database:
     # Runs
 
     def current_runs(self) -> dict[str, str]:
-        """Return by cohort the name of the file of its current run."""
         rows = self._connection.execute("SELECT cohort, current FROM cohorts")
         return {cohort: name for cohort, name in rows if name}
 
     def set_current_run(self, cohort: str, name: str) -> None:
-        """Make a file that of the current run."""
         self._set_cohort("current", name, cohort)
 
     def bound(self, cohort: str) -> Bound:
@@ -240,7 +237,6 @@ class Database:
         return Bound(row[0], frozenset(json.loads(row[1])), *row[2:]) if row else UNBOUND
 
     def bind(self, cohort: str, bound: Bound) -> None:
-        """Replace what `bound` returns."""
         self._set_cohort("bound_number", bound.number, cohort)
         self._set_cohort("bound_clients", json.dumps(sorted(bound.clients)), cohort)
         self._set_cohort("bound_opening", bound.opening, cohort)
@@ -277,7 +273,6 @@ class Database:
         ]
 
     def add_round(self, made: SavedRound) -> None:
-        """Add a round."""
         self._add("rounds", **vars(made))
 
     def update_round(
@@ -288,7 +283,6 @@ class Database:
         after: str | None,
         result: str | None,
     ) -> None:
-        """Replace what changes of a round."""
         self._connection.execute(
             "UPDATE rounds SET saved = ?, times = ?, after = ?, result = ? WHERE round = ?",
             (json.dumps(saved), json.dumps(times), after, result, round_id),
@@ -303,14 +297,12 @@ class Database:
     # What clients have sent
 
     def uploads(self, round_id: str) -> list[Row]:
-        """Return what the clients of a round have sent."""
         rows = self._connection.execute(
             f"SELECT {_columns(Row)} FROM uploads WHERE round = ? ORDER BY rowid", (round_id,)
         )
         return [Row(*row) for row in rows]
 
     def add_uploads(self, round_id: str, rows: Iterable[Row]) -> None:
-        """Add what clients have sent."""
         for row in rows:
             self._add("uploads", round=round_id, **vars(row))
 
@@ -320,18 +312,15 @@ class Database:
         self._connection.execute("DELETE FROM verdicts WHERE round = ?", (round_id,))
 
     def public_metrics(self, round_id: str) -> dict[str, dict[str, float]]:
-        """Return the public metrics of a round's clients."""
         rows = self._connection.execute(
             "SELECT client, metrics FROM public_metrics WHERE round = ? ORDER BY rowid", (round_id,)
         )
         return {client: json.loads(metrics) for client, metrics in rows}
 
     def add_public_metrics(self, round_id: str, client: str, metrics: dict[str, float]) -> None:
-        """Add the public metrics of a client."""
         self._add("public_metrics", round=round_id, client=client, metrics=metrics)
 
     def verdicts(self, round_id: str) -> dict[str, Verdict]:
-        """Return what is known of the clients' checks."""
         rows = self._connection.execute(
             "SELECT client, coin, passed FROM verdicts WHERE round = ?", (round_id,)
         )

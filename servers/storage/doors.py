@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -62,10 +62,9 @@ class Doors:
         name: str = "",
         keys: KeyPair | None = None,
         allowed: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count, self._endpoint, self._name, self._keys = count, endpoint, name, keys
-        self._allowed, self._clock = list(allowed), clock
+        self._allowed = list(allowed)
         self._numbers = itertools.count(DAEMON + 1)
         self._processes: dict[int, _Process] = {}
         # the rooms of which doors may write blocks, and those that they are to forget
@@ -93,7 +92,8 @@ class Doors:
     def allow(self, keys: Iterable[str]) -> None:
         """Let only these keys open new connections."""
         self._allowed = list(keys)
-        self._tell_all({"allow": self._allowed})
+        for number in list(self._processes):
+            self._tell(number, {"allow": self._allowed})
 
     def owners(self, blocks: int, first: int) -> list[int]:
         """Return which door takes which block of a share: slices of coordinates.
@@ -125,7 +125,7 @@ class Doors:
 
     def turn(self) -> None:
         """Take what the doors have said, and replace those that have ended."""
-        now = self._clock()
+        now = time.monotonic()
         for one in list(self._processes.values()):
             ended = not self._hear(one)
             limit_s = SILENCE_S if one.port else START_S
@@ -163,7 +163,7 @@ class Doors:
         fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)
-        self._processes[number] = _Process(number, process, self._clock())
+        self._processes[number] = _Process(number, process, time.monotonic())
         self._tell(
             number,
             {
@@ -182,7 +182,7 @@ class Doors:
         while (data := one.process.stdout.read(1 << 16)) is not None:
             if not data:
                 return False
-            one.heard = self._clock()
+            one.heard = time.monotonic()
             one.said.feed(data)
             for message in one.said:
                 self._take(one, message)
@@ -207,7 +207,7 @@ class Doors:
         one.process.wait()
         for room in list(self._rooms.values()):
             self._let_go(room, one.number)
-        self._start_at = self._clock() + PAUSE_S
+        self._start_at = time.monotonic() + PAUSE_S
         logs.event("door-lost", logging.WARNING, door=one.number, reason=why)
 
     def _let_go(self, room: Room, door: int) -> None:
@@ -216,10 +216,6 @@ class Doors:
         if set(room.owners) == {DAEMON}:
             del self._rooms[room.number]
             self._leaving.discard(room.number)
-
-    def _tell_all(self, message: dict[str, Any]) -> None:
-        for number in list(self._processes):
-            self._tell(number, message)
 
     def _tell(self, number: int, message: dict[str, Any]) -> None:
         """Give an order to a door, if it still runs; one that has not read a thousand is ended."""

@@ -63,7 +63,6 @@ class Reserve:
         self._held = size
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -157,7 +156,6 @@ class WordsFile:
         self._unsynced += size
 
     def read(self, begin: int, count: int) -> Words:
-        """Return `count` words from byte `begin` on."""
         return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
 
     def read_bytes(self, begin: int, count: int) -> bytes:

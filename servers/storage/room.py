@@ -91,7 +91,6 @@ class Room:
 
     @property
     def whole(self) -> bool:
-        """Return whether all blocks are stored."""
         return len(self.stored) == count(self.size)
 
     def put(self, file: WrittenFile, door: int, block: int, share: NDArray[Any]) -> bool:

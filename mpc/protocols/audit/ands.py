@@ -14,27 +14,31 @@ OTs of x, party j computes
 
 T_0 = T_1 is compared. A wrong d is always found. A wrong G is not found where the peer's x is 0:
 who sends one guesses x, and is found with a chance of one half. So leaky ANDs are put into buckets
-of B, by a permutation that is tossed when all are fixed and compared. Of each bucket comes one AND,
-of which x is known only if all of them are guessed:
+of B, of each of which comes one AND, and its x is known only if all of them are guessed:
 
     x = XOR x_i,   y = y_1,   z = z_1 ^ XOR_(i>1) (z_i ^ d_i x_i)   with d_i = y_1 ^ y_i opened
 
-That one of n buckets is all guessed has a chance of at most n / C(B n, B) 2^-B; B is the smallest
-with which it is below 2^-40.
+The leaky ANDs lie in B rows of n, and bucket b has number b + s_i modulo n of row i. s_1 is 0, and
+the other s_i are uniform: they are tossed when all is fixed and compared. Say that a_i of row i are
+guessed. That no guess is found has a chance of 2^-a_1 .. 2^-a_B. A bucket whose first is guessed
+has a guessed one of row i with a chance of a_i / n, independently for each i > 1. There are a_1
+such buckets: that any of them is all guessed has a chance of at most a_1 .. a_B / n^(B-1). Because
+a 2^-a is at most 1/2, both together have at most 2^-B / n^(B-1), and B is the smallest with which
+this is at most 2^-40. It needs no more of s than this, no permutation of rows: memory is read in
+order.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
 from securemedian.mpc.protocols.audit.equality import Equality, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
-from securemedian.mpc.protocols.dealing import Permutation, toss, toss_messages
+from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.consistency import PROOF_WORDS
@@ -46,14 +50,10 @@ from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entro
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 STATISTICAL_BITS = 40
-# The fewest buckets that are filled at once, so that they are small.
-FEWEST = 64
 # Leaky ANDs whose OTs are checked at once: so many that waiting for the peer costs little.
-PORTION = 1 << 16
-# Leaky ANDs that are hashed at once, and then still in the cache.
-_TILE = 1 << 12
-# of leaky ANDs
-Order = NDArray[np.uint32]
+PORTION = 63 << 11
+# x, y and z
+Factors = Sequence[AuthenticatedBits]
 
 
 class AuthenticatedTriples:
@@ -82,7 +82,7 @@ class AuthenticatedTriples:
 def bucket_size(count: int) -> int:
     """Return how many leaky ANDs are put into each of `count` buckets."""
     size = 2
-    while count << STATISTICAL_BITS > math.comb(size * count, size) << size:
+    while count ** (size - 1) << size < 1 << STATISTICAL_BITS:
         size += 1
     return size
 
@@ -107,66 +107,64 @@ class AndMaker:
         `bucket` is for tests. Raises PeerProtocolError if the peer did not follow the protocol:
         PeerDeviated, unless it is OT extension that has found it.
         """
-        buckets = max(count, FEWEST)
+        buckets = _buckets(count)
         size = bucket or bucket_size(buckets)
-        leaky = _aligned(size * buckets)
-        records = self._scratch.array("records", leaky, kernels.RECORD)
-        shares, tests = (self._scratch.array(*each) for each in (("y", leaky // 64), ("T", leaky)))
+        leaky = size * buckets
+        factors, tests = self._memory(leaky), self._scratch.array("T", leaky)
         for start in range(0, leaky, PORTION):
-            some, words = (slice(start // unit, (start + PORTION) // unit) for unit in (1, 64))
-            self.leaky(records[some], shares[words], tests[some])
+            some = slice(start, start + PORTION)
+            self.leaky([factor[some] for factor in factors], tests[some])
         equality = Equality(self._channel, self._number, self._entropy)
         equality.add(tests)
         equality.settle("leaky ANDs")
-        order = permutation(toss(self._channel, self._number, self._entropy), size * buckets)
-        found = self.combined(records, shares, order.reshape(size, buckets), equality)
+        seed = toss(self._channel, self._number, self._entropy)
+        found = self.combined(factors, rotations(seed, size, buckets), equality)
         equality.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
-    def leaky(self, records: Words, shares: Words, tests: Words) -> None:
-        """Make leaky ANDs, PORTION of them at most: write their records, y (n/64,) and T (n,)."""
-        count, delta = len(records), self.delta
-        own, peers = (self._scratch.array(name, count, 2) for name in ("own", "peers"))
-        own_index, peers_index = self._receiver.index, self._sender.index
-        choices = self._correlated(records, own, peers)
-        shares[:] = choices[1]
+    def _memory(self, leaky: int) -> Factors:
+        """Return memory for the factors of leaky ANDs."""
+        return [
+            AuthenticatedBits(
+                self._scratch.array(f"bits of {name}", leaky // 8).view(np.uint8),
+                *(self._scratch.array(f"{half} of {name}", leaky) for half in ("macs", "keys")),
+            )
+            for name in "xyz"
+        ]
+
+    def leaky(self, factors: Factors, tests: Words) -> None:
+        """Make leaky ANDs, PORTION of them at most: write their factors and T (n,)."""
+        x, y, z = factors
+        count, delta = len(tests), self.delta
+        own, key0, key1 = hashes = [
+            self._scratch.array(f"hash of {what}", count) for what in ("own", "key 0", "key 1")
+        ]
+        self._correlated(factors, hashes)
         sent = np.empty(count, np.uint64)
-        hash_own, hash0, hash1 = (
-            self._scratch.array(name, _TILE, 2) for name in ("hash own", "hash 0", "hash 1")
-        )
-        for start in range(0, count, _TILE):
-            some = slice(start, min(start + _TILE, count))
-            ours, theirs, size = own[some], peers[some], some.stop - start
-            tweak = own_index + start, self._receiver.tweaks
-            self._receiver.hash.blocks(ours, *tweak, hash_own[:size])
-            tweak = peers_index + start, self._sender.tweaks
-            difference = self._sender.sigma_delta
-            self._sender.hash.blocks(theirs, *tweak, hash0[:size], difference, hash1[:size])
-            words = np.ascontiguousarray(choices[:, start // 64 : some.stop // 64])
-            hashes = hash_own[:size], hash0[:size], hash1[:size]
-            kernels.garble(ours, theirs, *hashes, words, delta, records[some], sent[some])
+        kernels.garble(*y.arrays, x.bits, own, key0, key1, delta, tests, sent)
         received = self._channel.exchange("and.tables", sent)
         tops = np.empty(count // 64, np.uint64)
-        kernels.mask_tops(records, received, tops)
+        kernels.mask_tops(x.bits, z.bits, received, tests, tops)
         opened = tops ^ self._channel.exchange("and.tops", tops)
-        kernels.unmask(records, opened, self._number, delta, tests)
+        kernels.unmask(opened, self._number, delta, *z.arrays, tests)
 
-    def _correlated(self, records: Words, own: Words, peers: Words) -> Words:
-        """Make and check the OTs of leaky ANDs, and return this party's shares (3, n/64).
+    def _correlated(self, factors: Factors, hashes: Sequence[Words]) -> None:
+        """Make and check the OTs of leaky ANDs: the shares of x, y and r, with MACs and keys.
 
-        Those of x go to `own` and `peers`, those of y and r to the records.
+        The hashes are of the MACs of x, of its keys, and of those ^ Delta.
         """
+        x, *rest = factors
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
         choices = (
-            receiver.extend_correlated(own),
-            *(receiver.low.extend_correlated(records, to) for to in (2, 4)),
+            receiver.extend_correlated(x.macs, hashes[0]),
+            *(receiver.low.extend_correlated(each.macs) for each in rest),
         )
         for each in receivers:
             each.seal()
-        sender.extend_correlated(peers)
-        for to in (3, 5):
-            sender.low.extend_correlated(records, to)
+        sender.extend_correlated(x.keys, *hashes[1:])
+        for half in rest:
+            sender.low.extend_correlated(half.keys)
         for end in senders:
             end.challenge()
         for each in receivers:
@@ -175,24 +173,36 @@ class AndMaker:
             each.prove()
         for end in senders:
             end.verify()
-        return np.stack(choices)
+        for factor, words in zip(factors, choices, strict=True):
+            packing.unpack_bits(words, factor.bits)
 
     def combined(
-        self, records: Words, shares: Words, buckets: Order, equality: Equality
+        self, leaky: Factors, turns: Sequence[int], equality: Equality
     ) -> list[AuthenticatedBits]:
-        """Open what differs within buckets (B, n), and return x, y and z of each."""
-        size, count = buckets.shape
-        mine = np.empty((size - 1, -(-count // 64)), np.uint64)
-        kernels.differ(shares, buckets, mine)
+        """Open what differs within buckets, and return x, y and z of each.
+
+        Row i of the leaky ANDs is turned by turns[i].
+        """
+        rows = [[each.reshape(len(turns), -1) for each in factor.arrays] for factor in leaky]
+        x, y, z = (
+            np.stack([np.roll(row, -turn) for row, turn in zip(bits, turns, strict=True)])
+            for bits, _, _ in rows
+        )
+        own = y[0] ^ y[1:]
+        its, mine = np.empty_like(own), np.empty((len(own), own.shape[1] // 64), np.uint64)
+        packing.pack_bits(own.reshape(-1), mine.reshape(-1))
         theirs = self._channel.exchange("and.buckets", mine)
-        bits = np.empty((3, count), np.uint8)
-        macs, keys = (np.empty((3, count), np.uint64) for _ in range(2))
-        proofs, wanted = (
-            self._scratch.array(name, size - 1, count) for name in ("proofs", "wanted")
-        )
-        kernels.combine(
-            records, buckets, mine, theirs, self.delta, bits, macs, keys, proofs, wanted
-        )
+        packing.unpack_bits(theirs.reshape(-1), its.reshape(-1))
+        d, total = own ^ its, np.bitwise_xor.reduce
+        bits = [total(x), y[0], total(z) ^ total(d & x[1:])]
+        macs, keys = (np.empty((3, x.shape[1]), np.uint64) for _ in range(2))
+        proofs, wanted = (self._scratch.array(name, *own.shape) for name in ("proofs", "wanted"))
+        for half, delta, out, opened in (
+            (1, np.uint64(0), macs, proofs),
+            (2, self.delta, keys, wanted),
+        ):
+            of_x, of_y, of_z = (row[half] for row in rows)
+            kernels.combine(of_x, of_y, of_z, np.array(turns), d, its, delta, out, opened)
         equality.add_macs(proofs, wanted)
         return [AuthenticatedBits(*factor) for factor in zip(bits, macs, keys, strict=True)]
 
@@ -261,24 +271,27 @@ def messages(count: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]
         for label, words in (("and.tables", some), ("and.tops", some // 64)):
             for sent in both:
                 yield sent, label, np.uint64, (words,)
-    buckets = max(count, FEWEST)
+    buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
     for sent in both:
-        yield sent, "and.buckets", np.uint64, (bucket_size(buckets) - 1, -(-buckets // 64))
+        yield sent, "and.buckets", np.uint64, (bucket_size(buckets) - 1, buckets // 64)
     yield from settling()
+
+
+def _buckets(count: int) -> int:
+    """Return how many buckets are filled for so many triples."""
+    return -(-max(count, 1) // ALIGN) * ALIGN
 
 
 def _leaky_count(count: int) -> int:
     """Return how many leaky ANDs are made for so many triples."""
-    buckets = max(count, FEWEST)
-    return _aligned(bucket_size(buckets) * buckets)
+    return bucket_size(_buckets(count)) * _buckets(count)
 
 
-def _aligned(count: int) -> int:
-    return -(-count // ALIGN) * ALIGN
-
-
-def permutation(seed: bytes, count: int) -> Order:
-    """Return a uniformly random permutation of 0 .. `count` - 1."""
-    return Permutation.uniform(Stream(seed), count).sources
+def rotations(seed: bytes, size: int, count: int) -> list[int]:
+    """Return by how much each of `size` rows of `count` is turned: s_i, all but s_1 uniform."""
+    stream = Stream(seed)
+    # modulo numbers so large that it makes no difference
+    drawn = [int.from_bytes(stream.words(2).tobytes(), "little") for _ in range(size - 1)]
+    return [0, *(number % count for number in drawn)]

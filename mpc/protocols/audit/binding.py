@@ -16,6 +16,7 @@ W entries, 0 .. W-2 are bound, because the last follows from them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,15 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.audit.equality import Equality
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier, per_block
+from securemedian.mpc.protocols.audit.macs import (
+    Prover,
+    Verifier,
+    packed,
+    per_block,
+    slot_of,
+    unpacked,
+    words_of,
+)
 from securemedian.mpc.protocols.dealing import (
     CHUNK,
     Dealing,
@@ -137,6 +146,8 @@ class Binder:
         self.chunks: list[Bound] = []
         # of R, where this lane has it
         self._masks: Bound | None = None
+        # of the tags or keys of a piece
+        self._memory = np.empty(0, np.uint64)
 
     def __repr__(self) -> str:
         return f"Binder({len(self.chunks)} chunks, <secrets>)"
@@ -159,59 +170,87 @@ class Binder:
         their_at, f = self.verifier.receive(wide.size, self.shape.bits)
         return Bound(start, dim, at, their_at, f)
 
-    def tags(self, chunk: Bound) -> Ring:
-        """Return the tags of a chunk again: (e, W-1, d)."""
-        count = (self.shape.slots - 1) * chunk.padded
-        return self._in_rows(chunk, self.prover.tags(chunk.at, count, self.shape.bits))
+    def around(
+        self, chunk: Bound, found: NDArray[np.uint16], last: int, bits: int
+    ) -> tuple[Words, Words]:
+        """Return this party's tags, and the keys of the peer's, of H(M) and H(M-1): (K, 2d) each.
 
-    def keys(self, chunk: Bound) -> Ring:
-        """Return the keys of the peer's chunk again: (e, W-1, d)."""
-        count = (self.shape.slots - 1) * chunk.padded
-        found = self.verifier.keys(chunk.their_at, chunk.f, count, self.shape.bits)
-        return self._in_rows(chunk, found)
+        M is `found` (d,), and H(M) is 0 where it is `last`, which is no entry. They are packed for
+        the ring of `bits` bits, which are no more than those of the dealing.
+        """
+        own, sides = self.shape.bits, []
+        for f in self._sides(chunk):
+            out = self.prover.empty(2 * chunk.dim, slot_of(own))
+            out[:] = 0
+            for start, y in product(_pieces(chunk), range(self.shape.slots - 1)):
+                words = self._again(chunk, f, y, start)
+                kernels.accumulate(words, found, y, last, slot_of(own), start, out)
+            if slot_of(bits) < slot_of(own):
+                out = packed(unpacked(out, own, self.prover.mac_bits), slot_of(bits))
+            sides.append(out)
+        return sides[0], sides[1]
 
-    def _in_rows(self, chunk: Bound, found: Ring) -> Ring:
-        return found.reshape(len(found), -1, chunk.padded)[:, :, : chunk.dim]
-
-    def folds(self, coin: bytes) -> tuple[Ring, Ring]:
-        """Return this lane's part of the tags and keys of fold(X) + R: (e, elements of a fold)."""
+    def folds(self, coin: bytes) -> tuple[Words, Words]:
+        """Return this lane's part of the tags and keys of fold(X) + R: (K, elements of a fold)."""
         entries, count = fold_shape(self.shape)
-        size = 2, entries, TABLES, BUCKETS, kernels.COLUMN
-        both = np.zeros(size, ring.dtype(self.shape.bits))
-        memory = np.empty(macs.PIECE * self.prover.mac_bits, ring.dtype(self.shape.bits))
+        totals = np.zeros((2, entries, TABLES, BUCKETS, slot_of(self.shape.bits)), np.uint64)
         for chunk in self.chunks:
-            self._add(chunk, coin, both, memory)
-        flat = both.reshape(2, entries * count, -1)[:, :, : self.prover.mac_bits].swapaxes(1, 2)
+            drawn = places(coin, chunk.start, chunk.start + chunk.dim)
+            self._add(chunk, drawn, totals)
         if self._masks is not None:
-            own = self.tags(self._masks), self.keys(self._masks)
-            flat = flat + np.stack(own).reshape(flat.shape)
-        return flat[0], flat[1]
+            # each of their elements has a place of its own
+            alone = np.arange(count, dtype=np.uint16)[None]
+            self._add(self._masks, alone, totals.reshape(2, entries, 1, count, -1))
+        words = words_of(self.prover.mac_bits, totals.shape[-1])
+        flat = totals.reshape(2, entries * count, -1)[:, :, :words].swapaxes(1, 2)
+        return flat[0].copy(), flat[1].copy()
 
-    def _add(self, chunk: Bound, coin: bytes, totals: Ring, memory: Ring) -> None:
-        """Add tags to totals[0], and keys to totals[1], by pieces that fit the cache."""
-        bits, entries = self.shape.bits, totals.shape[1]
-        f = self.verifier.opened(chunk.f, entries * chunk.padded, bits)
-        f = f.reshape(-1, entries, chunk.padded)
-        # the processor's vectors take groups of 16 rows, which all but tests have
-        own = taken(True) and self.prover.mac_bits % 16 == 0
+    def _add(self, chunk: Bound, where: NDArray[np.uint16], totals: Words) -> None:
+        """Add the tags of a chunk to their places in totals[0], and keys in totals[1]."""
+        # the processor's vectors take all words of a column, which all but tests have
+        own = taken(True) and self.prover.mac_bits == macs.MAC_BITS
         add = (native if own else kernels).add_to_places
-        for start in range(0, chunk.dim, macs.PIECE):
-            stop = min(start + macs.PIECE, chunk.dim)
-            where = places(coin, chunk.start + start, chunk.start + stop)
-            for y in range(entries):
-                first = (y * chunk.padded + start) // per_block(bits)
-                tags = self.prover.tags(chunk.at + first, stop - start, bits, memory)
-                add(tags, where, totals[0, y])
-                some = np.ascontiguousarray(f[:, y, start:stop])
-                keys = self.verifier.expanded(chunk.their_at + first, some, bits, memory)
-                add(keys, where, totals[1, y])
+        pieces = [np.ascontiguousarray(where[:, i : i + macs.PIECE]) for i in _pieces(chunk)]
+        for total, f in zip(totals, self._sides(chunk), strict=True):
+            # entry by entry, whose tables stay in the cache
+            for y, (start, its) in product(
+                range(len(total)), zip(_pieces(chunk), pieces, strict=True)
+            ):
+                add(self._again(chunk, f, y, start), its, total[y])
+
+    def _sides(self, chunk: Bound) -> tuple[None, Ring]:
+        """Return what `_again` takes for tags, and for keys."""
+        count = (self.shape.slots - 1) * chunk.padded
+        return None, self.verifier.opened(chunk.f, count, self.shape.bits)
+
+    def _again(self, chunk: Bound, f: Ring | None, y: int, start: int) -> Words:
+        """Return tags, or keys if there is f, of a piece of entry y again.
+
+        They are in the memory of the last ones.
+        """
+        bits, count = self.shape.bits, min(macs.PIECE, chunk.dim - start)
+        words = words_of(self.prover.mac_bits, slot_of(bits))
+        if self._memory.size < words * count:
+            self._memory = np.empty(words * macs.PIECE, np.uint64)
+        out = self._memory[: words * count].reshape(words, count)
+        first = y * chunk.padded + start
+        if f is None:
+            self.prover.tags(chunk.at + first // per_block(bits), bits, out)
+        else:
+            self.verifier.keys(chunk.their_at + first // per_block(bits), f, first, bits, out)
+        return out
+
+
+def _pieces(chunk: Bound) -> range:
+    """Return where the pieces of a chunk begin whose tags or keys are made at a time."""
+    return range(0, chunk.dim, macs.PIECE)
 
 
 def compare(
     equality: Equality,
     number: int,
     verifier: Verifier,
-    folds: Sequence[tuple[Ring, Ring]],
+    folds: Sequence[tuple[Words, Words]],
     theirs: Ring,
     bits: int,
 ) -> None:
@@ -219,9 +258,11 @@ def compare(
 
     `folds` are those of all lanes. `theirs` is the `weighted` sum of the phi that this party got.
     """
-    tags, keys = (
-        np.stack(each).sum(axis=0, dtype=theirs.dtype) for each in zip(*folds, strict=True)
-    )
+    rows = [
+        [unpacked(words, bits, verifier.mac_bits) for words in each]
+        for each in zip(*folds, strict=True)
+    ]
+    tags, keys = (np.stack(each).sum(axis=0, dtype=theirs.dtype) for each in rows)
     keys -= verifier.constant(theirs.reshape(-1))
     # that of party 0's sum first
     for rows in (tags, keys) if number == 0 else (keys, tags):

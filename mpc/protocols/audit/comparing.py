@@ -5,10 +5,12 @@ the same time that their shares add up to numbers with the signs that are public
 
     halves    A party has MACs of q_t = z_s >> t in Z_2^(l-t) made, for t = 1 .. l-1; q_0 is z_s.
     bits      d_t = q_t - 2 q_(t+1) in Z_2^(l-t) must be a bit, which is bit t of z_s. *Partners*
-              are random bits beta with MACs in the same ring, P for each d_t, and g guards. All of
-              them are permuted, by a permutation that is tossed when they are fixed. The guards are
-              opened, and for the others h = d_t ^ beta. Then d_t - beta = 0 where h is 0, and
-              d_t + beta - 1 = 0 where it is 1; if d_t is no bit, only if beta is no bit either.
+              are random bits beta with MACs in the same ring: P rows of L, for N numbers. The
+              numbers take the last N places of a row, and the number at place j has the partners
+              at j + s_p modulo L. The s_p are tossed when all are fixed. Those of the first L - N
+              places are *guards*, which are opened; of the others h = d_t ^ beta is. Then
+              d_t - beta = 0 where h is 0, and d_t + beta - 1 = 0 where it is 1; if d_t is no bit,
+              only if beta is none either.
     modulo 2  The MAC of q_t is, modulo 2, the MAC of bit t of z_s over GF(2), which makes the bit
               an authenticated one (`audit.bits`).
     carries   c_1 = a_0 b_0 and c_(t+1) = (a_t ^ c_t)(b_t ^ c_t) ^ c_t by authenticated ANDs, for
@@ -16,33 +18,43 @@ the same time that their shares add up to numbers with the signs that are public
     signs     Each party has a share of it, and so knows what the peer's has to be. They are not
               opened: the MACs that these shares must have are compared.
 
-If k of N items are no bits, all pass with a chance of 1 / C(P N + g, P k), as in `dealing`; P is
-the smallest with which that is at most 2^-CHECK_BITS for every k. The guards, h and what ANDs open
-are uniform. Each step is settled before the next opens anything that the step was to make sure of.
+Say that the numbers at places A are no bits for some t, and the partners at B_p of row p. All pass
+only if A + s_p = B_p modulo L for each p, because what is no bit goes with nothing else. L is
+prime, so that A, which is not empty and has no place of a guard, is turned into itself by 0 alone,
+and at most one s_p of L does it. So they pass with a chance of at most L^-P, and P is the smallest
+with which that is at most 2^-CHECK_BITS. It needs no permutation: memory is read in order.
+
+The guards, h and what ANDs open are uniform. Each step is settled before the next opens anything
+that the step was to make sure of.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import product
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples
+from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, rotations
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.equality import Equality, settling
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier, message
-from securemedian.mpc.protocols.dealing import Permutation, partners_of, toss, toss_messages
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, message, packed, slot_of
+from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import comparing as kernels
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 # SECURITY: what is no bit passes for one with a chance of 2^-CHECK_BITS
 CHECK_BITS = 40
-# Partners that are opened, per t.
+# The fewest partners of a row that are opened.
 GUARDS = 64
+# Elements that are compared at a time, while they are in the cache.
+TILE = 1 << 13
+# how far rows of partners are turned
+Turns = NDArray[np.int64]
 
 
 def carries(bits: int) -> int:
@@ -50,28 +62,22 @@ def carries(bits: int) -> int:
     return bits - 1
 
 
-def slot_of(bits: int) -> int:
-    """Return the bits of a slot of packed tags in the ring of `bits` bits: 4, 8 or 16."""
-    return max(4, 1 << (bits - 1).bit_length())
-
-
-def packed(rows: Ring, slot: int) -> Words:
-    """Return component rows (e, n), packed as `kernels.comparing` has them: (K, n)."""
-    out = np.empty((-(-len(rows) * slot // 64), rows.shape[1]), np.uint64)
-    kernels.pack(rows, slot, out)
-    return out
+def partners_of(count: int) -> tuple[int, int]:
+    """Return P and L: the rows of partners of `count` numbers, and the partners of each row."""
+    length = count + GUARDS
+    while any(length % divisor == 0 for divisor in range(2, math.isqrt(length) + 1)):
+        length += 1
+    return math.ceil(CHECK_BITS / math.log2(length)), length
 
 
 def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
-    """Return H(M) and H(M-1) of each coordinate: rows (e, 2n) from rows (e, W-1, n) of entries.
+    """Return shares of H(M) and H(M-1) of each coordinate: (2n,) from rows (W-1, n) of entries.
 
-    M is `found`, (n,). Rows are of shares, of tags or of keys. H(M) is 0 where M is the last
-    bucket, which is no entry.
+    M is `found`, (n,). H(M) is 0 where M is the last bucket, which is no entry.
     """
-    out, flat = np.empty((len(rows), 2 * found.size), rows.dtype), rows.reshape(len(rows), -1)
-    last = rows.dtype.type(buckets - 1)
-    kernels.accumulate(flat, found.astype(rows.dtype), last, out)
-    return out
+    out, last = np.empty((1, 2 * found.size), rows.dtype), rows.dtype.type(buckets - 1)
+    kernels.accumulate(rows.reshape(1, -1), found.astype(rows.dtype), last, out)
+    return out[0]
 
 
 def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bits: int) -> Ring:
@@ -118,8 +124,8 @@ class SignProver:
     def prove(
         self,
         shares: RingShare,
-        tags: Ring,
-        keys: Ring,
+        tags: Words,
+        keys: Words,
         public: Ring,
         bits: int,
         negative: Bits,
@@ -127,15 +133,16 @@ class SignProver:
     ) -> None:
         """Prove the signs of n numbers modulo 2^bits, while the other party does the same.
 
-        The numbers are the sums of both `shares` (n,) and of `public` (n,). `tags` (e, n) are those
-        of this party's shares, `keys` (e, n) those of the peer's, as rows. `negative` (n,) is 1
-        where a number is negative. Takes `carries` triples per number. Raises PeerDeviated if the
-        peer did not follow the protocol, or if a sign is another.
+        The numbers are the sums of both `shares` (n,) and of `public` (n,). `tags` (K, n) are those
+        of this party's shares, `keys` (K, n) those of the peer's, which are overwritten: packed as
+        this ring has them. `negative` (n,) is 1 where a number is negative. Takes `carries` triples
+        per number. Raises PeerDeviated if the peer did not follow the protocol, or if a sign is
+        another.
         """
         slot = slot_of(bits)
         delta = packed(self._verifier.constant(np.ones(1, np.uint8)), slot)[:, 0]
-        own = _Side(np.zeros_like(delta), [packed(tags, slot)])
-        peers = _Side(delta, [packed(keys, slot)])
+        own = _Side(np.zeros_like(delta), [tags])
+        peers = _Side(delta, [keys])
         if self._number == 0:
             shares = RingShare(shares + public)
         else:
@@ -150,27 +157,29 @@ class SignProver:
         """Make MACs of q_t, the shares shifted down by t."""
         slot, downs = slot_of(bits), range(1, bits)
         for t in downs:
-            _, rows = self._prover.commit(ring.reduce(shares >> t, bits - t), bits - t)
-            own.halves.append(packed(rows, slot))
+            half = ring.reduce(shares >> t, bits - t)
+            own.halves.append(self._prover.commit(half, bits - t, slot)[1])
         for t in downs:
-            peers.halves.append(packed(self._verifier.accept(shares.size, bits - t)[2], slot))
+            peers.halves.append(self._verifier.accept(shares.size, bits - t, slot))
 
     def _prove_bits(self, shares: RingShare, bits: int, own: _Side, peers: _Side) -> None:
         """Prove that each q_t - 2 q_(t+1) is a bit."""
-        each = partners_of(shares.size, GUARDS, CHECK_BITS)
-        claims = self._make_partners(each * shares.size + GUARDS, bits, own, peers)
+        each, length = shape = partners_of(shares.size)
+        claims = self._make_partners(each * length, bits, own, peers)
         seed = toss(self._channel, self._number, self._entropy)
-        for t, claimed in enumerate(claims):
-            order = Permutation.uniform(Stream(seed, nonce=t), claimed.size).sources
-            opened = claimed[order]
+        # what is proved is not turned
+        turns = np.array(rotations(seed, len(claims) * each + 1, length)[1:]).reshape(-1, each)
+        for t, (claimed, turned) in enumerate(zip(claims, turns, strict=True)):
+            rows = zip(claimed.reshape(shape), turned.tolist(), strict=True)
+            opened = np.stack([np.roll(row, -turn) for row, turn in rows])
             # the guards themselves, and h of the others
-            opened[GUARDS:].reshape(each, -1)[...] ^= (shares >> t & 1).astype(np.uint8)
-            words = self._channel.exchange("audit.claims", ring.pack(opened, 1))
-            theirs = ring.unpack(words, 1, opened.size)
+            opened[:, length - shares.size :] ^= (shares >> t & 1).astype(np.uint8)
+            words = self._channel.exchange("audit.claims", ring.pack(opened.reshape(-1), 1))
+            theirs = ring.unpack(words, 1, opened.size).reshape(shape)
             sides = [(own, opened), (peers, theirs)]
             # in the same order at both: what party 0 proves comes first
             for side, bits_of in sides if self._number == 0 else reversed(sides):
-                self._add_differences(side, t, bits, order, bits_of)
+                self._equality.add_pieces(_differences(side, t, bits, turned, bits_of))
         self._equality.settle("the bits of shares")
 
     def _make_partners(self, count: int, bits: int, own: _Side, peers: _Side) -> list[Bits]:
@@ -179,27 +188,10 @@ class SignProver:
         for t in range(bits - 1):
             words = self._randomness.words(ring.packed_words(count, 1))
             claims.append(ring.unpack(words, 1, count).astype(np.uint8, copy=False))
-            own.partners.append(packed(self._prover.commit(claims[t], bits - t)[1], slot))
+            own.partners.append(self._prover.commit(claims[t], bits - t, slot)[1])
         for t in range(bits - 1):
-            peers.partners.append(packed(self._verifier.accept(count, bits - t)[2], slot))
+            peers.partners.append(self._verifier.accept(count, bits - t, slot))
         return claims
-
-    def _add_differences(
-        self, side: _Side, t: int, bits: int, order: NDArray[np.uint32], opened: Bits
-    ) -> None:
-        """Append tags or keys of what must be 0 to what is compared."""
-        slot = slot_of(bits)
-        items = np.empty_like(side.halves[t])
-        kernels.subtract_double(side.halves[t], side.halves[t + 1], slot, items)
-        # guards are partners of nothing
-        beside = chain([np.zeros((len(items), GUARDS), np.uint64)], repeat(items))
-        borders = range(GUARDS, order.size, items.shape[1])
-        parts = np.split(order, borders), np.split(opened, borders)
-        # `beside` has no end
-        for each, some, told in zip(beside, *parts, strict=False):
-            out = np.empty_like(each)
-            kernels.join(each, side.partners[t], some, told, side.delta, slot, bits - t, out)
-            self._equality.add(out)
 
     def _signs(
         self,
@@ -242,7 +234,7 @@ def messages(count: int, bits: int) -> Iterator[tuple[bool, str, DTypeLike, tupl
     With the label, dtype and shape of each message, for `plan`.
     """
     both = (True, False)
-    partners = partners_of(count, GUARDS, CHECK_BITS) * count + GUARDS
+    partners = math.prod(partners_of(count))
     for values, widths in ((count, range(bits - 1, 0, -1)), (partners, range(bits, 1, -1))):
         for sent in both:
             yield from ((sent, *message(values, width)) for width in widths)
@@ -253,6 +245,23 @@ def messages(count: int, bits: int) -> Iterator[tuple[bool, str, DTypeLike, tupl
                 yield sent, label, np.uint64, (*rows, ring.packed_words(items, 1))
         yield from settling()
     yield from settling()
+
+
+def _differences(side: _Side, t: int, bits: int, turns: Turns, opened: Bits) -> Iterator[Words]:
+    """Yield tags or keys of what must be 0: of the guards, and of d_t and each of its partners."""
+    halves, lower = side.halves[t], side.halves[t + 1]
+    each, length = opened.shape
+    guards = length - halves.shape[1]
+    memory = np.empty(each * TILE, np.uint64)
+    # guards are partners of nothing
+    nothing = np.zeros((len(halves), guards), np.uint64)
+    for upper, under, first in ((nothing, nothing, 0), (halves, lower, guards)):
+        flips = np.ascontiguousarray(opened[:, first : first + upper.shape[1]])
+        for k, start in product(range(len(upper)), range(0, upper.shape[1], TILE)):
+            out = memory[: each * min(TILE, upper.shape[1] - start)].reshape(each, -1)
+            rows = upper[k], under[k], side.partners[t][k].reshape(each, -1), turns + first, flips
+            kernels.differences(*rows, start, side.delta[k], slot_of(bits), bits - t, out)
+            yield out
 
 
 def _low_bits(tags: Words, slot: int) -> Words:

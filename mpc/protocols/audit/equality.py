@@ -1,14 +1,16 @@
 """Comparing what must be the same at both parties, of which neither may see the other's.
 
-Each party collects arrays, in the same order. Once all is fixed, the two toss the keys of a
+Each party collects arrays, in the same order. Once all is fixed, the two toss the key of a
 universal hash (`dealing.Differences`), commit to their digests of everything, and then open them.
 Arrays that differ anywhere, also by what one party has chosen, go unnoticed with a chance below
-2^-128. The commitment keeps a party that waits from sending the other's digest back, and a digest
-that is right tells nothing, because the party that checks it knows it.
+2^-90, up to 2^41 bytes of them: one key is enough beside the 2^-40 of all else. The commitment
+keeps a party that waits from sending the other's digest back, and a digest that is right tells
+nothing, because the party that checks it knows it.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,15 +25,21 @@ NONCE_BYTES = 32
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
+class Compared(Differences):
+    """A digest of what one party has collected."""
+
+    KEYS = 1
+
+
 class Equality:
     """What one party has collected for one comparison with the other."""
 
     def __init__(self, channel: Channel, number: int, entropy: Entropy = os_entropy) -> None:
         self._channel, self._number, self._entropy = channel, number, entropy
-        self._collected: list[NDArray[np.generic]] = []
+        self._collected: list[Iterable[NDArray[np.generic]]] = []
 
     def __repr__(self) -> str:
-        return f"Equality({len(self._collected)} arrays)"
+        return f"Equality({len(self._collected)} collected)"
 
     def add(self, array: NDArray[np.generic]) -> None:
         """Append an array, which must not change before `settle`.
@@ -39,7 +47,14 @@ class Equality:
         SECURITY: it has to be fixed by what was sent before `settle`, because the keys of the hash
         are known after it.
         """
-        self._collected.append(np.ascontiguousarray(array))
+        self.add_pieces([np.ascontiguousarray(array)])
+
+    def add_pieces(self, pieces: Iterable[NDArray[np.generic]]) -> None:
+        """Append contiguous arrays that are made one after another when `settle` hashes them.
+
+        Each may lie where the one before it lay. SECURITY: as for `add`.
+        """
+        self._collected.append(pieces)
 
     def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
         """Append the MACs of what this party opened, and what those of the peer have to be."""
@@ -52,8 +67,8 @@ class Equality:
 
         Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
         """
-        hashed = Differences(toss(self._channel, self._number, self._entropy))
-        for array in self._collected:
+        hashed = Compared(toss(self._channel, self._number, self._entropy))
+        for array in chain.from_iterable(self._collected):
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
         mine = hashed.digest() + self._entropy(NONCE_BYTES)

@@ -19,8 +19,8 @@ each tree B. With r_(B,z) a number made of leaf z,
 f is uniform to the verifier, whose missing leaf hides u_B. Leaves are expanded from any position on
 again, so tags and keys need not be kept: the position and f are enough.
 
-Tags and keys are *component rows* (e, n) in the smallest dtype of m bits (m <= 16), of which only
-the lowest m bits count: `ring.reduce` before they are compared.
+Tags and keys are *packed* as `kernels.comparing` has them, (K, n), into slots of 4, 8 or 16 bits,
+of which only the lowest m count (m <= 16): `unpacked` before they are compared.
 """
 
 from abc import ABC, abstractmethod
@@ -33,6 +33,7 @@ from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.kernels import comparing
 from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
@@ -53,7 +54,7 @@ NONCE = 1 << 32
 MAX_BITS = 16
 # Elements whose tags or keys are made at a time where none are kept, so that they fit the cache: a
 # multiple of 64, and no power of two, with which all rows would be in the same few cache sets.
-PIECE = 65 * 64
+PIECE = 129 * 64
 # AES blocks of a leaf that are expanded at a time: all leaves of a tree stay in the cache.
 STRIP = 1 << 9
 
@@ -75,20 +76,49 @@ def message(count: int, bits: int) -> tuple[str, DTypeLike, tuple[int, ...]]:
     return "mac.values", np.uint64, (ring.packed_words(MAC_BITS // TREE_BITS * count, bits),)
 
 
+def slot_of(bits: int) -> int:
+    """Return the bits of a slot of packed tags in the ring of `bits` bits: 4, 8 or 16."""
+    return max(4, 1 << (bits - 1).bit_length())
+
+
+def packed(rows: Ring, slot: int) -> Words:
+    """Return component rows (e, n), packed: (K, n)."""
+    out = np.empty((words_of(len(rows), slot), rows.shape[1]), np.uint64)
+    comparing.pack(rows, slot, out)
+    return out
+
+
+def unpacked(words: Words, bits: int, mac_bits: int = MAC_BITS) -> Ring:
+    """Return tags or keys (K, n), packed for this ring, as component rows (e, n) modulo 2^bits."""
+    rows = np.empty((mac_bits, words.shape[1]), ring.dtype(bits))
+    kernels.unpack(words, slot_of(bits), bits, rows)
+    return rows
+
+
+def words_of(mac_bits: int, slot: int) -> int:
+    """Return K, the words of the tags of an element."""
+    return -(-mac_bits * slot // 64)
+
+
 class Expander(ABC):
     """What is made of the leaves of all trees of one lane."""
 
     @abstractmethod
-    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
-        """Write f = x - u (e/k, n) and the tags (e, n) of values x (n,), at a position."""
+    def commit(
+        self, at: int, bits: int, values: Ring, f: Ring, slot: int, out: Words | None
+    ) -> None:
+        """Write f = x - u (e/k, n) and the tags (K, n), if any, of values x (n,), at a position."""
 
     @abstractmethod
-    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
-        """Write the verifier's keys (e, n), with `masks` (e,) all ones where Delta_c is 1.
+    def keys(
+        self, at: int, bits: int, masks: Ring, f: Ring | None, first: int, slot: int, out: Words
+    ) -> None:
+        """Write the verifier's keys (K, n), with `masks` (e,) all ones where Delta_c is 1.
 
-        Leaf z of each tree lies at z ^ Delta_B, so that the missing leaf is the first, which adds
-        to no row: with S_t the sum of those with bit t set, w_t is S_t + f_B or - S_t. If all masks
-        are 0 these are the prover's tags, whatever f is.
+        Column `first` of f is that of the first element. Leaf z of each tree lies at z ^ Delta_B,
+        so that the missing leaf is the first, which adds to no row: with S_t the sum of those with
+        bit t set, w_t is S_t + f_B or - S_t. If all masks are 0 these are the prover's tags, which
+        take no f.
         """
 
 
@@ -98,15 +128,26 @@ class PortableExpander(Expander):
     def __init__(self, trees: Trees, nonce: int) -> None:
         self._trees, self._nonce, self._scratch = trees, nonce, Scratch()
 
-    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
+    def commit(
+        self, at: int, bits: int, values: Ring, f: Ring, slot: int, out: Words | None
+    ) -> None:
+        rows = np.empty((TREE_BITS * len(f), values.size), values.dtype)
         for block, some, total, sums in self._folded(at, bits, values.size):
             np.subtract(values[some], total, out=f[block, some])
             np.negative(sums, out=rows[_rows_of(block), some])
+        if out is not None:
+            comparing.pack(rows, slot, out)
 
-    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
-        for block, some, _, sums in self._folded(at, bits, f.shape[1]):
+    def keys(
+        self, at: int, bits: int, masks: Ring, f: Ring | None, first: int, slot: int, out: Words
+    ) -> None:
+        rows = np.empty((masks.size, out.shape[1]), masks.dtype)
+        for block, some, _, sums in self._folded(at, bits, out.shape[1]):
             mask = masks[_rows_of(block), None]
-            rows[_rows_of(block), some] = (sums ^ ~mask) - ~mask + (f[block, some] & mask)
+            rows[_rows_of(block), some] = (sums ^ ~mask) - ~mask
+            if f is not None:
+                rows[_rows_of(block), some] += f[block, first:][some] & mask
+        comparing.pack(rows, slot, out)
 
     def _folded(self, at: int, bits: int, count: int) -> Iterator[tuple[int, slice, Ring, Ring]]:
         """Yield trees and slices of elements, with the sum of the leaves and that of each row."""
@@ -134,11 +175,17 @@ class NativeExpander(Expander):
         self._keys = round_keys(keys).reshape(len(trees), -1, ROUNDS + 1, BLOCK_WORDS)
         self._nonce = np.uint64(nonce)
 
-    def commit(self, at: int, bits: int, values: Ring, f: Ring, rows: Ring) -> None:
-        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, values, None, f, rows)
+    def commit(
+        self, at: int, bits: int, values: Ring, f: Ring, slot: int, out: Words | None
+    ) -> None:
+        given = values.size, values, None, f, 0, slot, out
+        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, *given)
 
-    def keys(self, at: int, bits: int, masks: Ring, f: Ring, rows: Ring) -> None:
-        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, None, masks, f, rows)
+    def keys(
+        self, at: int, bits: int, masks: Ring, f: Ring | None, first: int, slot: int, out: Words
+    ) -> None:
+        given = out.shape[1], None, masks, f, first, slot, out
+        native.expand(self._keys, self._nonce, np.uint64(at), bits <= 4, *given)
 
 
 def _rows_of(block: int) -> slice:
@@ -152,9 +199,11 @@ class _End:
         if session.params.ot_field_bits != TREE_BITS:
             raise LocalProtocolError(f"MACs take base OTs with ot_field_bits {TREE_BITS}")
         self._channel = channel
-        expander = NativeExpander if taken(session.params.native_aes) else PortableExpander
-        self._expander: Expander = expander(trees, NONCE + lane)
         self.mac_bits = TREE_BITS * len(trees)
+        # the processor's vectors fill whole words, which all but tests do
+        own = taken(session.params.native_aes) and self.mac_bits % 16 == 0
+        expander = NativeExpander if own else PortableExpander
+        self._expander: Expander = expander(trees, NONCE + lane)
         # AES blocks of each leaf that were used
         self._used = 0
 
@@ -168,12 +217,9 @@ class _End:
         at, self._used = self._used, self._used + blocks_of(count, bits)
         return at
 
-    def _rows(self, at: int, bits: int, masks: Ring, f: Ring, memory: Ring | None) -> Ring:
-        size, dtype = self.mac_bits * f.shape[1], ring.dtype(bits)
-        rows = np.empty(size, dtype) if memory is None else memory[:size]
-        rows = rows.reshape(self.mac_bits, -1)
-        self._expander.keys(at, bits, masks.astype(dtype), f, rows)
-        return rows
+    def empty(self, count: int, slot: int) -> Words:
+        """Return memory for tags or keys of `count` elements: (K, n)."""
+        return np.empty((words_of(self.mac_bits, slot), count), np.uint64)
 
 
 class Prover(_End):
@@ -191,38 +237,30 @@ class Prover(_End):
         session.lanes.add(NONCE + lane)
         super().__init__(session, lane, channel, session.receiver_leaves[: mac_bits // TREE_BITS])
 
-    def commit(self, values: Ring, bits: int) -> tuple[int, Ring]:
-        """Send f of values (n,), and return their position and their tags (e, n)."""
-        at, values = self._next(values.size, bits), ring.reduce(values, bits)
-        f, rows = self._empty(values.size, bits)
-        self._expander.commit(at, bits, values, f, rows)
-        self._channel.send("mac.values", ring.pack(f, bits))
-        return at, rows
+    def commit(self, values: Ring, bits: int, slot: int | None = None) -> tuple[int, Words]:
+        """Send f of values (n,), and return their position and their tags (K, n).
+
+        They are packed into slots of `slot` bits, or of those of this ring.
+        """
+        slot = slot or slot_of(bits)
+        out = self.empty(values.size, slot)
+        return self._commit(values, bits, slot, out), out
 
     def send(self, values: Ring, bits: int) -> int:
         """Do as `commit` does, but leave the tags to `tags`, and return the position."""
+        return self._commit(values, bits, slot_of(bits), None)
+
+    def _commit(self, values: Ring, bits: int, slot: int, out: Words | None) -> int:
         at, values = self._next(values.size, bits), ring.reduce(values, bits)
         f = np.empty((self.mac_bits // TREE_BITS, values.size), values.dtype)
-        near, rows = self._empty(min(PIECE, values.size), bits)
-        for start in range(0, values.size, PIECE):
-            some = values[start : start + PIECE]
-            if some.size < near.shape[1]:
-                near, rows = self._empty(some.size, bits)
-            self._expander.commit(at + start // per_block(bits), bits, some, near, rows)
-            f[:, start : start + PIECE] = near
+        self._expander.commit(at, bits, values, f, slot, out)
         self._channel.send("mac.values", ring.pack(f, bits))
         return at
 
-    def _empty(self, count: int, bits: int) -> tuple[Ring, Ring]:
-        """Return memory for f and for the tags of so many elements."""
-        dtype = ring.dtype(bits)
-        f = np.empty((self.mac_bits // TREE_BITS, count), dtype)
-        return f, np.empty((self.mac_bits, count), dtype)
-
-    def tags(self, at: int, count: int, bits: int, memory: Ring | None = None) -> Ring:
-        """Return tags again: of `count` elements from a position on, in memory for them or new."""
-        f = np.empty((self.mac_bits // TREE_BITS, count), ring.dtype(bits))
-        return self._rows(at, bits, np.zeros(self.mac_bits, np.uint16), f, memory)
+    def tags(self, at: int, bits: int, out: Words) -> None:
+        """Write tags again: those of the elements from a position on, into slots of this ring."""
+        masks = np.zeros(self.mac_bits, ring.dtype(bits))
+        self._expander.keys(at, bits, masks, None, 0, slot_of(bits), out)
 
 
 class Verifier(_End):
@@ -239,28 +277,34 @@ class Verifier(_End):
         # all ones where a bit of Delta is 1
         self._masks = np.uint16(0) - session.delta[:mac_bits].astype(np.uint16)
 
-    def accept(self, count: int, bits: int) -> tuple[int, Words, Ring]:
-        """Return the position of what the prover commits to, its f packed, and the keys (e, n)."""
+    def accept(self, count: int, bits: int, slot: int | None = None) -> Words:
+        """Return the keys (K, n) of what the prover commits to, packed as its tags are."""
         at, f = self.receive(count, bits)
-        return at, f, self.keys(at, f, count, bits)
+        slot = slot or slot_of(bits)
+        out = self.empty(count, slot)
+        self._keys(at, self.opened(f, count, bits), 0, bits, slot, out)
+        return out
 
     def receive(self, count: int, bits: int) -> tuple[int, Words]:
-        """Do as `accept` does, but leave the keys to `keys`."""
+        """Do as `accept` does, but leave the keys to `keys`: return the position, and f packed."""
         words = ring.packed_words(self.mac_bits // TREE_BITS * count, bits)
         return self._next(count, bits), self._channel.recv("mac.values", np.uint64, (words,))
 
-    def keys(self, at: int, f: Words, count: int, bits: int) -> Ring:
-        """Return keys again: of `count` elements from a position on, with their f packed."""
-        return self.expanded(at, self.opened(f, count, bits), bits)
-
     def opened(self, f: Words, count: int, bits: int) -> Ring:
-        """Return f of `count` elements unpacked (e/4, n), of which `expanded` takes any columns."""
+        """Return f of `count` elements unpacked (e/4, n), as `keys` takes it."""
         trees = self.mac_bits // TREE_BITS
         return ring.unpack(f, bits, trees * count).reshape(trees, count)
 
-    def expanded(self, at: int, f: Ring, bits: int, memory: Ring | None = None) -> Ring:
-        """Do as `keys` does, with f unpacked and contiguous, in memory for the keys or new."""
-        return self._rows(at, bits, self._masks, f, memory)
+    def keys(self, at: int, f: Ring, first: int, bits: int, out: Words) -> None:
+        """Write keys again: those of the elements from a position on, into slots of this ring.
+
+        Their f are those from column `first` on.
+        """
+        self._keys(at, f, first, bits, slot_of(bits), out)
+
+    def _keys(self, at: int, f: Ring, first: int, bits: int, slot: int, out: Words) -> None:
+        masks = self._masks.astype(ring.dtype(bits))
+        self._expander.keys(at, bits, masks, f, first, slot, out)
 
     def constant(self, values: Ring) -> Ring:
         """Return Delta_c a (e, n) for public a (n,), which is added to the keys of x for x + a."""

@@ -1,10 +1,6 @@
 """The loops of authenticated ANDs (`mpc.protocols.audit.ands`).
 
-Of a leaky AND, a party keeps a record of eight words, one line of the cache, which buckets fetch
-from anywhere:
-
-    0, 1   MAC and key of x       2, 3   of y       4, 5   of r, and then of z
-    6      S                      7      the shares of x, y, and z, lowest first
+Bits are bytes 0 and 1 where they have MACs, and packed where they are sent.
 """
 
 from typing import Any
@@ -12,15 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Bits, Blocks, Words
+from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
-from securemedian.mpc.protocols.kernels.native.fetching import fetch
-from securemedian.mpc.protocols.kernels.native.processor import FETCHES
 
-# Words of a record.
-RECORD = 8
-# How many buckets ahead their records are fetched.
-AHEAD = 16
+# Buckets that are filled at once: what comes of them stays in the cache.
+_TILE = 1 << 10
 
 
 @callee
@@ -30,133 +22,131 @@ def _mask(word: np.uint64, i: int) -> np.uint64:
 
 
 @callee
-def _bit(words: Words, i: int) -> np.uint64:
-    """Return bit `i` of packed bits."""
-    return (words[i >> 6] >> np.uint64(i & 63)) & np.uint64(1)
+def _spread(bit: np.uint8) -> np.uint64:
+    """Return 64 times a bit."""
+    return np.uint64(0) - np.uint64(bit)
 
 
-@kernel("u8[2] u8[2] u8[2] u8[2] u8[2] u8[2] u8 u8[2]! u8[1]!")
+@kernel("u1[1] u8[1] u8[1] u1[1] u8[1] u8[1] u8[1] u8 u8[1]! u8[1]!")
 def garble(
-    own: Blocks,
-    peers: Blocks,
-    hash_own: Blocks,
-    hash0: Blocks,
-    hash1: Blocks,
-    choices: Words,
+    y: Bits,
+    macs: Words,
+    keys: Words,
+    x: Bits,
+    hash_own: Words,
+    hash0: Words,
+    hash1: Words,
     delta: np.uint64,
-    records: Words,
+    s: Words,
     sent: Words,
 ) -> None:
-    """Begin leaky ANDs, whose records have the MACs and keys of y and r: write the rest, and G.
+    """Begin leaky ANDs: write what S is without the peer's G, and G.
 
-    own (n, 2) are MACs of x, with their hashes; peers (n, 2) are keys, with theirs and those of
-    them ^ Delta. choices (3, n/64) are the shares of x, y and r.
+    `macs` and `keys` are those of y; the hashes are of the MAC of x, of its key, and of that
+    ^ Delta.
     """
-    for word in range(choices.shape[1]):
-        x_word, y_word, r_word = choices[0, word], choices[1, word], choices[2, word]
-        for j in range(64):
-            i = 64 * word + j
-            record = records[i]
-            x, y, r = _mask(x_word, j), _mask(y_word, j), _mask(r_word, j)
-            c = (y & delta) ^ record[2] ^ record[3]
-            record[0], record[1] = own[i, 0], peers[i, 0]
-            record[6] = hash0[i, 0] ^ hash_own[i, 0] ^ (x & c)
-            record[7] = (x & np.uint64(1)) | (y & np.uint64(2)) | (r & np.uint64(4))
-            sent[i] = hash0[i, 0] ^ hash1[i, 0] ^ c
+    for i in range(s.shape[0]):
+        c = (_spread(y[i]) & delta) ^ macs[i] ^ keys[i]
+        s[i] = hash0[i] ^ hash_own[i] ^ (_spread(x[i]) & c)
+        sent[i] = hash0[i] ^ hash1[i] ^ c
 
 
-@kernel("u8[2]! u8[1] u8[1]!")
-def mask_tops(records: Words, received: Words, tops: Words) -> None:
+@kernel("u1[1] u1[1] u8[1] u8[1]! u8[1]!")
+def mask_tops(x: Bits, r: Bits, received: Words, s: Words, tops: Words) -> None:
     """Finish S with the peer's G, and write the bits d: the top ones of S, masked with r."""
     for word in range(tops.shape[0]):
         found = np.uint64(0)
         for j in range(64):
-            record = records[64 * word + j]
-            s = record[6] ^ (_mask(record[7], 0) & received[64 * word + j])
-            record[6] = s
-            d = (s >> np.uint64(63)) ^ ((record[7] >> np.uint64(2)) & np.uint64(1))
-            found |= d << np.uint64(j)
+            i = 64 * word + j
+            s[i] ^= _spread(x[i]) & received[i]
+            found |= ((s[i] >> np.uint64(63)) ^ np.uint64(r[i])) << np.uint64(j)
         tops[word] = found
 
 
-@kernel("u8[2]! u8[1] i8 u8 u8[1]!")
-def unmask(records: Words, opened: Words, number: int, delta: np.uint64, tests: Words) -> None:
-    """Turn r into z with the opened sums of d, and write T."""
-    for word in range(opened.shape[0]):
-        for j in range(64):
-            record = records[64 * word + j]
-            d = _mask(opened[word], j)
-            if number == 0:
-                record[7] ^= d & np.uint64(4)
-            else:
-                record[5] ^= d & delta
-            z = _mask(record[7], 2)
-            tests[64 * word + j] = record[6] ^ (z & delta) ^ record[5] ^ record[4]
-
-
-@kernel("u8[1] u4[2] u8[2]!")
-def differ(shares: Words, buckets: NDArray[np.uint32], out: Words) -> None:
-    """Write how the bit of the first of each bucket (B, n) differs from the others': (B - 1, n/64).
-
-    Bits beyond the last bucket are 0.
-    """
-    count = buckets.shape[1]
-    for k in range(out.shape[0]):
-        for word in range(out.shape[1]):
-            found = np.uint64(0)
-            for j in range(min(64, count - 64 * word)):
-                one, other = buckets[0, 64 * word + j], buckets[k + 1, 64 * word + j]
-                bit = _bit(shares, one) ^ _bit(shares, other)
-                found |= bit << np.uint64(j)
-            out[k, word] = found
-
-
-@kernel("u8[2] u4[2] u8[2] u8[2] u8 u1[2]! u8[2]! u8[2]! u8[2]! u8[2]!")
-def combine(
-    records: Words,
-    buckets: NDArray[np.uint32],
-    mine: Words,
-    theirs: Words,
+@kernel("u8[1] i8 u8 u1[1]! u8[1] u8[1]! u8[1]!")
+def unmask(
+    opened: Words,
+    number: int,
     delta: np.uint64,
     bits: Bits,
     macs: Words,
     keys: Words,
-    proofs: Words,
-    wanted: Words,
+    s: Words,
 ) -> None:
-    """Make one AND of each bucket of leaky ones: x, y and z as rows of bits, MACs and keys (3, n).
+    """Turn r into z with the opened sums of d, and S into T."""
+    # who adds d: party 0 to its shares, party 1 to its keys of these
+    own, peers = np.uint64(number == 0), np.uint64(number) * delta
+    for word in range(opened.shape[0]):
+        for j in range(64):
+            i = 64 * word + j
+            d = _mask(opened[word], j)
+            bits[i] ^= np.uint8(d & own)
+            keys[i] ^= d & peers
+            s[i] ^= (_spread(bits[i]) & delta) ^ keys[i] ^ macs[i]
 
-    `mine` and `theirs` are what both opened of `differ`. proofs (B - 1, n) are the MACs of what
-    this party opened, and `wanted` what those of the peer have to be.
+
+@callee
+def _add_row(
+    x: Words,
+    y: Words,
+    z: Words,
+    first: Words,
+    d: Bits,
+    its: Bits,
+    delta: np.uint64,
+    out_x: Words,
+    out_z: Words,
+    opened: Words,
+) -> None:
+    """Add a part of a row to what comes of its buckets, whose `first` y are given."""
+    for i in range(x.shape[0]):
+        out_x[i] ^= x[i]
+        out_z[i] ^= z[i] ^ (_spread(d[i]) & x[i])
+        opened[i] = first[i] ^ y[i] ^ (_spread(its[i]) & delta)
+
+
+@kernel("u8[2] u8[2] u8[2] i8[1] u1[2] u1[2] u8 u8[2]! u8[2]!")
+def combine(
+    x: Words,
+    y: Words,
+    z: Words,
+    turns: NDArray[np.int64],
+    d: Bits,
+    its: Bits,
+    delta: np.uint64,
+    out: Words,
+    opened: Words,
+) -> None:
+    """Make one AND of each bucket of leaky ones: MACs, or keys, of x, y and z (3, n).
+
+    Those of leaky ANDs are rows (B, n), of which each is turned. d (B - 1, n) are the opened sums
+    of y, and `its` the peer's part of them. `opened` becomes the MACs of what this party opened, or
+    what those of the peer have to be: these need `delta`, which is 0 for MACs.
     """
-    size, count = buckets.shape
-    flat, unit = records.reshape(-1), np.uint64(1)
-    for i in range(count):
-        if FETCHES and i + AHEAD < count:
-            for k in range(size):
-                fetch(flat, RECORD * np.int64(buckets[k, i + AHEAD]))
-        word, j = i >> 6, i & 63
-        # not a row of its own, because references to it would be counted
-        first = RECORD * np.int64(buckets[0, i])
-        for at in range(3):
-            macs[at, i], keys[at, i] = flat[first + 2 * at], flat[first + 2 * at + 1]
-        x_mac, x_key, z_mac, z_key = macs[0, i], keys[0, i], macs[2, i], keys[2, i]
-        shares = flat[first + 7]
+    size, count = x.shape
+    for start in range(0, count, _TILE):
+        stop = min(start + _TILE, count)
+        out[0, start:stop], out[1, start:stop] = x[0, start:stop], y[0, start:stop]
+        out[2, start:stop] = z[0, start:stop]
         for k in range(1, size):
-            other = RECORD * np.int64(buckets[k, i])
-            its = _mask(theirs[k - 1, word], j)
-            d = _mask(mine[k - 1, word], j) ^ its
-            proofs[k - 1, i] = flat[first + 2] ^ flat[other + 2]
-            wanted[k - 1, i] = flat[first + 3] ^ flat[other + 3] ^ (its & delta)
-            x_mac ^= flat[other]
-            x_key ^= flat[other + 1]
-            z_mac ^= flat[other + 4] ^ (d & flat[other])
-            z_key ^= flat[other + 5] ^ (d & flat[other + 1])
-            x = flat[other + 7] & unit
-            shares ^= x ^ (flat[other + 7] & np.uint64(4)) ^ (d & (x << np.uint64(2)))
-        macs[0, i], keys[0, i], macs[2, i], keys[2, i] = x_mac, x_key, z_mac, z_key
-        for at in range(3):
-            bits[at, i] = (shares >> np.uint64(at)) & unit
+            at = start
+            while at < stop:
+                begin = (at + turns[k]) % count
+                width = min(stop - at, count - begin)
+                end, to = begin + width, at + width
+                _add_row(
+                    x[k, begin:end],
+                    y[k, begin:end],
+                    z[k, begin:end],
+                    y[0, at:to],
+                    d[k - 1, at:to],
+                    its[k - 1, at:to],
+                    delta,
+                    out[0, at:to],
+                    out[2, at:to],
+                    opened[k - 1, at:to],
+                )
+                at = to
 
 
 @kernel("u8[1] u8[1] u8[1] u8[1] u8[1] u8 u8 u8[1]! u8[1]!")

@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
-from securemedian.mpc.protocols.kernels.native.fetching import fetch
-from securemedian.mpc.protocols.kernels.native.processor import FETCHES
 
 FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Elements that a loop works on while they are in the cache.
 BLOCK = 1 << 10
-# How many elements ahead `join` fetches: as long as memory takes to answer.
-AHEAD = 1 << 5
 RINGS = ("u1", "u2")
 
 
@@ -135,49 +131,49 @@ def add_constants(tags: Words, values: NDArray[Any], delta: Words, slot: int, ou
             out[k, i] = _plus(tags[k, i], np.uint64(values[i]) * delta[k], tops)
 
 
-@kernel("u8[2] u8[2] i8 u8[2]!")
-def subtract_double(tags: Words, others: Words, slot: int, out: Words) -> None:
-    """Set `out` to tags of x - 2 y."""
-    tops = _slots(slot) << np.uint64(slot - 1)
-    for k in range(tags.shape[0]):
-        for i in range(tags.shape[1]):
-            twice = _plus(others[k, i], others[k, i], tops)
-            out[k, i] = _minus(tags[k, i], twice, tops)
-
-
-@kernel("u8[2] u8[2] u4[1] u1[1] u8[1] i8 i8 u8[2]!")
-def join(
-    tags: Words,
+@kernel("u8[1] u8[1] u8[2] i8[1] u1[2] i8 u8 i8 i8 u8[2]!")
+def differences(
+    halves: Words,
+    lower: Words,
     partners: Words,
-    order: NDArray[np.uint32],
+    turns: NDArray[np.int64],
     flips: Bits,
-    delta: Words,
+    start: int,
+    delta: np.uint64,
     slot: int,
     bits: int,
     out: Words,
 ) -> None:
-    """Set column i of `out` to tags of d - p where flips[i] is 0, and of d + p - 1 where it is 1.
+    """Set row p of `out` to tags of d - b where flips[p] is 0, and of d + b - 1 where it is 1.
 
-    d is element i of `tags`, p element order[i] of `partners`. `delta` is that of keys, and 0 for
-    tags. Only the low `bits` of each slot are left.
+    Tags are one word of the packed ones, of elements from `start` on, and d is q - 2 r, of which
+    `halves` and `lower` are tags. For element i, b is element i + turns[p] of row p of `partners`,
+    modulo its length. `delta` is that of keys, and 0 for tags. Only the low `bits` of each slot are
+    left.
     """
-    ones = _slots(slot)
+    ones, length = _slots(slot), partners.shape[1]
     tops, mask = ones << np.uint64(slot - 1), ones * (FULL >> np.uint64(64 - bits))
-    near, last = np.empty(BLOCK, np.uint64), order.shape[0] - 1
-    for k in range(tags.shape[0]):
-        own = delta[k]
-        for start in range(0, order.shape[0], BLOCK):
-            stop = min(start + BLOCK, order.shape[0])
-            for i in range(start, stop):
-                if FETCHES:
-                    fetch(partners[k], order[min(i + AHEAD, last)])
-                near[i - start] = partners[k, order[i]]
-            row, flip, to = tags[k, start:stop], flips[start:stop], out[k, start:stop]
-            for i in range(stop - start):
-                added = _minus(_plus(row[i], near[i], tops), own, tops)
-                less = _minus(row[i], near[i], tops)
-                chosen = np.uint64(0) - np.uint64(flip[i])
-                to[i] = (less ^ ((less ^ added) & chosen)) & mask
+    # d + 1 in each slot, and d - delta: to these are added ~b, which is -b - 1, and b
+    plain, turned = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    near = np.empty(BLOCK, np.uint64)
+    for begin in range(0, out.shape[1], BLOCK):
+        size, first = min(BLOCK, out.shape[1] - begin), start + begin
+        for i in range(size):
+            twice = _plus(lower[first + i], lower[first + i], tops)
+            d = _minus(halves[first + i], twice, tops)
+            plain[i], turned[i] = _plus(d, ones, tops), _minus(d, delta, tops)
+        for p in range(out.shape[0]):
+            done = 0
+            while done < size:
+                at = (first + done + turns[p]) % length
+                run = min(size - done, length - at)
+                near[done : done + run] = partners[p, at : at + run]
+                done += run
+            to, flip = out[p, begin : begin + size], flips[p, first : first + size]
+            for i in range(size):
+                kept = np.uint64(flip[i]) - np.uint64(1)
+                number = turned[i] ^ ((turned[i] ^ plain[i]) & kept)
+                to[i] = _plus(number, near[i] ^ kept, tops) & mask
 
 
 @kernel("u8[2] i8 u8[1]!")

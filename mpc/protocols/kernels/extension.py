@@ -133,18 +133,17 @@ def _transpose_tile(rows: Words, first: int, start: int, width: int, tile: Words
     )
 
 
-@kernel("u8[2] i8 u8[2]!")
-def transpose(rows: Words, to: int, out: Words) -> None:
-    """Transpose rows (128, w), or 64, to two words per OT, or one: from word `to` of out[i] on."""
+@kernel("u8[2] u8[1]!")
+def low_words(rows: Words, out: Words) -> None:
+    """Write the columns of the first 64 rows (.., w), one word each: out (64 w,)."""
     words = rows.shape[1]
     tile = np.empty((64, _COLUMNS), np.uint64)
     for start in range(0, words, _COLUMNS):
         width = min(_COLUMNS, words - start)
-        for part in range(rows.shape[0] // 64):
-            _transpose_tile(rows, 64 * part, start, width, tile)
-            for c in range(width):
-                for r in range(64):
-                    out[(start + c) * 64 + r, to + part] = tile[r, c]
+        _transpose_tile(rows, 0, start, width, tile)
+        for c in range(width):
+            for r in range(64):
+                out[(start + c) * 64 + r] = tile[r, c]
 
 
 @kernel("u8[2] u8 u8 u8[2]!")

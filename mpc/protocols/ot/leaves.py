@@ -12,8 +12,8 @@ import numpy as np
 
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
-from securemedian.mpc.protocols.kernels.native import hashing, weighing
 from securemedian.mpc.protocols.kernels.native import leaves as native
+from securemedian.mpc.protocols.kernels.native import weighing
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
 from securemedian.mpc.protocols.kernels.native.processor import taken
@@ -21,7 +21,6 @@ from securemedian.mpc.protocols.ot.extension import bit_planes
 from securemedian.mpc.protocols.ot.hash import Hash, as_bytes
 from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
-from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ class Leaves(ABC):
     in pairs, as `Hash` makes them with a `difference`. Fewer trees than 128/k have k rows each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trees: list[list[bytes]]) -> None:
         self._scratch = Scratch()
+        self._rows = len(trees) * (len(trees[0]).bit_length() - 1)
 
     @abstractmethod
     def rows(
@@ -67,7 +67,7 @@ class Leaves(ABC):
 
     @abstractmethod
     def strips(self, words: int) -> tuple[int, int, int]:
-        """Return the shape of the strips into which `keys` cuts 128 rows of so many words."""
+        """Return the shape of the strips into which `keys` cuts rows of so many words."""
 
     def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
         """Add rows in strips, times weights, to their sums, as `extension.weigh` does."""
@@ -89,17 +89,28 @@ class Leaves(ABC):
         here = self._strip(choices, masks, corrections, rows)
         tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
 
-    def columns(
+    def low_words(
         self,
+        tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        to: int,
         out: Words,
+        difference: Words | None = None,
+        hashes0: Words | None = None,
+        hashes1: Words | None = None,
     ) -> None:
-        """Write rows to one strip for all, and column i to words `to` and on of out[i]."""
-        kernels.transpose(self._strip(choices, masks, corrections, rows), to, out)
+        """Write rows, and the low words of their columns: out (64 w,). So of hashes, if wanted."""
+        here = self._strip(choices, masks, corrections, rows)
+        kernels.low_words(here, out)
+        if hashes0 is None:
+            return
+        keys0, keys1 = (self._scratch.array(name, out.size, 2) for name in ("keys0", "keys1"))
+        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
+        for hashes, keys in ((hashes0, keys0), (hashes1, keys1)):
+            if hashes is not None:
+                hashes[:] = keys[:, 0]
 
     def _strip(
         self, choices: Words | None, masks: Words | None, corrections: Words, rows: Rows
@@ -143,7 +154,7 @@ class PortableLeaves(Leaves):
     """Leaves that OpenSSL expands, on any processor."""
 
     def __init__(self, trees: list[list[bytes]], nonce: int) -> None:
-        super().__init__()
+        super().__init__(trees)
         self._trees = [
             [Stream(leaf, nonce=nonce) if leaf else None for leaf in tree] for tree in trees
         ]
@@ -170,14 +181,14 @@ class PortableLeaves(Leaves):
                 np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
 
     def strips(self, words: int) -> tuple[int, int, int]:
-        return 1, SECURITY_BITS, words
+        return 1, self._rows, words
 
 
 class NativeLeaves(Leaves):
     """Leaves that the processor's AES instructions expand."""
 
     def __init__(self, trees: list[list[bytes]], nonce: int) -> None:
-        super().__init__()
+        super().__init__(trees)
         # a key of zeros stands for a missing leaf, and is not used
         keys = b"".join(leaf or bytes(SEED_BYTES) for tree in trees for leaf in tree)
         self._round_keys = round_keys(keys).reshape(len(trees), -1, ROUNDS + 1, BLOCK_WORDS)
@@ -193,7 +204,7 @@ class NativeLeaves(Leaves):
         native.expand(*given, here[0], weights, sums)
 
     def strips(self, words: int) -> tuple[int, int, int]:
-        return -(-words // native.STRIP), SECURITY_BITS, native.STRIP
+        return -(-words // native.STRIP), self._rows, native.STRIP
 
     def keys(
         self,
@@ -226,19 +237,21 @@ class NativeLeaves(Leaves):
         kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
         native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
 
-    def columns(
+    def low_words(
         self,
+        tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        to: int,
         out: Words,
+        difference: Words | None = None,
+        hashes0: Words | None = None,
+        hashes1: Words | None = None,
     ) -> None:
-        kept, weights, sums = _weighed(rows, corrections.shape[1])
         given = *self._next(corrections.shape[1]), choices, masks, corrections
-        native.expand(*given, kept[0], weights, sums)
-        hashing.transpose(kept[0], to, out)
+        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
+        native.expand_to_words(*given, *kept, *hashing, difference, out, hashes0, hashes1)
 
     def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
         """Return the round keys, the nonce and the first block of the next `words` words."""

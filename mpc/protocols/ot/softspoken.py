@@ -160,18 +160,18 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         direction, leaves = self._given
         return type(self)(direction, leaves[: len(leaves) // 2], SECURITY_BITS // 2)
 
-    def extend_correlated(self, out: Words, to: int = 0) -> Words:
-        """Make the OTs that `extend` would hash, and return u.
+    def extend_correlated(self, out: Words, hashes: Words | None = None) -> Words:
+        """Make OTs as `extend` does, and return u.
 
-        Column i of V is written to words `to` and `to` + 1 of out[i], or to `to` alone if V has 64
-        rows.
+        The low words of the columns of V are written to `out` (n,), and those of keys to `hashes`.
 
-        SECURITY: they are to be checked before anything is made of them.
+        SECURITY: they are to be checked before anything that is made of them is sent.
         """
         count = checked_block(len(out))
         choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
-        number, rows = self._rows(count, (1, self._row_count, count // 64))
-        self._leaves.columns(choices, None, corrections, rows, to, out)
+        number, rows = self._rows(count)
+        given = self._tweaked(), choices, None, corrections, rows, out
+        self._leaves.low_words(*given, None, hashes)
         self._sent(corrections, _Kept(choices, rows.strips, number))
         return choices
 
@@ -179,13 +179,12 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         # new each time, because the channel may still be sending the last ones
         return np.empty((self._trees - 1, count // 64), np.uint64)
 
-    def _rows(self, count: int, shape: tuple[int, int, int] | None = None) -> tuple[int, Rows]:
+    def _rows(self, count: int) -> tuple[int, Rows]:
         """Return memory, and its number, for the rows of a call, which stay until they are weighed.
 
-        It is that of a call of as many OTs that has weights, if there is one. The shape is that of
-        strips unless it is given.
+        It is that of a call of as many OTs that has weights, if there is one.
         """
-        shape = shape or self._leaves.strips(count // 64)
+        shape = self._leaves.strips(count // 64)
         for i, (kept, weights) in enumerate(self._weighted):
             fits = kept.choices.size == count // 64 and kept.strips.shape == shape
             fits = fits and kept.number != _ALONE
@@ -304,25 +303,27 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         rows = SECURITY_BITS // 2
         return type(self)(direction, delta[:rows], leaves[: len(leaves) // 2], rows)
 
-    def extend_correlated(self, out: Words, to: int = 0) -> None:
-        """Make the OTs that `extend` would hash, and write the columns of W as the receiver does.
+    def extend_correlated(
+        self, out: Words, hashes0: Words | None = None, hashes1: Words | None = None
+    ) -> None:
+        """Make OTs as `extend` does, and write the low words of the columns of W, and of keys.
 
-        SECURITY: they are to be checked before anything is made of them.
+        SECURITY: they are to be checked before anything that is made of them is sent.
         """
-        corrections = self._corrections(len(out))
-        rows = self._rows(len(out), (self._row_count, len(out) // 64))
-        self._leaves.columns(None, self._masks, corrections, rows, to, out)
-        self.index += len(out)
+        count = checked_block(len(out))
+        given = self._tweaked(), None, self._masks, self._corrections(count), self._rows(count)
+        self._leaves.low_words(*given, out, self.sigma_delta, hashes0, hashes1)
+        self.index += count
 
-    def _rows(self, count: int, shape: tuple[int, int] | None = None) -> Rows:
+    def _rows(self, count: int) -> Rows:
         """Return memory for rows, the weights of the call's rows, and their sums.
 
-        The memory is that of one strip unless its shape is given.
+        The memory is that of one strip.
         """
         weighing = self._weighing = self._weighing or Weighing(self._row_count)
         if not weighing.seed:
             weighing.begin(seed_of(self._randomness))
-        memory = self._scratch.array("rows", 1, *(shape or self._leaves.strips(count // 64)[1:]))
+        memory = self._scratch.array("rows", 1, *self._leaves.strips(count // 64)[1:])
         return Rows(memory, weighing.coefficients(count // 64), weighing.rows)
 
     def challenge(self) -> None:

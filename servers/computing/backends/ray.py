@@ -151,7 +151,6 @@ class RayWorkers:
 
     @property
     def count(self) -> int:
-        """Return the number of workers."""
         return len(self._actors)
 
     def there(self) -> list[int]:
@@ -392,7 +391,6 @@ class RayBackend:
             ) from error
 
     def _check_room(self) -> None:
-        """Raise NoWorker if the cluster has too few CPUs."""
         cpus = self._ray.cluster_resources().get("CPU", 0.0)
         if cpus < self._engine.workers:
             raise NoWorker(

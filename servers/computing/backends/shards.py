@@ -178,15 +178,12 @@ class _Seat:
 
     @property
     def busy(self) -> bool:
-        """Return whether our worker is asked for something, or is wanted."""
         return bool(self.opening or self.running or self.wanted_since)
 
     def begin(self) -> None:
-        """Begin a step."""
         self.result, self.peer_finished, self.progress = None, False, (0, 0)
 
     def leave(self) -> None:
-        """Forget the attempt."""
         self.begin()
         self.keys = self.worker = self.wanted_since = None
         self.opening = self.running = self.asking = None
@@ -279,7 +276,6 @@ class _Crew:
 
     @property
     def established(self) -> bool:
-        """Return whether a step has been done."""
         return self._step > 0
 
     @property
@@ -616,16 +612,16 @@ class ShardedComputation:
     ) -> Checked:
         if not params.method.checks_values:
             return Checked([True] * len(uploads), Cost())
+        start, crew = time.perf_counter(), self._rounds
         shards, slices = self._cut(params.dim), self._slices(params, uploads)
         if params.upload_check:
             return self._checked_whole(params, shards, slices, len(uploads), opening, progress)
-        return self._checked(
-            self._rounds,
-            "check_values",
-            shards,
-            lambda shard: (params, slices.of(shard), shard),
-            progress,
+        checked: list[Checked] = crew.run(
+            "check_values", shards, lambda shard: (params, slices.of(shard), shard), progress
         )
+        passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
+        cost = _together(joined([one.cost for one in checked]), crew.own_cost.as_checking())
+        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
     def _checked_whole(
         self,
@@ -697,22 +693,6 @@ class ShardedComputation:
             uploads,
             lambda upload, shard, keep: for_shard(upload, params.layout, shard, keep),
         )
-
-    def _checked(
-        self,
-        crew: _Crew,
-        step: str,
-        shards: Sequence[Shard],
-        arguments: Callable[[Shard], Sequence[Any]],
-        progress: Progress | None = None,
-    ) -> Checked:
-        """Return who passes in all shards, and what the check of all cost."""
-        start = time.perf_counter()
-        checked: list[Checked] = crew.run(step, shards, arguments, progress)
-        passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
-        cost = joined([one.cost for one in checked])
-        cost = _together(cost, crew.own_cost.as_checking())
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
     def _judged(
         self,

@@ -111,7 +111,6 @@ class _Seat:
                 self._stopped.notify_all()
 
     def note(self, done: int, total: int) -> None:
-        """Take the progress of a step."""
         self.progress = (done, total)
 
     def drop(self) -> bool:
@@ -148,7 +147,6 @@ class ShardWorker:
         compiling.compile_kernels(protocol)
 
     def release_of_code(self) -> str:
-        """Return the release of the software that this worker runs."""
         return securemedian.__version__
 
     def open(self, key: str, meeting: Meeting) -> str | Broken:

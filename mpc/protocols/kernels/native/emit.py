@@ -194,6 +194,31 @@ class Vectors:
                 found.append(self._shuffle(one, other, order))
         return self.interleave(sides[0]) + self.interleave(sides[1])
 
+    def lanes_apart(self, vectors: list[ir.Value]) -> list[ir.Value]:
+        """Transpose the blocks of as many vectors as there are lanes: vector l has all lanes l."""
+        found, apart = list(vectors), 1
+        while apart < self.lanes:
+            for i in (i for i in range(self.lanes) if not i & apart):
+                one, other = found[i], found[i + apart]
+                for side in range(2):
+                    # lanes from `side` on of the two in turns, `apart` at a time
+                    blocks = [
+                        lane + apart * side
+                        if not lane & apart
+                        else self.lanes + lane + apart * (side - 1)
+                        for lane in range(self.lanes)
+                    ]
+                    order = [2 * block + word for block in blocks for word in range(2)]
+                    found[i + apart * side] = self._shuffle(one, other, order)
+            apart *= 2
+        return found
+
+    def low_words(self, one: ir.Value, other: ir.Value) -> ir.Value:
+        """Return the low words of two vectors, side by side in each lane."""
+        return self._shuffle(
+            one, other, [at + 2 * lane for lane in range(self.lanes) for at in (0, 2 * self.lanes)]
+        )
+
     def lowest(self, vectors: list[ir.Value]) -> ir.Value:
         """Return the lowest bytes of each lane of 16 vectors of bytes, side by side in the lane."""
         size = 1

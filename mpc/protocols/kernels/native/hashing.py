@@ -125,16 +125,25 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
     return sixteen
 
 
+def _write_columns(v: Vectors, pairs: list[ir.Value], t: ir.Value, out: ir.Value) -> None:
+    """Write a word of each column of `_sixteen` from t * _STEP on. A vector has two of a lane."""
+    b = v.builder
+    begin = offset(b, out, b.mul(t, ir.Constant(I64, _STEP)))
+    if GFNI:
+        for first in range(0, 8, v.lanes):
+            for lane, vector in enumerate(v.lanes_apart(pairs[first : first + v.lanes])):
+                v.store(vector, offset(b, begin, 128 * lane + 2 * first))
+        return
+    for i, vector in enumerate(pairs):
+        for at in range(2 * v.lanes):
+            place = 128 * (at // 2) + _APART * (2 * i + at % 2)
+            b.store(b.extract_element(vector, ir.Constant(I32, at)), offset(b, begin, place))
+
+
 def _emit_transpose(
-    builder: ir.IRBuilder,
-    rows: ir.Value,
-    stride: ir.Value,
-    out: ir.Value,
-    apart: ir.Value,
-    *,
-    lanes: int,
+    builder: ir.IRBuilder, rows: ir.Value, stride: ir.Value, out: ir.Value, *, lanes: int
 ) -> None:
-    """Write the columns of a vector of 64 rows, one word each, which are `apart` words apart."""
+    """Write the columns of a vector of 64 rows, one word each."""
     b, v = builder, Vectors(builder, lanes)
     tile = v.memory(64)
 
@@ -150,14 +159,51 @@ def _emit_transpose(
     with loop(b, ir.Constant(I64, 8)) as t:
         vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(8)]
         found = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
-        begin = b.mul(t, ir.Constant(I64, _STEP))
-        # a vector of words has two columns of each lane
-        for i, vector in enumerate(found):
-            words = b.bitcast(vector, v.words)
-            for at in range(2 * lanes):
-                place = 128 * (at // 2) + _APART * (2 * i + at % 2)
-                to = b.mul(b.add(begin, ir.Constant(I64, place)), apart)
-                b.store(b.extract_element(words, ir.Constant(I32, at)), offset(b, out, to))
+        _write_columns(v, [b.bitcast(vector, v.words) for vector in found], t, out)
+
+
+def _hashed(
+    v: Vectors,
+    columns: Callable[[ir.Value], list[ir.Value]],
+    t: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    difference: ir.Value | None,
+) -> list[list[ir.Value]]:
+    """Return the hashes of `_columns`, and with a difference those with it: 16 vectors each."""
+    b = v.builder
+    first = v.fill(b.add(index, b.mul(t, ir.Constant(I64, _STEP))), stream)
+    hashes: list[list[ir.Value]] = [[] for _ in range(1 if difference is None else 2)]
+    for some, hashed in emit_hashes(v, columns(t), _sixteen(v.lanes), first, difference, keys):
+        for number, vector in enumerate(hashed):
+            hashes[number // len(some)].append(vector)
+    return hashes
+
+
+def _emit_low_hashes(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    stride: ir.Value,
+    index: ir.Value,
+    stream: ir.Value,
+    keys: ir.Value,
+    difference: ir.Value | None,
+    out0: ir.Value,
+    out1: ir.Value | None,
+    *,
+    lanes: int,
+) -> None:
+    """Hash columns as `_emit_columns` does, and write the low word of each hash."""
+    v = Vectors(builder, lanes)
+    columns = _columns(v, rows, stride)
+    outs = [out0] if out1 is None else [out0, out1]
+    apart = None if difference is None else v.broadcast(difference)
+    with loop(builder, ir.Constant(I64, 8)) as t:
+        hashes = _hashed(v, columns, t, index, stream, keys, apart)
+        for found, out in zip(hashes, outs, strict=True):
+            pairs = [v.low_words(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+            _write_columns(v, pairs, t, out)
 
 
 def _emit_columns(
@@ -209,15 +255,11 @@ def _emit_planes(
     apart = None if difference is None else v.broadcast(difference)
     lowest = [v.memory(8) for _ in outs]
     with loop(b, ir.Constant(I64, 8)) as t:
-        at = b.mul(t, ir.Constant(I64, _STEP))
-        hashes: list[list[ir.Value]] = [[] for _ in outs]
-        first = v.fill(b.add(index, at), stream)
-        for some, hashed in emit_hashes(v, columns(t), _sixteen(lanes), first, apart, keys):
-            for number, vector in enumerate(hashed):
-                hashes[number // len(some)].append(b.bitcast(vector, v.bytes))
+        hashes = _hashed(v, columns, t, index, stream, keys, apart)
         for found, memory in zip(hashes, lowest, strict=True):
             place = b.mul(t, ir.Constant(I64, 2 * lanes))
-            v.store(b.bitcast(v.lowest(found), v.words), offset(b, memory, place))
+            octets = v.lowest([b.bitcast(vector, v.bytes) for vector in found])
+            v.store(b.bitcast(octets, v.words), offset(b, memory, place))
     for memory, planes in zip(lowest, outs, strict=True):
         bytes_ = [b.bitcast(vector, v.bytes) for vector in v.loads(memory, 8)]
         if not GFNI:
@@ -256,7 +298,10 @@ def _emit_blocks(
 
 
 _transpose_tile, _transpose_block = (
-    inline(_emit_transpose, 4, lanes=lanes) for lanes in (LANES, 1)
+    inline(_emit_transpose, 3, lanes=lanes) for lanes in (LANES, 1)
+)
+_low_hashes_tile, _low_hashes_block = (
+    inline(_emit_low_hashes, 8, lanes=lanes) for lanes in (LANES, 1)
 )
 _columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
 # (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
@@ -300,22 +345,37 @@ def hash_part(
             start += 2
 
 
-@kernel("u8[2] i8 u8[2]!")
-def transpose(rows: Words, to: int, out: Words) -> None:
-    """Do as `extension.transpose` does. The words of a row are an even number."""
-    words, apart, flat = rows.shape[1], out.shape[1], rows.reshape(-1)
-    columns = out.reshape(-1)
+@callee
+def low_words(
+    rows: Words,
+    stride: int,
+    words: int,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: Words,
+    difference: Words | None,
+    out: Words,
+    out0: Words | None,
+    out1: Words | None,
+) -> None:
+    """Write the low words of columns, and of their hashes if there are `out0` and `out1`, (n,).
+
+    They are of `words` words of each row, as for `hash_part`, of 128 rows; without hashes of 64.
+    """
     start = 0
     while start < words:
-        width = VECTOR if start + VECTOR <= words else 2
-        for part in range(rows.shape[0] // 64):
-            here = flat[64 * part * words + start :]
-            there = columns[64 * start * apart + to + part :]
-            if width == VECTOR:
-                _transpose_tile(here, words, there, apart)
-            else:
-                _transpose_block(here, words, there, apart)
-        start += width
+        here, at, to = rows[start:], index + np.uint64(64 * start), out[64 * start :]
+        to0, to1 = after(out0, 64 * start), after(out1, 64 * start)
+        if start + VECTOR <= words:
+            _transpose_tile(here, stride, to)
+            if out0 is not None:
+                _low_hashes_tile(here, stride, at, stream, round_keys, difference, to0, to1)
+            start += VECTOR
+        else:
+            _transpose_block(here, stride, to)
+            if out0 is not None:
+                _low_hashes_block(here, stride, at, stream, round_keys, difference, to0, to1)
+            start += 2
 
 
 @kernel(*_ENDS)

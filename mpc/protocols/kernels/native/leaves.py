@@ -23,6 +23,7 @@ from securemedian.mpc.protocols.kernels.native.hashing import (
     hash_block_to_planes,
     hash_part,
     hash_to_planes,
+    low_words,
 )
 from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
 from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
@@ -317,6 +318,49 @@ def expand_to_keys(
         _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
         at, to0, to1 = index + np.uint64(64 * first), keys0[64 * first :], after(keys1, 64 * first)
         hash_part(row, stride, words, at, stream, round_keys, difference, to0, to1)
+    add_lanes(lane_sums, sums)
+
+
+_RECEIVER = "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] none u8[1]!"
+_SENDER = "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] u8[1] u8[1]!"
+
+
+@kernel(
+    *(f"{_RECEIVER} {hashes}" for hashes in ("none none", "u8[1]! none")),
+    *(f"{_SENDER} {hashes}" for hashes in ("none none", "u8[1]! u8[1]!")),
+)
+def expand_to_words(
+    leaves: Words,
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
+    strips: Words,
+    weights: Words,
+    sums: Words,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: Words,
+    difference: Words | None,
+    out: Words,
+    hashes0: Words | None,
+    hashes1: Words | None,
+) -> None:
+    """Do as `expand_to_keys` does, and keep the low words, of columns and of hashes: (n,).
+
+    Without hashes there may be 64 rows.
+    """
+    width, stride = corrections.shape[1], strips.shape[2]
+    lane_sums = np.zeros((strips.shape[1], VECTOR), np.uint64)
+    for first in range(0, width, stride):
+        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
+        row = rows.reshape(-1)
+        given = choices, masks, corrections
+        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
+        at, to = index + np.uint64(64 * first), out[64 * first :]
+        to0, to1 = after(hashes0, 64 * first), after(hashes1, 64 * first)
+        low_words(row, stride, words, at, stream, round_keys, difference, to, to0, to1)
     add_lanes(lane_sums, sums)
 
 

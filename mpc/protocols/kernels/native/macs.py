@@ -1,4 +1,4 @@
-"""MACs over Z_2^m (`audit.macs`): leaves from seeds to tags and keys, and sums of these.
+"""MACs over Z_2^m (`audit.macs`): leaves from seeds to packed tags and keys, and sums of these.
 
 Of `values`, which a prover has, and `masks`, which a verifier has, one is None, and so kernels are
 compiled for either end.
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
-from securemedian.mpc.protocols.kernels.macs import COLUMN
 from securemedian.mpc.protocols.kernels.native.emit import (
     I8,
     I32,
@@ -23,7 +22,7 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     loop,
     spread,
 )
-from securemedian.mpc.protocols.kernels.native.optional import after, beside
+from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
 from securemedian.mpc.protocols.kernels.native.processor import LANES
 
 # k: the leaves of a tree are 2^k
@@ -31,9 +30,10 @@ _TREE_BITS = 4
 # Vectors that are expanded at once: the sums of all rows stay in registers.
 _ABREAST = 2
 # Columns that are transposed at once: they fit the second-level cache, with the totals of a table.
-_COLUMNS = 1 << 11
-# Bytes of a leaf that a tile takes.
+_COLUMNS = 1 << 10
+# Bytes of a leaf that a tile takes, and elements at most.
 _BYTES = 16 * LANES * _ABREAST
+_MOST_TILE = 2 * _BYTES
 
 Sums = list[ir.Value]
 
@@ -120,6 +120,10 @@ class _Elements:
         if level == 1:
             even, odd = self.leaves(keys, counters, [first, first + 1])
             return self.add(even, odd), [odd]
+        if level == 2:
+            n, one, two, three = self.leaves(keys, counters, [first + i for i in range(4)])
+            last = self.add(two, three)
+            return self.add(self.add(n, one), last), [self.add(one, three), last]
         left, rows = self.tree(keys, counters, level - 1, first)
         right, others = self.tree(keys, counters, level - 1, first + (1 << level - 1))
         sums = [self.add(*pair) for pair in zip(rows, others, strict=True)]
@@ -133,14 +137,15 @@ def _emit_expand(
     counter: ir.Value,
     values: ir.Value | None,
     masks: ir.Value | None,
-    f: ir.Value,
+    f: ir.Value | None,
     rows: ir.Value,
     stride: ir.Value,
     *,
     halved: bool,
+    tagged: bool = True,
 ) -> None:
-    """Expand the leaves of one tree, and write a tile of f and of each row, or of rows alone."""
-    element = f.type.pointee
+    """Expand the leaves of one tree, and write a tile of f, of each row, or of both."""
+    element = rows.type.pointee
     if halved and element != I8:
         # nothing calls it, but it would be compiled
         return
@@ -151,29 +156,74 @@ def _emit_expand(
     if values is not None:
         total = elements.in_order(total)
         elements.store(elements.subtract(elements.load(values), total), f)
-    for row, tile in enumerate(sums):
+    for row, tile in enumerate(sums if tagged else []):
         tile = elements.in_order(tile)
         if masks is None:
             tile = elements.subtract(elements.nothing, tile)
         else:
             mask = b.load(b.gep(masks, [ir.Constant(I64, row)]))
             unset, set_ = elements.all_(b.not_(mask)), elements.all_(mask)
-            plus = [b.and_(*pair) for pair in zip(elements.load(f), set_, strict=True)]
             tile = [b.xor(*pair) for pair in zip(tile, unset, strict=True)]
-            tile = elements.add(elements.subtract(tile, unset), plus)
+            tile = elements.subtract(tile, unset)
+            if f is not None:
+                plus = [b.and_(*pair) for pair in zip(elements.load(f), set_, strict=True)]
+                tile = elements.add(tile, plus)
         elements.store(tile, b.gep(rows, [b.mul(stride, ir.Constant(I64, row))]))
+
+
+def _emit_pack(
+    builder: ir.IRBuilder, rows: ir.Value, tile: ir.Value, out: ir.Value, *, slot: int
+) -> None:
+    """Pack the rows of one word, `tile` elements of each, into slots."""
+    element = rows.type.pointee
+    if slot < element.width > 8:
+        # nothing calls it, but it would be compiled
+        return
+    b, v = builder, Vectors(builder, LANES)
+    group = 128 // element.width
+    kind = ir.VectorType(element, group * LANES)
+    nothing = ir.Constant(kind, [0] * kind.count)
+    with loop(b, b.udiv(tile, ir.Constant(I64, kind.count))) as number:
+        first = b.mul(number, ir.Constant(I64, kind.count))
+        given = []
+        for row in range(64 // slot):
+            at = b.add(first, b.mul(tile, ir.Constant(I64, row)))
+            loaded = b.load(b.bitcast(b.gep(rows, [at]), kind.as_pointer()))
+            loaded.align = element.width // 8
+            given.append(loaded)
+        if slot < element.width:
+            low, up = (ir.Constant(kind, [each] * kind.count) for each in (15, 4))
+            pairs = zip(given[::2], given[1::2], strict=True)
+            given = [b.or_(b.and_(one, low), b.shl(other, up)) for one, other in pairs]
+        elif slot > element.width:
+            given = [each for row in given for each in (row, nothing)]
+        for place, vector in enumerate(v.interleave(given)):
+            words = b.bitcast(vector, v.words)
+            for lane in range(LANES):
+                to = b.gep(out, [b.add(first, ir.Constant(I64, group * lane + 2 * place))])
+                v.store(v.lane(words, lane), to)
 
 
 _expand_halves, _expand_wholes = (
     inline(_emit_expand, 8, halved=halved) for halved in (True, False)
 )
+_sum_halves, _sum_wholes = (
+    inline(_emit_expand, 8, halved=halved, tagged=False) for halved in (True, False)
+)
+# rows, tile, words
+_pack4, _pack8, _pack16 = (inline(_emit_pack, 3, slot=slot) for slot in (4, 8, 16))
 
 
 @kernel(
     *(
-        f"u8[4] u8 u8 b1 {values} {masks} {ring}[2]! {ring}[2]!"
+        f"u8[4] u8 u8 b1 u8 {values} {masks} {f} u8 u8 {out}"
         for ring in ("u1", "u2")
-        for values, masks in ((f"{ring}[1]!", "none"), ("none", f"{ring}[1]"))
+        for values, masks, f, out in (
+            (f"{ring}[1]!", "none", f"{ring}[2]!", "u8[2]!"),
+            (f"{ring}[1]!", "none", f"{ring}[2]!", "none"),
+            ("none", f"{ring}[1]", f"{ring}[2]!", "u8[2]!"),
+            ("none", f"{ring}[1]", "none", "u8[2]!"),
+        )
     )
 )
 def expand(
@@ -181,105 +231,156 @@ def expand(
     nonce: np.uint64,
     counter: np.uint64,
     halved: bool,
+    count: int,
     values: NDArray[Any] | None,
     masks: NDArray[Any] | None,
-    f: NDArray[Any],
-    rows: NDArray[Any],
+    f: NDArray[Any] | None,
+    first: int,
+    slot: int,
+    out: Words | None,
 ) -> None:
-    """Expand the leaves of one end from AES block `counter` on: f and tags, or keys.
+    """Expand the leaves of one end from AES block `counter` on, for `count` elements.
 
-    leaves (e/4, 16, 11, 2) are round keys. A prover's values are (n,), its f (e/4, n) and the rows
-    (e, n) are written. A verifier's masks are (e,), all ones where Delta_c is 1, and f is read; its
-    first leaf of each tree is not used. `halved` elements are as in `macs.fold`.
+    leaves (e/4, 16, 11, 2) are round keys. A prover's values are (n,), its f (e/4, n) is written,
+    and so are the tags, unless there is no `out`. A verifier's masks are (e,), all ones where
+    Delta_c is 1, and f is read from column `first` on; its first leaf of each tree is not used. If
+    there is no f it is left out. Tags or keys are packed into slots of `slot` bits: `out` (K, n).
+    `halved` elements are as in `macs.fold`.
     """
-    count, tile = rows.shape[1], _BYTES // rows.itemsize * (2 if halved else 1)
-    # values, f and rows of the last elements, which need not fill a tile
-    near, near_rows = np.zeros((2, tile), rows.dtype), np.empty((_TREE_BITS, tile), rows.dtype)
-    for tree in range(leaves.shape[0]):
-        keys, own = leaves[tree].reshape(-1), f[tree]
-        its = after(masks, _TREE_BITS * tree)
+    if values is not None:
+        rows = np.empty(16 * _MOST_TILE, values.dtype)
+    elif masks is not None:
+        rows = np.empty(16 * _MOST_TILE, masks.dtype)
+    tile = _BYTES // rows.itemsize * (2 if halved else 1)
+    # values, f and words of the last elements, which need not fill a tile
+    near, near_words = np.zeros((2, tile), rows.dtype), np.empty(tile, np.uint64)
+    each, stride = 1, 0
+    if out is not None:
+        # the trees of a word, whose round keys and rows stay in the first-level cache
+        each = 16 // slot
+    if f is not None:
+        stride = f.shape[1]
+    for word in range(leaves.shape[0] // each):
         for start in range(0, count, tile):
             left, at = min(tile, count - start), counter + np.uint64(start // tile * (_BYTES // 16))
-            given, to = after(values, start), own[start:]
-            out, stride = rows[_TREE_BITS * tree].reshape(-1)[start:], count
-            if left < tile:
-                given, to = beside(values, near[0]), near[1]
-                out, stride = near_rows.reshape(-1), tile
-                if values is not None:
-                    near[0, :left] = values[start:]
-                to[:left] = own[start:]
-            if halved:
-                _expand_halves(keys, nonce, at, given, its, to, out, stride)
-            else:
-                _expand_wholes(keys, nonce, at, given, its, to, out, stride)
-            if left < tile:
-                own[start:] = to[:left]
-                for t in range(_TREE_BITS):
-                    rows[_TREE_BITS * tree + t, start:] = near_rows[t, :left]
+            for i in range(each):
+                tree, begin = word * each + i, first + start
+                keys, its, to = (
+                    leaves[tree].reshape(-1),
+                    after(masks, 4 * tree),
+                    rows[4 * i * tile :],
+                )
+                given, own = after(values, start), after(flat(f), tree * stride + begin)
+                if left < tile:
+                    given, own = beside(values, near[0]), beside(f, near[1])
+                    if values is not None:
+                        near[0, :left] = values[start : start + left]
+                    elif f is not None:
+                        near[1, :left] = f[tree, begin : begin + left]
+                if out is None:
+                    if halved:
+                        _sum_halves(keys, nonce, at, given, its, own, to, tile)
+                    else:
+                        _sum_wholes(keys, nonce, at, given, its, own, to, tile)
+                elif halved:
+                    _expand_halves(keys, nonce, at, given, its, own, to, tile)
+                else:
+                    _expand_wholes(keys, nonce, at, given, its, own, to, tile)
+                if left < tile and values is not None and f is not None:
+                    f[tree, begin : begin + left] = near[1, :left]
+            if out is not None:
+                packed = out[word, start:] if left == tile else near_words
+                if slot == 4:
+                    _pack4(rows, tile, packed)
+                elif slot == 8:
+                    _pack8(rows, tile, packed)
+                else:
+                    _pack16(rows, tile, packed)
+                if left < tile:
+                    out[word, start:] = near_words[:left]
 
 
 def _emit_transpose(
-    builder: ir.IRBuilder, groups: ir.Value, rows: ir.Value, stride: ir.Value, near: ir.Value
+    builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, near: ir.Value, *, slot: int
 ) -> None:
-    """Set the first columns of `near` to those of rows, of which a lane of a vector is a group."""
-    b, v, element = builder, Vectors(builder, LANES), rows.type.pointee
-    group, size = 128 // element.width, element.width // 8
-    kind = ir.VectorType(element, group * LANES)
-    with loop(b, groups) as number:
-        first = b.mul(number, ir.Constant(I64, group))
-        given = []
-        for i in range(group):
-            row = b.gep(rows, [b.mul(b.add(first, ir.Constant(I64, i)), stride)])
-            loaded = b.load(b.bitcast(row, kind.as_pointer()))
-            loaded.align = size
-            given.append(loaded)
-        for place, vector in enumerate(v.interleave(given)):
-            for lane in range(LANES):
-                order = range(group * lane, group * (lane + 1))
-                part = b.shuffle_vector(
-                    vector, vector, ir.Constant(ir.VectorType(I32, group), list(order))
-                )
-                column = ir.Constant(I64, COLUMN * (group * lane + place))
-                to = b.gep(near, [b.add(first, column)])
-                b.store(part, b.bitcast(to, part.type.as_pointer())).align = size
+    """Set the first columns of `near` to those of words, of which each lane of a vector has two."""
+    b, v = builder, Vectors(builder, LANES)
+    nothing = v.constant([0] * 2 * LANES)
+    rows = [
+        v.load(b.gep(words, [b.mul(stride, ir.Constant(I64, k))])) for k in range(3 * slot // 4)
+    ]
+    rows += [nothing] * (slot - len(rows))
+    # a column is `slot` words that follow each other
+    found = v.interleave(rows)
+    for lane in range(LANES):
+        for at, vector in enumerate(found):
+            to = b.gep(near, [ir.Constant(I64, 2 * (lane * slot + at))])
+            v.store(v.lane(vector, lane), to)
 
 
 def _emit_add(
-    builder: ir.IRBuilder, count: ir.Value, near: ir.Value, places: ir.Value, totals: ir.Value
+    builder: ir.IRBuilder,
+    count: ir.Value,
+    near: ir.Value,
+    places: ir.Value,
+    totals: ir.Value,
+    *,
+    slot: int,
 ) -> None:
-    """Add `count` columns each to its place."""
-    b, element = builder, near.type.pointee
-    kind = ir.VectorType(element, COLUMN)
+    """Add `count` columns of `slot` words each to its place."""
+    b = builder
+    fields = ir.VectorType(ir.IntType(max(slot, 8)), 64 * slot // max(slot, 8))
+    top, rest = (ir.Constant(fields, [each] * fields.count) for each in (0x88, 0x77))
 
     def column(array: ir.Value, number: ir.Value) -> ir.Value:
-        address = b.gep(array, [b.mul(number, ir.Constant(I64, COLUMN))])
-        return b.bitcast(address, kind.as_pointer())
+        address = b.gep(array, [b.mul(number, ir.Constant(I64, slot))])
+        return b.bitcast(address, fields.as_pointer())
 
     with loop(b, count) as i:
         to = column(totals, b.zext(b.load(b.gep(places, [i])), I64))
         total, added = b.load(to), b.load(column(near, i))
-        total.align = added.align = element.width // 8
-        b.store(b.add(total, added), to).align = element.width // 8
+        total.align = added.align = 8
+        if slot < 8:
+            # two to a byte: no carry leaves a half
+            sums = b.add(b.and_(total, rest), b.and_(added, rest))
+            found = b.xor(sums, b.and_(b.xor(total, added), top))
+        else:
+            found = b.add(total, added)
+        b.store(found, to).align = 8
 
 
-# (groups of rows, rows, stride, columns), (count, columns, places, totals)
-_transpose, _add = inline(_emit_transpose, 4), inline(_emit_add, 4)
+# (words, stride, columns), (count, columns, places, totals)
+_transpose4, _transpose8, _transpose16 = (
+    inline(_emit_transpose, 3, slot=slot) for slot in (4, 8, 16)
+)
+_add4, _add8, _add16 = (inline(_emit_add, 4, slot=slot) for slot in (4, 8, 16))
 
 
-@kernel(*(f"{ring}[2] u2[2] {ring}[3]!" for ring in ("u1", "u2")))
-def add_to_places(rows: NDArray[Any], places: NDArray[np.uint16], totals: NDArray[Any]) -> None:
-    """Do as `macs.add_to_places` does, on a multiple of 16 rows, and totals of COLUMN elements."""
-    at_once = 16 * LANES // rows.itemsize
-    groups = rows.shape[0] * rows.itemsize // 16
-    near = np.zeros((_COLUMNS, COLUMN), rows.dtype)
-    columns, stride = near.reshape(-1), rows.shape[1]
-    for start in range(0, stride, _COLUMNS):
-        count = min(_COLUMNS, stride - start)
-        whole = count // at_once * at_once
-        for first in range(0, whole, at_once):
-            _transpose(groups, rows.reshape(-1)[start + first :], stride, columns[COLUMN * first :])
-        for c in range(rows.shape[0]):
-            for i in range(whole, count):
-                near[i, c] = rows[c, start + i]
+@kernel("u8[2] u2[2] u8[3]!")
+def add_to_places(words: Words, places: NDArray[np.uint16], totals: Words) -> None:
+    """Do as `macs.add_to_places` does, of all rows that a column has room for but a quarter."""
+    slot, count = totals.shape[2], words.shape[1]
+    at_once = 2 * LANES
+    near, flat_words = np.zeros((_COLUMNS, slot), np.uint64), words.reshape(-1)
+    columns = near.reshape(-1)
+    for start in range(0, count, _COLUMNS):
+        some = min(_COLUMNS, count - start)
+        whole = some // at_once * at_once
+        for i in range(0, whole, at_once):
+            if slot == 4:
+                _transpose4(flat_words[start + i :], count, columns[slot * i :])
+            elif slot == 8:
+                _transpose8(flat_words[start + i :], count, columns[slot * i :])
+            else:
+                _transpose16(flat_words[start + i :], count, columns[slot * i :])
+        for i in range(whole, some):
+            for k in range(words.shape[0]):
+                near[i, k] = words[k, start + i]
         for a in range(places.shape[0]):
-            _add(count, columns, places[a, start:], totals[a].reshape(-1))
+            where, total = places[a, start:], totals[a].reshape(-1)
+            if slot == 4:
+                _add4(some, columns, where, total)
+            elif slot == 8:
+                _add8(some, columns, where, total)
+            else:
+                _add16(some, columns, where, total)
