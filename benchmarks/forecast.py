@@ -100,7 +100,7 @@ CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
 # the coordinates of two audits, of which the difference is timed: what does not grow with them is
 # little
-AUDITED = 1 << 10, 1 << 16
+AUDITED = 1 << 10, 1 << 17
 # for how many rounds epsilon is told
 ROUNDS_TOLD = (1, 10, 100)
 # signal to noise, below which the noise of many rounds does not average out in time
