@@ -2,14 +2,15 @@
 
 Both servers are real processes, and clients are processes of their own, which send S1 a dealing of
 random words each: nothing is checked or computed. Numbers of doors take turns. Where clients and
-doors share the processors, what clients spend on encryption is told beside the doors' own.
+doors share the processors, the bytes per second say little, and so the processor's seconds per GB
+are told, of clients and of each kind of a server's threads.
 """
 
 import argparse
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import cache
@@ -25,16 +26,21 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import connect
 from securemedian.common.keys import load_keys
 from securemedian.laboratory import report
+from securemedian.laboratory.processes import Thread
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.operating import keygen
 
 COLUMNS = ("doors", "GB/s", "of first", "daemon, s/GB", "doors, s/GB", "clients, s/GB")
+# how the names of zmq's threads begin that encrypt
+ZMQ_THREAD = "ZMQbg/IO"
 # how long the clients of a round may take
 TAKEN_S = 600.0
 # how long the base OTs of a new session may take at most, which would be counted otherwise
 SETTLE_S = 10.0
+# a server that takes less of the processor than IDLE_S during PAUSE_S has nothing to do
+IDLE_S, PAUSE_S = 0.02, 0.3
 
 
 def run(options: argparse.Namespace) -> None:
@@ -50,9 +56,11 @@ def run(options: argparse.Namespace) -> None:
         }
     )
     with ExitStack() as stack:
-        clients = stack.enter_context(
-            ProcessPoolExecutor(options.clients, mp_context=get_context("spawn"))
-        )
+        # one process for each client, so that each has its share before the time is taken
+        clients = [
+            stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
+            for _ in range(options.clients)
+        ]
         services = {
             doors: stack.enter_context(
                 started(params, first=f"pool_limit_bytes = 0\ndoors = {doors}")
@@ -61,6 +69,9 @@ def run(options: argparse.Namespace) -> None:
         }
         taken: dict[int, list[dict[str, float]]] = {doors: [] for doors in services}
         with console.status("clients send"):
+            assert params.dealing is not None
+            for each in [one.submit(_make, params.dealing.layout.words) for one in clients]:
+                each.result(TAKEN_S)
             for number in range(options.repeat + 1):
                 for doors, service in services.items():
                     one = _take(service, clients)
@@ -77,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"saved to {file}")
 
 
-def _take(service: RunningServers, clients: ProcessPoolExecutor) -> dict[str, float]:
+def _take(service: RunningServers, clients: Sequence[ProcessPoolExecutor]) -> dict[str, float]:
     """Let all clients of a round send their dealings, and return what that took."""
     params = service.params
     assert params.dealing is not None
@@ -88,32 +99,53 @@ def _take(service: RunningServers, clients: ProcessPoolExecutor) -> dict[str, fl
     fields = {"round": round_id, "params": params.digest, "start": start, "kind": "dealing"}
     words, names = params.dealing.layout.words, keygen.client_names(params.max_clients)
     before, begun = service.processes.seconds("s1"), time.monotonic()
-    sent = [clients.submit(_send, service.folder / f"{name}.toml", fields, words) for name in names]
+    sent = [
+        client.submit(_send, service.folder / f"{name}.toml", fields, words)
+        for client, name in zip(clients, names, strict=True)
+    ]
     spent = sum(each.result(TAKEN_S) for each in sent)
     seconds = time.monotonic() - begun
     after = service.processes.seconds("s1")
     service.coordinator.abort_round(round_id, "all is taken")
     gigabytes = 8 * words * len(names) / 1e9
+    own = {thread: (now - before.get(thread, 0.0)) / gigabytes for thread, now in after.items()}
     return {
         "gigabytes_per_second": gigabytes / seconds,
-        "daemon": (after[0] - before[0]) / gigabytes,
-        "doors": (after[1] - before[1]) / gigabytes,
         "clients": spent / gigabytes,
+        **_split(own),
     }
+
+
+def _split(own: Mapping[Thread, float]) -> dict[str, float]:
+    """Return a server's seconds per GB by process and by what threads do, and the busiest's."""
+    daemon = next(iter(own)).process
+    sums = dict.fromkeys(("daemon", "doors", "loops", "curve", "others"), 0.0)
+    for thread, seconds in own.items():
+        sums["daemon" if thread.process == daemon else "doors"] += seconds
+        if thread.number == thread.process:
+            sums["loops"] += seconds
+        else:
+            sums["curve" if thread.name.startswith(ZMQ_THREAD) else "others"] += seconds
+    return sums | {"busiest": max(own.values())}
 
 
 def _settle(service: RunningServers) -> None:
     """Wait until a server has nothing else to do."""
     deadline = time.monotonic() + SETTLE_S
-    before = -1.0
-    while time.monotonic() < deadline and (now := service.processes.seconds("s1")[0]) != before:
-        before = now
-        time.sleep(0.3)
+    before, now = -1.0, 0.0
+    while time.monotonic() < deadline and now - before > IDLE_S:
+        before, now = now, sum(service.processes.seconds("s1").values())
+        time.sleep(PAUSE_S)
 
 
 @cache
 def _share(words: int) -> Words:
     return np.frombuffer(os.urandom(8 * words), np.uint64)
+
+
+def _make(words: int) -> None:
+    """Make the share that `_send` sends."""
+    _share(words)
 
 
 def _send(file: Path, fields: dict[str, Any], words: int) -> float:
@@ -154,6 +186,9 @@ def bounds(points: Sequence[dict[str, Any]], cores: int) -> list[str]:
         lines.append(
             f"{point['number']} doors: {used:.2f} of {cores} cores were busy, "
             f"{clients / (own + clients):.0%} of that with clients; without these they are "
-            f"enough for {cores / own:.2f} GB/s"
+            f"enough for {cores / own:.2f} GB/s. Of the server's {own:.2f} s/GB loops take "
+            f"{point['loops']:.2f}, CURVE and TCP {point['curve']:.2f}, hashing and the disk "
+            f"{point['others']:.2f}; where each thread has a core, the busiest is enough for "
+            f"{1 / point['busiest']:.2f} GB/s"
         )
     return lines

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import ChannelClosed, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    LocalProtocolError,
+    PeerDeviated,
+    PeerProtocolError,
+)
 from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
@@ -28,6 +33,7 @@ from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, make_parties, run_both
+from tests.rates import check_rate
 from tests.test_ot import Lying
 from tests.test_privacy import recorders
 from tests.uniformity import bits_of, check_uniform
@@ -337,7 +343,35 @@ def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None
     assert all((honest[at] == rogue[at]).all() for at in (0, 2, 3))
     passed = honest[1] == rogue[1] ^ guesses
     assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
-    assert abs(passed.mean() - 1 / 16) < 0.03
+    check_rate(int(passed.sum()), COUNT, 1 / 16)
+
+
+def test_guesses_that_pass_rarely_fill_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Party 1 guesses the first x of two rows: 2^-2 pass, and lie in one bucket with 1 / n, n = 4.
+
+    Of that bucket it then knows party 0's x.
+    """
+    pair, runs = flipping("and.tables", 1, [0, ALIGN]), 1000
+    both, drawn = makers(pair), list[list[int]]()
+
+    def turns(seed: bytes, size: int, count: int) -> list[int]:
+        drawn.append(rotations(seed, size, 4))
+        return drawn[-1]
+
+    monkeypatch.setattr(ands, "rotations", turns)
+    passed, known = 0, list[int]()
+    for _ in range(runs):
+        try:
+            x, _ = run_both(lambda j: both[j].triples(1, bucket=2).take(1)[0].bits)
+        except PeerDeviated as error:
+            assert "leaky ANDs" in str(error)
+            continue
+        passed += 1
+        if drawn[-1] == [0, 0]:
+            known.append(int(x[0]))
+    check_rate(passed, runs, 2**-2)
+    check_rate(len(known), runs, 2**-2 / 4)
+    assert not any(known)
 
 
 def test_nothing_is_made_of_ots_that_are_wrong() -> None:

@@ -29,6 +29,7 @@ from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.share import SLICE_ALIGN, WordsUpload
 from tests.parties import run_both
+from tests.rates import check_rate
 from tests.test_macs import holds, in_rows, sessions
 from tests.uniformity import bits_of, check_uniform, looks_uniform
 
@@ -304,7 +305,7 @@ def test_macs_about_a_bucket(
 # Rates
 
 
-def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> float:
+def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> int:
     """Return how often party 0's sum passes that is wrong by `errors` (W-1, d).
 
     With `guessed`, it adds Delta, as it guesses it, times what its own error folds to.
@@ -334,29 +335,31 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> floa
         # the keys are those of the only direction there is
         compare(collected, 0, verifier, [(tags, keys)], nothing, 4)
         hits += bool((collected.arrays[0] == collected.arrays[1]).all())
-    return hits / runs
+    return hits
 
 
-def near(rate: float, wanted: float, runs: int) -> bool:
-    return abs(rate - wanted) < 5 * (wanted * (1 - wanted) / runs) ** 0.5
-
-
-@pytest.mark.parametrize("by", [1, 8])
-def test_a_wrong_share_passes_if_delta_is_guessed(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E = 4: one in 16."""
+@pytest.mark.parametrize(("by", "guessed"), [(1, True), (8, True), (1, False)])
+def test_a_wrong_share_passes_if_delta_is_guessed(
+    by: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E = 4: one in 16, also of who adds nothing, as if Delta were 0."""
     monkeypatch.setattr(binding, "BUCKETS", 64)
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3] = by
-    assert near(passing(errors, 1000, 4, guessed=True), 2.0**-4, 1000)
+    check_rate(passing(errors, 1000, 4, guessed), 1000, 2.0**-4)
 
 
-@pytest.mark.parametrize(("tables", "buckets"), [(1, 4), (2, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("tables", "buckets", "mac_bits"), [(1, 4, 16), (2, 4, 16), (2, 2, 16), (1, 4, 4), (2, 4, 4)]
+)
 def test_errors_that_cancel_out_pass_if_they_meet_in_all_tables(
-    tables: int, buckets: int, monkeypatch: pytest.MonkeyPatch
+    tables: int, buckets: int, mac_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a guess: M^-t, of Delta that is 0 in no run."""
+    """M^-t, and where they do not meet 2^-e."""
     monkeypatch.setattr(binding, "TABLES", tables)
     monkeypatch.setattr(binding, "BUCKETS", buckets)
     errors = np.zeros((3, 12), np.uint8)
     errors[1, 3], errors[1, 5] = 1, 15
-    assert near(passing(errors, 1000, 16, guessed=False), float(buckets) ** -tables, 1000)
+    meet = float(buckets) ** -tables
+    hits = passing(errors, 1000, mac_bits, guessed=True)
+    check_rate(hits, 1000, meet + (1 - meet) * 2.0**-mac_bits)

@@ -2,7 +2,10 @@
 
 import json
 import os
+import platform
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -25,7 +28,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.storage.room import DAEMON, Room
-from tests.daemons import SETTINGS, Pair, running, wait_until
+from tests.daemons import ROOT, SETTINGS, Pair, running, wait_until
 from tests.servers_alone import Server
 
 # four blocks and a bit
@@ -91,6 +94,35 @@ def test_a_block_that_cannot_be_written_is_missing() -> None:
     with pytest.raises(OSError, match="no space"):
         here.put(Full(), DAEMON, 0, cut(share())[0])
     assert here.missing(DAEMON) == [0, 1, 2, 3, 4]
+
+
+# A client
+
+# what zmq does with blocks to two doors: three buffers for each, freed before the next ones
+SENDING = """
+import resource, sys
+from securemedian.clients.blocks import keep_freed
+if sys.argv[1] == "kept":
+    keep_freed()
+def send():
+    buffers = [bytearray(4 << 20) for _ in range(6)]
+for _ in range(3):
+    send()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    send()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others do not learn")
+def test_a_client_keeps_the_memory_of_blocks_that_are_sent() -> None:
+    def faults(what: str) -> int:
+        command = [sys.executable, "-c", SENDING, what]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=True)
+        return int(ended.stdout)
+
+    assert faults("kept") < 2000 < faults("not")
 
 
 # The daemon
@@ -345,4 +377,8 @@ def test_the_benchmark_compares_numbers_of_doors(tmp_path: Path) -> None:
     assert (one["number"], two["number"]) == (1, 2)
     assert one["of_first"] == 1 and one["doors"] == 0 < two["doors"]
     for point in (one, two):
-        assert all(point[name] > 0 for name in ("gigabytes_per_second", "daemon", "clients"))
+        names = "gigabytes_per_second", "daemon", "clients", "loops", "curve", "busiest"
+        assert all(point[name] > 0 for name in names)
+        kinds = point["loops"] + point["curve"] + point["others"]
+        assert kinds == pytest.approx(point["daemon"] + point["doors"])
+        assert point["busiest"] < kinds

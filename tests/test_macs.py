@@ -21,6 +21,7 @@ from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import run_both
+from tests.rates import check_rate
 from tests.uniformity import bits_of, check_uniform, looks_uniform
 
 RNG = np.random.default_rng(31)
@@ -278,4 +279,4 @@ def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes:
         # what the verifier compares with, if it is told `wrong`
         expected = ring.reduce(keys - verifier.constant(np.array([wrong], np.uint8)), 4)
         hits += bool((ring.reduce(tags - guess * np.uint8(wrong), 4) == expected).all())
-    assert abs(hits / runs - passes) < 5 * (passes / runs) ** 0.5
+    check_rate(hits, runs, passes)

@@ -25,7 +25,16 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from securemedian.common.addresses import ports_of
 from securemedian.common.keys import KeyPair
-from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, FrameError, NoSocket
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    ConfigError,
+    FrameError,
+    LocalProtocolError,
+    NoSocket,
+    SecureMedianError,
+    cut,
+)
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.wire import Part
 from securemedian.servers import allocator, logs
@@ -63,6 +72,8 @@ QUEUED_ANSWERS = 8
 MAX_REQUEST_PARTS = 8
 # how many refused keys are remembered, so that each is logged once
 REFUSED_KEYS = 1024
+# what a caller is told of any other exception, which the log has
+DEFECT = LocalProtocolError("a defect in this server: see its log")
 
 
 class _AllowList:
@@ -157,6 +168,20 @@ def _bind(socket: Socket, endpoint: str) -> None:
         ) from error
 
 
+def take_number(message: wire.Message) -> int:
+    """Take the caller's number for its request out of the fields, and return it."""
+    number = message.fields.pop("id", None)
+    if type(number) is not int:
+        raise FrameError("a request needs `id`, a whole number that its answer repeats")
+    return number
+
+
+def error_frame(number: int, error: SecureMedianError) -> list[Part]:
+    """Return the answer that refuses a request; 0 is the number of one that was not read."""
+    fields = {"id": number, "code": error.code, "message": cut(str(error))}
+    return wire.pack("error", fields)
+
+
 class ClientPort:
     """The port for clients and the coordinator.
 
@@ -221,9 +246,8 @@ class ClientPort:
         if total > self._max_message_bytes:
             allocator.give_back()
         self._log.event("request-refused", key, key=key, code=FrameError.code, reason=reason)
-        fields = {"id": 0, "code": FrameError.code, "message": reason}
         with suppress(ChannelTimeout):
-            self.send(address, wire.pack("error", fields))
+            self.send(address, error_frame(0, FrameError(reason)))
 
     def send(self, address: bytes, parts: Sequence[Part]) -> None:
         """Send an answer. It is lost if the caller is gone.

@@ -26,7 +26,6 @@ from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     FrameError,
-    LocalProtocolError,
     NotAllowed,
     RoundClosed,
     RoundFailed,
@@ -46,6 +45,7 @@ from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.server_round import ServerRound
 from securemedian.servers.network.control import SHA256_BYTES, is_round_id
+from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
@@ -241,7 +241,7 @@ class Desk:
         caller = self._callers[key][0] if key in self._callers else key
         try:
             message = wire.unpack(parts)
-            number, op = _take_number(message), message.type
+            number, op = take_number(message), message.type
             call = self._call(address, key, number, message)
             if (answer := OPS[op].handler(self, call)) is not None:
                 self._answer(call, answer)
@@ -251,8 +251,7 @@ class Desk:
         except Exception as error:
             # a defect in this server
             self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
-            defect = LocalProtocolError("a defect in this server: see its log")
-            self._refuse(address, key, number, op, defect)
+            self._refuse(address, key, number, op, DEFECT)
 
     def _refused(self, op: str, caller: str, key: str, error: SecureMedianError) -> None:
         if op not in OPS or OPS[op].logged:
@@ -320,9 +319,8 @@ class Desk:
         """
         # an invented name must not become a label
         self.answers[op if op in OPS else "unknown", error.code] += 1
-        fields = {"id": number, "code": error.code, "message": cut(str(error))}
         try:
-            self._send(address, key, wire.pack("error", fields))
+            self._send(address, key, error_frame(number, error))
         except Exception as failed:
             self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
 
@@ -690,13 +688,6 @@ def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
             "random bytes as the array `masks`"
         )
     return masks.tobytes()
-
-
-def _take_number(message: wire.Message) -> int:
-    number = message.fields.pop("id", None)
-    if type(number) is not int:
-        raise FrameError("a request needs `id`, a whole number that its answer repeats")
-    return number
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from securemedian.mpc.errors import (
     BadUpload,
     ChannelTimeout,
     FrameError,
-    LocalProtocolError,
     SecureMedianError,
-    cut,
     quoted,
 )
 from securemedian.mpc.protocols import wire
@@ -34,9 +32,12 @@ from securemedian.servers import allocator, logs
 from securemedian.servers.network.descriptors import Descriptors
 from securemedian.servers.network.transport import (
     CLIENT_DOMAIN,
+    DEFECT,
     ClientPort,
     allow,
     authenticate,
+    error_frame,
+    take_number,
 )
 from securemedian.servers.storage.doors import ALIVE_S
 from securemedian.servers.storage.files import WordsFile, storing
@@ -97,24 +98,19 @@ class Door:
 def _answer(port: ClientPort, door: Door, request: tuple[bytes, str, list[wire.Part]]) -> None:
     """Store what a client has sent, tell the daemon, and then the client."""
     address, key, parts = request
-    number: Any = 0
+    number = 0
     try:
         message = wire.unpack(parts)
-        number = message.fields.pop("id", 0)
-        if type(number) is not int:
-            raise FrameError("a request needs `id`, a whole number that its answer repeats")
+        number = take_number(message)
         if stored := door.take(key, message):
             room, block = stored
             _tell({"stored": [room.number, block, room.stored[block]]})
         answer = wire.pack("block", {"id": number})
     except SecureMedianError as error:
-        fields = {"id": number, "code": error.code, "message": cut(str(error))}
-        answer = wire.pack("error", fields)
+        answer = error_frame(number, error)
     except Exception as error:
         logs.event("request-error", logging.ERROR, error)
-        defect = LocalProtocolError("a defect in this server: see its log")
-        fields = {"id": number, "code": defect.code, "message": str(defect)}
-        answer = wire.pack("error", fields)
+        answer = error_frame(number, DEFECT)
     with suppress(ChannelTimeout):
         port.send(address, answer)
 

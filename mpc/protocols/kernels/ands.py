@@ -165,10 +165,13 @@ def authenticate(
 
     `theirs` are the bits that the peer opened, and `counted` has the bits of MACs that count.
     """
-    for i in range(macs.shape[0]):
-        its = _mask(theirs[i >> 6], i & 63) & delta
-        proofs[i] = (macs[i] ^ mask_macs[i]) & counted
-        wanted[i] = (keys[i] ^ mask_keys[i] ^ its) & counted
+    count = macs.shape[0]
+    for word in range(theirs.shape[0]):
+        packed = theirs[word]
+        for j in range(min(64, count - 64 * word)):
+            i = 64 * word + j
+            proofs[i] = (macs[i] ^ mask_macs[i]) & counted
+            wanted[i] = (keys[i] ^ mask_keys[i] ^ (_mask(packed, j) & delta)) & counted
 
 
 @kernel(*(f"{each}[1] {each}[1] {each}[1] u8[2] u8 {each}[1]!" for each in ("u1", "u8")))
@@ -184,6 +187,10 @@ def multiply(
 
     opened (2, words) are d and e.
     """
-    for i in range(out.shape[0]):
-        d, e = _mask(opened[0, i >> 6], i & 63), _mask(opened[1, i >> 6], i & 63)
-        out[i] = z[i] ^ (e & x[i]) ^ (d & y[i]) ^ (d & e & added)
+    count = out.shape[0]
+    for word in range(opened.shape[1]):
+        first, second = opened[0, word], opened[1, word]
+        for j in range(min(64, count - 64 * word)):
+            i = 64 * word + j
+            d, e = _mask(first, j), _mask(second, j)
+            out[i] = z[i] ^ (e & x[i]) ^ (d & y[i]) ^ (d & e & added)
