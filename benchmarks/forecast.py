@@ -6,7 +6,7 @@ an audit:
 
     seconds  = max(compute, transfer) + waiting
     compute  = OTs x seconds per OT + coordinates x seconds per coordinate of the check
-               + OTs of the audit x seconds per OT of the whole audit
+               + seconds of the audit of a part x OTs of the audit / those of the part
                + coordinates x seconds per coordinate online + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
@@ -98,9 +98,8 @@ CALIBRATION_OTS = 1 << 21
 SKETCHED = 1 << 16
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
-# the coordinates of two audits, of which the difference is timed: what does not grow with them is
-# little
-AUDITED = 1 << 10, 1 << 17
+# coordinates of the audit that is timed, at most: so many that its buckets are the smallest
+AUDITED = 1 << 17
 # for how many rounds epsilon is told
 ROUNDS_TOLD = (1, 10, 100)
 # signal to noise, below which the noise of many rounds does not average out in time
@@ -366,7 +365,7 @@ def with_audit(
     return replace(
         row,
         ahead_seconds=row.ahead_seconds - ots * speed.ot,
-        checking_seconds=row.checking_seconds + ots * time_audit(row.params, weights, protocol),
+        checking_seconds=row.checking_seconds + time_audit(row.params, weights, protocol),
     )
 
 
@@ -532,16 +531,19 @@ def time_check(dealing: Dealing) -> DealingCheck:
 
 
 def time_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> float:
-    """Return the seconds of the processor that an audit takes one party, all of it, per OT.
+    """Return the seconds of the processor that an audit takes one party, but for its base OTs.
 
-    It is measured at both parties in this process, with two clients who weigh as much as all do.
+    A part is measured at both parties in this process, with two clients who weigh as much as all
+    do, less what an audit of one coordinate takes.
     """
     total = sum(weights)
     few = [total - 1, 1] if total > 1 else [1]
-    rounds = [replace(params, dim=dim) for dim in AUDITED]
-    ots = [predict_audit(each, few, protocol).ots for each in rounds]
-    seconds = [_fastest(_audits(each, few, protocol), time.process_time) for each in rounds]
-    return max(0.0, (seconds[1] - seconds[0]) / (ots[1] - ots[0]) / 2)
+    part, least = (replace(params, dim=dim) for dim in (min(params.dim, AUDITED), 1))
+    seconds, base = (
+        _fastest(_audits(each, few, protocol), time.process_time) for each in (part, least)
+    )
+    whole, measured = (predict_audit(each, few, protocol).ots for each in (params, part))
+    return max(0.0, seconds - base) / 2 * whole / measured
 
 
 def _audits(

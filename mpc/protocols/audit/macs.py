@@ -54,7 +54,7 @@ NONCE = 1 << 32
 MAX_BITS = 16
 # Elements whose tags or keys are made at a time where none are kept, so that they fit the cache: a
 # multiple of 64, and no power of two, with which all rows would be in the same few cache sets.
-PIECE = 129 * 64
+PIECE = 132 * 64
 # AES blocks of a leaf that are expanded at a time: all leaves of a tree stay in the cache.
 STRIP = 1 << 9
 

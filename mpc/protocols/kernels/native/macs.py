@@ -28,7 +28,7 @@ from securemedian.mpc.protocols.kernels.native.processor import LANES
 # k: the leaves of a tree are 2^k
 _TREE_BITS = 4
 # Vectors that are expanded at once: the sums of all rows stay in registers.
-_ABREAST = 2
+_ABREAST = 3
 # Columns that are transposed at once: they fit the second-level cache, with the totals of a table.
 _COLUMNS = 1 << 10
 # Bytes of a leaf that a tile takes, and elements at most.
