@@ -197,19 +197,20 @@ class PeerControl:
         """Take a message about a round, or keep it until `release`.
 
         SECURITY: one that ends an audit before it has ended here would keep this server from
-        finding, and signing, that the other one deviated. It waits for STOP_S at most.
+        finding, and signing, that the other one deviated. It waits for STOP_S at most. One of a
+        kind is kept: a server that computes says nothing twice.
         """
         server_round = entry.server_round
         if server_round.audited and self._engines.of(server_round.cohort).computes:
             entry.heard_until = entry.heard_until if entry.heard else self._clock() + STOP_S
-            entry.heard.append(message)
+            entry.heard.setdefault(type(message), message)
         else:
             self._runner.take(entry, message)
 
     def release(self, entry: Entry) -> None:
         """Take the messages about a round that were kept, after what was found here."""
-        heard, entry.heard = entry.heard, []
-        for message in heard:
+        heard, entry.heard = entry.heard, {}
+        for message in heard.values():
             self._runner.take(entry, message)
 
     def _open(self, asked: Open) -> None:

@@ -67,8 +67,9 @@ class Entry:
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
-    # what the other server has said that waits for what is computed here, and until when
-    heard: list[RoundMessage] = field(default_factory=list)
+    # what the other server has said first of each kind that waits for what is computed here, and
+    # until when
+    heard: dict[type, RoundMessage] = field(default_factory=dict)
     heard_until: float = 0.0
 
 
