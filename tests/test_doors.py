@@ -6,7 +6,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from securemedian.mpc.errors import BadUpload, DamagedUpload, DuplicateUpload
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.storage import door
 from securemedian.servers.storage.room import DAEMON, Room
 from tests.daemons import ROOT, SETTINGS, Pair, running, wait_until
 from tests.servers_alone import Server
@@ -94,6 +95,32 @@ def test_a_block_that_cannot_be_written_is_missing() -> None:
     with pytest.raises(OSError, match="no space"):
         here.put(Full(), DAEMON, 0, cut(share())[0])
     assert here.missing(DAEMON) == [0, 1, 2, 3, 4]
+
+
+class Answers:
+    """A port that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[wire.Message] = []
+
+    def send(self, address: bytes, parts: Sequence[wire.Part]) -> None:
+        """Keep an answer."""
+        self.sent.append(wire.unpack(parts))
+
+
+@pytest.mark.parametrize(("number", "code"), [({"id": 5}, "bad-upload"), ({}, "bad-frame")])
+def test_a_door_beside_the_daemon_refuses_as_the_daemon_does(
+    number: dict[str, int], code: str
+) -> None:
+    fields: dict[str, Any] = {"round": "1-00000001", "kind": "upload", "block": 0}
+    request = wire.pack("block", fields | number, {"share": cut(share())[0]})
+    port: Any = Answers()
+    # nothing has been granted, and so it opens no files
+    descriptors: Any = None
+    door._answer(port, door.Door(7, descriptors), (b"", "client-1", request))
+    (answer,) = port.sent
+    assert answer.type == "error"
+    assert (answer.fields["id"], answer.fields["code"]) == (number.get("id", 0), code)
 
 
 # A client
