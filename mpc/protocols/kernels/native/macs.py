@@ -244,8 +244,8 @@ def expand(
     leaves (e/4, 16, 11, 2) are round keys. A prover's values are (n,), its f (e/4, n) is written,
     and so are the tags, unless there is no `out`. A verifier's masks are (e,), all ones where
     Delta_c is 1, and f is read from column `first` on; its first leaf of each tree is not used.
-    Without f, and with masks that are 0, they are a prover's tags. Tags or keys are packed into slots of `slot` bits: `out` (K, n).
-    `halved` elements are as in `macs.fold`.
+    Without f, and with masks that are 0, they are a prover's tags. Tags or keys are
+    packed into slots of `slot` bits: `out` (K, n). `halved` elements are as in `macs.fold`.
     """
     if values is not None:
         rows = np.empty(16 * _MOST_TILE, values.dtype)
