@@ -243,9 +243,9 @@ def expand(
 
     leaves (e/4, 16, 11, 2) are round keys. A prover's values are (n,), its f (e/4, n) is written,
     and so are the tags, unless there is no `out`. A verifier's masks are (e,), all ones where
-    Delta_c is 1, and f is read from column `first` on; its first leaf of each tree is not used. If
-    there is no f it is left out. Tags or keys are packed into slots of `slot` bits: `out` (K, n).
-    `halved` elements are as in `macs.fold`.
+    Delta_c is 1, and f is read from column `first` on; its first leaf of each tree is not used.
+    Without f, and with masks that are 0, they are a prover's tags. Tags or keys are
+    packed into slots of `slot` bits: `out` (K, n). `halved` elements are as in `macs.fold`.
     """
     if values is not None:
         rows = np.empty(16 * _MOST_TILE, values.dtype)
@@ -358,7 +358,7 @@ _add4, _add8, _add16 = (inline(_emit_add, 4, slot=slot) for slot in (4, 8, 16))
 
 @kernel("u8[2] u2[2] u8[3]!")
 def add_to_places(words: Words, places: NDArray[np.uint16], totals: Words) -> None:
-    """Do as `macs.add_to_places` does, of all rows that a column has room for but a quarter."""
+    """Do as `macs.add_to_places` does, of 48 components: K is 3 s / 4."""
     slot, count = totals.shape[2], words.shape[1]
     at_once = 2 * LANES
     near, flat_words = np.zeros((_COLUMNS, slot), np.uint64), words.reshape(-1)
