@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.macs import FULL, plus, slots
 
-FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Elements that a loop works on while they are in the cache.
 BLOCK = 1 << 10
 RINGS = ("u1", "u2")
@@ -104,17 +104,6 @@ def _join_bytes(eight: NDArray[np.uint8], out: Words) -> None:
 
 
 @callee
-def _slots(slot: int) -> np.uint64:
-    """Return a word with 1 in each slot."""
-    return FULL // (FULL >> np.uint64(64 - slot))
-
-
-@callee
-def _plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
-    return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
-
-
-@callee
 def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
     return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
 
@@ -125,10 +114,10 @@ def add_constants(tags: Words, values: NDArray[Any], delta: Words, slot: int, ou
 
     `delta` (K,) has the bits of Delta packed.
     """
-    tops = _slots(slot) << np.uint64(slot - 1)
+    tops = slots(slot) << np.uint64(slot - 1)
     for k in range(tags.shape[0]):
         for i in range(tags.shape[1]):
-            out[k, i] = _plus(tags[k, i], np.uint64(values[i]) * delta[k], tops)
+            out[k, i] = plus(tags[k, i], np.uint64(values[i]) * delta[k], tops)
 
 
 @kernel("u8[1] u8[1] u8[2] i8[1] u1[2] i8 u8 i8 i8 u8[2]!")
@@ -151,7 +140,7 @@ def differences(
     modulo its length. `delta` is that of keys, and 0 for tags. Only the low `bits` of each slot are
     left.
     """
-    ones, length = _slots(slot), partners.shape[1]
+    ones, length = slots(slot), partners.shape[1]
     tops, mask = ones << np.uint64(slot - 1), ones * (FULL >> np.uint64(64 - bits))
     # d + 1 in each slot, and d - delta: to these are added ~b, which is -b - 1, and b
     plain, turned = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
@@ -159,9 +148,9 @@ def differences(
     for begin in range(0, out.shape[1], BLOCK):
         size, first = min(BLOCK, out.shape[1] - begin), start + begin
         for i in range(size):
-            twice = _plus(lower[first + i], lower[first + i], tops)
+            twice = plus(lower[first + i], lower[first + i], tops)
             d = _minus(halves[first + i], twice, tops)
-            plain[i], turned[i] = _plus(d, ones, tops), _minus(d, delta, tops)
+            plain[i], turned[i] = plus(d, ones, tops), _minus(d, delta, tops)
         for p in range(out.shape[0]):
             done = 0
             while done < size:
@@ -173,13 +162,13 @@ def differences(
             for i in range(size):
                 kept = np.uint64(flip[i]) - np.uint64(1)
                 number = turned[i] ^ ((turned[i] ^ plain[i]) & kept)
-                to[i] = _plus(number, near[i] ^ kept, tops) & mask
+                to[i] = plus(number, near[i] ^ kept, tops) & mask
 
 
 @kernel("u8[2] i8 u8[1]!")
 def low_bits(tags: Words, slot: int, out: Words) -> None:
     """Set bit c of out[i] to the lowest bit of component c of element i: the MAC modulo 2."""
-    each, ones = np.uint64(64 // slot), _slots(slot)
+    each, ones = np.uint64(64 // slot), slots(slot)
     near = np.empty(BLOCK, np.uint64)
     out[:] = 0
     for start in range(0, out.shape[0], BLOCK):

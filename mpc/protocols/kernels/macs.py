@@ -75,7 +75,7 @@ def add_to_places(words: Words, places: NDArray[np.uint16], totals: Words) -> No
     totals (t, M, s) have each column in one place, s words for slots of s bits: K of them count.
     """
     slot = totals.shape[2]
-    tops = FULL // (FULL >> np.uint64(64 - slot)) << np.uint64(slot - 1)
+    tops = slots(slot) << np.uint64(slot - 1)
     for a in range(places.shape[0]):
         for i in range(words.shape[1]):
             total = totals[a, places[a, i]]
@@ -98,7 +98,7 @@ def accumulate(
     They are of the coordinates from `begin` on, of all of which there are buckets (d,). The first
     sums are columns i of `out` (K, 2d), and 0 in bucket `last`, the others columns d + i.
     """
-    count, tops = buckets.shape[0], FULL // (FULL >> np.uint64(64 - slot)) << np.uint64(slot - 1)
+    count, tops = buckets.shape[0], slots(slot) << np.uint64(slot - 1)
     masks = np.empty((2, _COLUMNS), np.uint64)
     for start in range(0, words.shape[1], _COLUMNS):
         size, first = min(_COLUMNS, words.shape[1] - start), begin + start
@@ -116,6 +116,12 @@ def accumulate(
 def _add_where(words: Words, masks: Words, tops: np.uint64, out: Words) -> None:
     for i in range(out.shape[0]):
         out[i] = plus(out[i], words[i] & masks[i], tops)
+
+
+@callee
+def slots(slot: int) -> np.uint64:
+    """Return a word with 1 in each slot."""
+    return FULL // (FULL >> np.uint64(64 - slot))
 
 
 @callee
