@@ -672,7 +672,7 @@ MASKS: dict[str, Mask] = {
     # ANDs of authenticated bits
     "hashes on a leaky AND's G": Mask(
         "the other party reads C, and with what it holds of y this party's share and Delta",
-        (("garble", "hash0[i, 0] ^ hash1[i, 0] ^ c", "c"),),
+        (("garble", "hash0[i] ^ hash1[i] ^ c", "c"),),
         (authenticated.tables_received,),
     ),
     "r on the top of S": Mask(
