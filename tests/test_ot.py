@@ -508,9 +508,8 @@ def test_correlated_ots(field_bits: int, native_aes: bool) -> None:
     assert (sender.low.delta == sender.delta[:1]).all()
 
 
-@pytest.mark.parametrize("native_aes", [True, False])
-def test_keys_of_correlated_ots_are_those_of_others(native_aes: bool) -> None:
-    """Their low words: from the same leaves and index on."""
+def twice(native_aes: bool) -> tuple[list[SoftSpokenReceiver], list[SoftSpokenSender]]:
+    """Return two receivers and two senders with the same leaves, at the same index."""
     one, two = local_pair(20)
     leaves, (delta, holes) = run_both(
         lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
@@ -518,6 +517,13 @@ def test_keys_of_correlated_ots_are_those_of_others(native_aes: bool) -> None:
     here, there = (Direction(channel, SESSION, 0, 0, native_aes) for channel in (one, two))
     receivers = [SoftSpokenReceiver(here, leaves) for _ in range(2)]
     senders = [SoftSpokenSender(there, delta, holes) for _ in range(2)]
+    return receivers, senders
+
+
+@pytest.mark.parametrize("native_aes", [True, False])
+def test_keys_of_correlated_ots_are_those_of_others(native_aes: bool) -> None:
+    """Their low words: from the same leaves and index on."""
+    receivers, senders = twice(native_aes)
     for count in (ALIGN, 91 * ALIGN):
         own, peers, key, key0, key1 = np.zeros((5, count), np.uint64)
         choices, keys = receivers[0].extend(count)
@@ -559,13 +565,7 @@ def test_low_ends_have_streams_of_their_own() -> None:
 @pytest.mark.parametrize("native_aes", [True, False])
 def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
     """For both ends, from the same leaves and index on."""
-    one, two = local_pair(20)
-    leaves, (delta, holes) = run_both(
-        lambda j: receiver_setup(one, SESSION, 4) if j == 0 else sender_setup(two, SESSION, 4)
-    )
-    here, there = (Direction(channel, SESSION, 0, 0, native_aes) for channel in (one, two))
-    receivers = [SoftSpokenReceiver(here, leaves) for _ in range(2)]
-    senders = [SoftSpokenSender(there, delta, holes) for _ in range(2)]
+    receivers, senders = twice(native_aes)
     # the last takes a whole block and a part of one
     for blocks in ([3 * ALIGN], [ALIGN], [BLOCK, ALIGN]):
         parts = [tuple(array.copy() for array in receivers[0].extend(count)) for count in blocks]
