@@ -18,6 +18,7 @@ from securemedian.mpc.protocols.kernels import (
     extension,
     gaussian,
     lpn,
+    macs,
     packing,
     planes,
     searching,
@@ -301,7 +302,7 @@ def test_packed_tags(slot: int, components: int) -> None:
         rows = RNG.integers(0, 1 << 16, (components, count)).astype(np.uint16)
         rows = rows.astype(np.uint8) if slot < 16 else rows
         out = words(width, count)
-        comparing.pack(rows, slot, out)
+        macs.pack(rows, slot, out)
         return rows.astype(np.int64) % top, out
 
     (rows, tags), (others, partners) = random_tags(), random_tags()
@@ -310,7 +311,7 @@ def test_packed_tags(slot: int, components: int) -> None:
 
     delta_bits = RNG.integers(0, 2, (components, 1)).astype(np.uint8)
     delta, out = np.empty((width, 1), np.uint64), np.empty_like(tags)
-    comparing.pack(delta_bits, slot, delta)
+    macs.pack(delta_bits, slot, delta)
     public = RNG.integers(0, top, count).astype(np.uint16)
     for given in (public,) if slot == 16 else (public, public.astype(np.uint8)):
         comparing.add_constants(tags, given, delta[:, 0], slot, out)

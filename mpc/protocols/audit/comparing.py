@@ -75,9 +75,11 @@ def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
 
     M is `found`, (n,). H(M) is 0 where M is the last bucket, which is no entry.
     """
-    out, last = np.empty((1, 2 * found.size), rows.dtype), rows.dtype.type(buckets - 1)
-    kernels.accumulate(rows.reshape(1, -1), found.astype(rows.dtype), last, out)
-    return out[0]
+    below = np.zeros((len(rows) + 1, found.size), rows.dtype)
+    np.cumsum(rows, axis=0, dtype=rows.dtype, out=below[1:])
+    upto = np.where(found == buckets - 1, 0, found + 1)
+    here = np.arange(found.size)
+    return np.concatenate((below[upto, here], below[found, here]))
 
 
 def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bits: int) -> Ring:

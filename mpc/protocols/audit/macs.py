@@ -19,7 +19,7 @@ each tree B. With r_(B,z) a number made of leaf z,
 f is uniform to the verifier, whose missing leaf hides u_B. Leaves are expanded from any position on
 again, so tags and keys need not be kept: the position and f are enough.
 
-Tags and keys are *packed* as `kernels.comparing` has them, (K, n), into slots of 4, 8 or 16 bits,
+Tags and keys are *packed* as `kernels.macs` has them, (K, n), into slots of 4, 8 or 16 bits,
 of which only the lowest m count (m <= 16): `unpacked` before they are compared.
 """
 
@@ -33,7 +33,6 @@ from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.kernels import comparing
 from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
@@ -84,7 +83,7 @@ def slot_of(bits: int) -> int:
 def packed(rows: Ring, slot: int) -> Words:
     """Return component rows (e, n), packed: (K, n)."""
     out = np.empty((words_of(len(rows), slot), rows.shape[1]), np.uint64)
-    comparing.pack(rows, slot, out)
+    kernels.pack(rows, slot, out)
     return out
 
 
@@ -136,7 +135,7 @@ class PortableExpander(Expander):
             np.subtract(values[some], total, out=f[block, some])
             np.negative(sums, out=rows[_rows_of(block), some])
         if out is not None:
-            comparing.pack(rows, slot, out)
+            kernels.pack(rows, slot, out)
 
     def keys(
         self, at: int, bits: int, masks: Ring, f: Ring | None, first: int, slot: int, out: Words
@@ -147,7 +146,7 @@ class PortableExpander(Expander):
             rows[_rows_of(block), some] = (sums ^ ~mask) - ~mask
             if f is not None:
                 rows[_rows_of(block), some] += f[block, first:][some] & mask
-        comparing.pack(rows, slot, out)
+        kernels.pack(rows, slot, out)
 
     def _folded(self, at: int, bits: int, count: int) -> Iterator[tuple[int, slice, Ring, Ring]]:
         """Yield trees and slices of elements, with the sum of the leaves and that of each row."""

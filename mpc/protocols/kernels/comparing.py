@@ -1,9 +1,6 @@
 """The inner loops of proofs on authenticated shares (`audit.comparing`).
 
-Tags (and keys) of n ring elements are *packed*: e components in slots of s = 4, 8 or 16 bits, 64/s
-of them to a word: component c of element i stands in word c s // 64 of column i of an array (K, n)
-at the bits [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word, and
-what is permuted is few words per element. Of a slot, only the low bits of the ring count.
+Tags and keys are packed as in `kernels.macs`.
 """
 
 from typing import Any
@@ -18,89 +15,6 @@ from securemedian.mpc.protocols.kernels.macs import FULL, plus, slots
 # Elements that a loop works on while they are in the cache.
 BLOCK = 1 << 10
 RINGS = ("u1", "u2")
-
-
-@kernel(*(f"{ring}[2] {ring}[1] {ring} {ring}[2]!" for ring in RINGS))
-def accumulate(rows: NDArray[Any], buckets: NDArray[Any], last: Any, out: NDArray[Any]) -> None:
-    """Add up the entries of each coordinate up to its bucket, and below it.
-
-    A row has entry j of coordinate i at j n + i, for n buckets. Row r of `out` (e, 2n) gets the sum
-    of the entries 0..buckets[i] at i, and that of those below buckets[i] at n + i. In bucket
-    `last`, the first of these is 0.
-    """
-    count = buckets.shape[0]
-    ends = np.empty(BLOCK, rows.dtype)
-    for start in range(0, count, BLOCK):
-        here = buckets[start : start + BLOCK]
-        stops = ends[: here.shape[0]]
-        for i in range(here.shape[0]):
-            stops[i] = here[i] + 1 if here[i] < last else 0
-        for r in range(rows.shape[0]):
-            upper = out[r, start : start + here.shape[0]]
-            lower = out[r, count + start : count + start + here.shape[0]]
-            upper[:] = 0
-            lower[:] = 0
-            for j in range(rows.shape[1] // count):
-                at = j * count + start
-                entries = rows[r, at : at + here.shape[0]]
-                _add_where(entries, stops, rows.dtype.type(j), upper)
-                _add_where(entries, here, rows.dtype.type(j), lower)
-
-
-@callee
-def _add_where(entries: NDArray[Any], ends: NDArray[Any], number: Any, out: NDArray[Any]) -> None:
-    """Add the entries with this number to the sums that end after it."""
-    for i in range(out.shape[0]):
-        if number < ends[i]:
-            out[i] += entries[i]
-
-
-@kernel(*(f"{ring}[2] i8 u8[2]!" for ring in RINGS))
-def pack(rows: NDArray[Any], slot: int, out: Words) -> None:
-    """Pack component rows (e, n): of each number, the low bits that fill a slot.
-
-    Components first become the eight bytes of each word, side by side, and then the word.
-    """
-    eight = np.empty((8, BLOCK), np.uint8)
-    for start in range(0, rows.shape[1], BLOCK):
-        stop = min(start + BLOCK, rows.shape[1])
-        for k in range(out.shape[0]):
-            for byte in range(8):
-                _take_byte(rows, slot, 8 * k + byte, start, eight[byte, : stop - start])
-            _join_bytes(eight, out[k, start:stop])
-
-
-@callee
-def _take_byte(
-    rows: NDArray[Any], slot: int, number: int, start: int, out: NDArray[np.uint8]
-) -> None:
-    """Set `out` to a byte of the packed components of the elements from `start` on."""
-    component = 8 * number // slot
-    if component >= rows.shape[0]:
-        out[:] = 0
-        return
-    row = rows[component, start : start + out.shape[0]]
-    if slot == 4:
-        # an even number of components, because it is a multiple of 4
-        above = rows[component + 1, start : start + out.shape[0]]
-        for i in range(out.shape[0]):
-            out[i] = (np.uint8(row[i]) & np.uint8(15)) | (np.uint8(above[i]) << np.uint8(4))
-        return
-    down = np.uint16(8 * number % slot)
-    for i in range(out.shape[0]):
-        out[i] = np.uint8(np.uint16(row[i]) >> down)
-
-
-@callee
-def _join_bytes(eight: NDArray[np.uint8], out: Words) -> None:
-    one, two, three, four = eight[0], eight[1], eight[2], eight[3]
-    five, six, seven, last = eight[4], eight[5], eight[6], eight[7]
-    for i in range(out.shape[0]):
-        low = np.uint64(one[i]) | np.uint64(two[i]) << np.uint64(8)
-        low |= np.uint64(three[i]) << np.uint64(16) | np.uint64(four[i]) << np.uint64(24)
-        high = np.uint64(five[i]) | np.uint64(six[i]) << np.uint64(8)
-        high |= np.uint64(seven[i]) << np.uint64(16) | np.uint64(last[i]) << np.uint64(24)
-        out[i] = low | high << np.uint64(32)
 
 
 @callee

@@ -1,4 +1,10 @@
-"""The inner loops of MACs over Z_2^m (`audit.macs`): leaves that OpenSSL has expanded, and sums."""
+"""The inner loops of MACs over Z_2^m (`audit.macs`): leaves that OpenSSL has expanded, and sums.
+
+Tags (and keys) of n ring elements are *packed*: e components in slots of s = 4, 8 or 16 bits, 64/s
+of them to a word: component c of element i stands in word c s // 64 of column i of an array (K, n)
+at the bits [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word. Of a
+slot, only the low bits of the ring count.
+"""
 
 from typing import Any
 
@@ -11,7 +17,7 @@ from securemedian.mpc.protocols.kernels.jit import callee, kernel
 # Bytes, or numbers, of a leaf that are folded at once, in whole AES blocks: sums of a tree stay in
 # the first-level cache.
 _TILE = 1 << 11
-# Columns of which it is found at once where they are added.
+# Columns that a loop works on while they are in the cache.
 _COLUMNS = 1 << 10
 # Bytes of an AES block.
 _BLOCK = 16
@@ -128,6 +134,54 @@ def slots(slot: int) -> np.uint64:
 def plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
     """Return the sums of slots whose top bits are `tops`: no carry leaves its slot."""
     return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
+
+
+@kernel(*(f"{ring}[2] i8 u8[2]!" for ring in ("u1", "u2")))
+def pack(rows: NDArray[Any], slot: int, out: Words) -> None:
+    """Pack component rows (e, n): of each number, the low bits that fill a slot.
+
+    Components first become the eight bytes of each word, side by side, and then the word.
+    """
+    eight = np.empty((8, _COLUMNS), np.uint8)
+    for start in range(0, rows.shape[1], _COLUMNS):
+        stop = min(start + _COLUMNS, rows.shape[1])
+        for k in range(out.shape[0]):
+            for byte in range(8):
+                _take_byte(rows, slot, 8 * k + byte, start, eight[byte, : stop - start])
+            _join_bytes(eight, out[k, start:stop])
+
+
+@callee
+def _take_byte(
+    rows: NDArray[Any], slot: int, number: int, start: int, out: NDArray[np.uint8]
+) -> None:
+    """Set `out` to a byte of the packed components of the elements from `start` on."""
+    component = 8 * number // slot
+    if component >= rows.shape[0]:
+        out[:] = 0
+        return
+    row = rows[component, start : start + out.shape[0]]
+    if slot == 4:
+        # an even number of components, because it is a multiple of 4
+        above = rows[component + 1, start : start + out.shape[0]]
+        for i in range(out.shape[0]):
+            out[i] = (np.uint8(row[i]) & np.uint8(15)) | (np.uint8(above[i]) << np.uint8(4))
+        return
+    down = np.uint16(8 * number % slot)
+    for i in range(out.shape[0]):
+        out[i] = np.uint8(np.uint16(row[i]) >> down)
+
+
+@callee
+def _join_bytes(eight: NDArray[np.uint8], out: Words) -> None:
+    one, two, three, four = eight[0], eight[1], eight[2], eight[3]
+    five, six, seven, last = eight[4], eight[5], eight[6], eight[7]
+    for i in range(out.shape[0]):
+        low = np.uint64(one[i]) | np.uint64(two[i]) << np.uint64(8)
+        low |= np.uint64(three[i]) << np.uint64(16) | np.uint64(four[i]) << np.uint64(24)
+        high = np.uint64(five[i]) | np.uint64(six[i]) << np.uint64(8)
+        high |= np.uint64(seven[i]) << np.uint64(16) | np.uint64(last[i]) << np.uint64(24)
+        out[i] = low | high << np.uint64(32)
 
 
 @kernel(*(f"u8[2] i8 i8 {ring}[2]!" for ring in ("u1", "u2")))
