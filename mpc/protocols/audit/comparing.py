@@ -75,11 +75,12 @@ def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
 
     M is `found`, (n,). H(M) is 0 where M is the last bucket, which is no entry.
     """
-    below = np.zeros((len(rows) + 1, found.size), rows.dtype)
-    np.cumsum(rows, axis=0, dtype=rows.dtype, out=below[1:])
-    upto = np.where(found == buckets - 1, 0, found + 1)
-    here = np.arange(found.size)
-    return np.concatenate((below[upto, here], below[found, here]))
+    ends = np.where(found == buckets - 1, 0, found + 1), found
+    totals = np.zeros((2, found.size), rows.dtype)
+    for number, entries in enumerate(rows):
+        for total, end in zip(totals, ends, strict=True):
+            total += entries * (number < end)
+    return totals.reshape(-1)
 
 
 def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bits: int) -> Ring:
