@@ -19,7 +19,7 @@ With `--workers W` each server has so many workers of one core, which take a sha
 The door is here the daemon, which reads what it has stored, checks its digests and hands out
 slices. Before that, while clients train, `--doors D` processes have taken the uploads:
 
-    taking   = bytes of all shares in full x (seconds per byte of encryption and of the door) / D
+    taking   = bytes of all shares in full x seconds per byte to open, hash and store them / D
 
 Seconds per OT and per coordinate are those of one party that runs a part of this round alone
 (`rehearsal`), and those per byte of the encryption of the servers' sockets.
@@ -47,8 +47,9 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
-from securemedian.common.blocks import block_digest
+from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
+from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -269,7 +270,7 @@ def run(options: argparse.Namespace) -> None:
                 name = params.method.label
                 status.update(name)
                 row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
-                found.append(through(row, options.doors or 1, byte))
+                found.append(through(row, options.doors or 1))
             except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -369,11 +370,10 @@ def with_audit(
     )
 
 
-def through(row: Forecast, doors: int, byte: float) -> Forecast:
+def through(row: Forecast, doors: int) -> Forecast:
     """Return a forecast with how long so many doors take its uploads."""
-    each = (byte + door_seconds_per_byte()) / doors
-    taking_seconds = in_full(row.params, row.clients) * each
-    return replace(row, doors=doors, taking_seconds=taking_seconds)
+    each = in_full(row.params, row.clients) / doors
+    return replace(row, doors=doors, taking_seconds=each * taking_seconds_per_byte())
 
 
 def taking(rows: Sequence[Forecast]) -> list[str]:
@@ -396,6 +396,22 @@ def door_seconds_per_byte() -> float:
         bytes(bytes(data))
 
     return _fastest(hand_out) / len(data)
+
+
+@cache
+def taking_seconds_per_byte() -> float:
+    """Return the seconds per byte in which a door takes what clients have sealed."""
+    block, seal = os_entropy(BLOCK_BYTES), Seal(os_entropy(KEY_BYTES))
+    header, sealed = seal.seal(0, memoryview(block))
+    _, nonce = HEADER.unpack(header)
+
+    def take() -> None:
+        opened = seal.open(0, nonce, memoryview(sealed))
+        block_digest(opened)
+        # from the system, and to the file
+        bytes(bytearray(opened))
+
+    return _fastest(take) / BLOCK_BYTES
 
 
 def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:

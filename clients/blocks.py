@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from securemedian.clients.connection import Connection, pauses
+from securemedian.clients.door import Door
 from securemedian.clients.upload import ShareHalf
 from securemedian.common.blocks import BLOCK_BYTES, block_digest, whole_digest
 from securemedian.mpc.arrays import Words
@@ -62,8 +63,6 @@ class Blocks:
         ]
         digest = whole_digest(block_digest(block.data) for block in self._blocks)
         self._fields = {**fields, "digest": digest}
-        # by port, the connections to doors
-        self._doors: dict[int, Connection] = {}
         self._stored, self._lock = 0, threading.Lock()
 
     def send(self) -> None:
@@ -72,45 +71,42 @@ class Blocks:
         Raises what the server answers. If doors fail for `patience_s`, it raises their error.
         """
         keep_freed()
-        try:
-            deadline, before = time.monotonic() + self._patience_s, len(self._blocks) + 1
-            for pause in pauses():
-                said = self._server.ask("store", self._fields, patience_s=self._patience_s).fields
-                missing, ports = said["missing"], said["doors"]
-                left = sum(map(len, missing))
-                self._stored = self._share.nbytes - left * BLOCK_BYTES
-                if not left:
-                    return
-                if left < before:
-                    deadline, before = time.monotonic() + self._patience_s, left
-                errors = self._send(missing, ports)
-                for error in errors:
-                    if not isinstance(error, _AGAIN):
-                        raise error
-                if errors and len(errors) == sum(map(bool, missing)):
-                    if time.monotonic() > deadline:
-                        raise errors[0]
-                    self._server.pause(pause)
-        finally:
-            for door in self._doors.values():
-                door.close()
+        deadline, before = time.monotonic() + self._patience_s, len(self._blocks) + 1
+        for pause in pauses():
+            said = self._server.ask("store", self._fields, patience_s=self._patience_s).fields
+            missing: dict[str, list[int]] = said["missing"]
+            left = sum(map(len, missing.values()))
+            self._stored = self._share.nbytes - left * BLOCK_BYTES
+            if not left:
+                return
+            if left < before:
+                deadline, before = time.monotonic() + self._patience_s, left
+            errors = self._send(missing, said["room"], said["key"])
+            for error in errors:
+                if not isinstance(error, _AGAIN):
+                    raise error
+            if len(errors) == len(missing):
+                if time.monotonic() > deadline:
+                    raise errors[0]
+                self._server.pause(pause)
 
     def _send(
-        self, missing: Sequence[Sequence[int]], ports: Sequence[int]
+        self, missing: Mapping[str, Sequence[int]], room: int, key: bytes
     ) -> list[SecureMedianError]:
         """Send each door what it misses, and return the errors."""
         errors: list[SecureMedianError] = []
 
-        def send(port: int, blocks: Sequence[int]) -> None:
+        def send(address: str, numbers: Sequence[int]) -> None:
             try:
-                self._send_to(port, blocks)
+                if address:
+                    self._send_to(address, numbers, room, key)
+                else:
+                    self._send_to_server(numbers)
             except SecureMedianError as error:
                 errors.append(error)
 
         threads = [
-            threading.Thread(target=send, args=door, daemon=True)
-            for door in zip(ports, missing, strict=True)
-            if door[1]
+            threading.Thread(target=send, args=door, daemon=True) for door in missing.items()
         ]
         for thread in threads:
             thread.start()
@@ -118,21 +114,27 @@ class Blocks:
             thread.join()
         return errors
 
-    def _send_to(self, port: int, blocks: Sequence[int]) -> None:
-        """Send blocks to one door, one after another."""
-        if port and port not in self._doors:
-            self._doors[port] = self._server.door(port)
-        door = self._doors[port] if port else self._server
+    def _send_to(self, address: str, numbers: Sequence[int], room: int, key: bytes) -> None:
+        try:
+            door = Door(self._server, address, room, key)
+        except ServerUnreachable:
+            # a firewall lets only the server itself through
+            self._fields["direct"] = True
+            raise
+        try:
+            door.send(numbers, self._blocks, self._note)
+        finally:
+            door.close()
+
+    def _send_to_server(self, numbers: Sequence[int]) -> None:
         about = {name: self._fields[name] for name in ("round", "kind")}
-        for number in blocks:
+        for number in numbers:
             block = self._blocks[number]
-            try:
-                door.ask("block", {**about, "block": number}, {"share": block})
-            except ServerUnreachable:
-                if port and not door.reached:
-                    # a firewall lets only the server itself through
-                    self._fields["direct"] = True
-                raise
-            with self._lock:
-                self._stored += block.nbytes
-                self._sent(self._stored)
+            self._server.ask("block", {**about, "block": number}, {"share": block})
+            self._note(block)
+
+    def _note(self, block: Words) -> None:
+        """Note that a block is stored."""
+        with self._lock:
+            self._stored += block.nbytes
+            self._sent(self._stored)

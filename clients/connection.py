@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -19,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
+from securemedian.common.addresses import host_of
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.common.versions import agree
@@ -52,8 +52,6 @@ MESSAGE_S = 1800.0
 # the longest that nothing of what is sent reaches the other end's host, before the connection is
 # made anew, to the address that the server's name then has. A slow line is never silent.
 SILENCE_S = 10.0
-# the longest that a door takes for the answer to one block
-DOOR_S = 10.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
@@ -168,7 +166,7 @@ class Connection:
         arrays: Mapping[str, NDArray[Any]] | None,
         progress: Progress,
     ) -> wire.Message:
-        self._check_cancelled()
+        self.check_cancelled()
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
@@ -190,18 +188,13 @@ class Connection:
             raise
         return reply
 
-    def door(self, port: int) -> "Connection":
-        """Return a connection to another port of this server, which ends when this one does."""
-        address = f"{self._server.address.rpartition(':')[0]}:{port}"
-        server = replace(self._server, address=address)
-        label, limit_s = f"{self.label}'s door", min(self._timeout_s, DOOR_S)
-        door = Connection(label, server, self._keys, limit_s, cohort=self._cohort)
-        door._cancelled = self._cancelled
-        return door
-
     @property
     def address(self) -> str:
         return self._server.address
+
+    @property
+    def host(self) -> str:
+        return host_of(self._server.address)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless it is cancelled."""
@@ -229,7 +222,7 @@ class Connection:
         if _TCP_INFO is None:
             deadline += min(size / SLOWEST_BYTES_PER_S, MESSAGE_S)
         while (left := deadline - time.monotonic()) > 0:
-            self._check_cancelled()
+            self.check_cancelled()
             if (taken := min(size, self._acknowledged() - before)) > sent:
                 sent = taken
                 latest = begun + max(self._timeout_s, MESSAGE_S)
@@ -268,7 +261,8 @@ class Connection:
         finally:
             borrowed.detach()
 
-    def _check_cancelled(self) -> None:
+    def check_cancelled(self) -> None:
+        """Raise ServerUnreachable if it is cancelled."""
         if self._cancelled.is_set():
             raise ServerUnreachable(f"the connection to {self._where} was closed here")
 

@@ -217,8 +217,8 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together, each of at most 4 MiB
     max_message_bytes: int = 1 << 28
-    # how many processes take uploads: this server's own, and so many less one beside it
-    doors: int = 1
+    # how many processes beside this server take long uploads; without any it takes all by itself
+    doors: int = 0
     # FIRST-LAST, the ports at which these listen, on the host of `listen`; "" for any
     door_ports: str = ""
     # the most bytes of correlations that are made while clients train, with an even share for each
@@ -272,12 +272,9 @@ class ServerConfig:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
             )
-        check_whole("doors", self.doors, 1, MAX_DOORS)
-        if self.door_ports and len(ports_of(self.door_ports)) < self.doors - 1:
-            raise ConfigError(
-                f"door_ports {self.door_ports} are too few for {self.doors} doors, of which the "
-                "first listens at `listen`"
-            )
+        check_whole("doors", self.doors, 0, MAX_DOORS)
+        if self.door_ports and len(ports_of(self.door_ports)) < self.doors:
+            raise ConfigError(f"door_ports {self.door_ports} are too few for {self.doors} doors")
         if not 0 <= self.pool_limit_bytes < 1 << 63:
             raise ConfigError(
                 "pool_limit_bytes must be 0 (make nothing ahead) or more, "

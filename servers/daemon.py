@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
+from securemedian.common.addresses import host_of
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import allocator, logs
@@ -223,7 +224,6 @@ class Daemon:
             return
         self._config = reload.config
         allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
-        self._store.doors.allow(_clients_of(reload.config))
         self._desk.reload(reload.config)
         self._rounds.reload(reload.config)
         logs.event(
@@ -297,11 +297,6 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
     return monitor, page
 
 
-def _clients_of(config: ServerConfig) -> list[str]:
-    """Return the keys that may use the doors."""
-    return [client.public_key for client in config.clients]
-
-
 def _keys_of(config: ServerConfig) -> list[str]:
     """Return the keys that may use the clients' port."""
     return [caller.public_key for caller in config.clients + config.coordinators]
@@ -322,14 +317,7 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
-    host = config.listen.rpartition(":")[0]
-    doors = Doors(
-        config.doors - 1,
-        f"{host}:{config.door_ports or '*'}",
-        config.name,
-        keys,
-        _clients_of(config),
-    )
+    doors = Doors(config.doors, host_of(config.listen), config.door_ports, config.name)
     store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes, doors)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
     try:

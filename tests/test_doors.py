@@ -4,30 +4,38 @@ import json
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from securemedian import cli
+from securemedian.clients import door as client_door
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
+from securemedian.common import sealing
 from securemedian.common.blocks import BLOCK_BYTES, block_digest, count, whole_digest
+from securemedian.common.sealing import Seal
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import BadUpload, DamagedUpload, DuplicateUpload
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.storage import door
+from securemedian.servers.storage import door, doors
 from securemedian.servers.storage.room import DAEMON, Room
 from tests.daemons import ROOT, SETTINGS, Pair, running, wait_until
 from tests.servers_alone import Server
@@ -97,30 +105,187 @@ def test_a_block_that_cannot_be_written_is_missing() -> None:
     assert here.missing(DAEMON) == [0, 1, 2, 3, 4]
 
 
-class Answers:
-    """A port that keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[wire.Message] = []
-
-    def send(self, address: bytes, parts: Sequence[wire.Part]) -> None:
-        """Keep an answer."""
-        self.sent.append(wire.unpack(parts))
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator["Beside"]:
+    made = Beside(tmp_path / "words")
+    try:
+        yield made
+    finally:
+        made.close()
 
 
-@pytest.mark.parametrize(("number", "code"), [({"id": 5}, "bad-upload"), ({}, "bad-frame")])
-def test_a_door_beside_the_daemon_refuses_as_the_daemon_does(
-    number: dict[str, int], code: str
+class Beside:
+    """A door of this process with one room, of a share of SIZE bytes, and what it says."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.said = file, list[dict[str, Any]]()
+        self.room = room([7, 8, 7, 7, 7])
+        self.room.begin_anew(digest(share()))
+        listener = door._listen("127.0.0.1", "")
+        self.port = listener.getsockname()[1]
+        ours, self._orders = os.pipe()
+        # reading a limit on descriptors changes it for the process
+        descriptors: Any = SimpleNamespace(own=nullcontext)
+        made = door.Door(7, listener, descriptors, self.said.append)
+        self._thread = threading.Thread(target=made.serve, args=[ours], daemon=True)
+        self._thread.start()
+        self.server: Any = SimpleNamespace(
+            label="S0", host="127.0.0.1", check_cancelled=lambda: None
+        )
+
+    def order(self, **message: Any) -> None:
+        os.write(self._orders, msgpack.packb(message))
+
+    def grant(self) -> None:
+        fields = {name: getattr(self.room, name) for name in doors._OF_A_ROOM}
+        self.order(grant=fields, path=str(self.file), stored=[])
+
+    def connect(self) -> client_door.Door:
+        return client_door.Door(self.server, f":{self.port}", self.room.number, self.room.key)
+
+    def send(self, numbers: list[int]) -> list[Words]:
+        """Send blocks of `share`, and return those that are acknowledged."""
+        stored: list[Words] = []
+        with closing(self.connect()) as made:
+            made.send(numbers, cut(share()), stored.append)
+        return stored
+
+    def raw(self) -> tuple[socket.socket, bytes]:
+        """Return a connection, and the challenge of the door."""
+        made = socket.create_connection(("127.0.0.1", self.port), 10)
+        return made, made.recv(sealing.CHALLENGE_BYTES, socket.MSG_WAITALL)
+
+    @property
+    def stored(self) -> dict[int, bytes]:
+        """Return the digests of blocks, as the door has told them."""
+        return {each["stored"][1]: each["stored"][2] for each in self.said if "stored" in each}
+
+    def close(self) -> None:
+        os.close(self._orders)
+        self._thread.join(10)
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Return whether the door closes a connection, and says nothing before that."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_door_stores_what_is_sealed_for_it_and_tells_the_daemon_first(beside: Beside) -> None:
+    beside.grant()
+    told: list[int] = []
+    with closing(beside.connect()) as made:
+        made.send([0, 2, 4], cut(share()), lambda block: told.append(len(beside.stored)))
+    assert told == sorted(told) and told[0] >= 1
+    blocks = cut(share())
+    assert beside.stored == {number: block_digest(blocks[number].data) for number in (0, 2, 4)}
+    content = np.fromfile(beside.file, np.uint64)[80 // 8 :]
+    for number in (0, 2, 4):
+        at = number * BLOCK_BYTES // 8
+        assert np.array_equal(content[at : at + blocks[number].size], blocks[number])
+    # the same again is acknowledged, and not told again
+    before = len(beside.said)
+    assert len(beside.send([0])) == 1
+    assert not any("stored" in each for each in beside.said[before:])
+
+
+def test_a_door_refuses_blocks_that_are_not_its_own(beside: Beside) -> None:
+    beside.grant()
+    with pytest.raises(BadUpload, match="has not stored a block"):
+        beside.send([1])
+    # and goes on
+    assert len(beside.send([3])) == 1
+
+
+@pytest.mark.parametrize("wrong", ["key", "room", "challenge", "forgotten"])
+def test_nobody_sends_a_door_anything_without_the_key_of_a_room(beside: Beside, wrong: str) -> None:
+    beside.grant()
+    connection, challenge = beside.raw()
+    seal = Seal(bytes(16) if wrong == "key" else beside.room.key)
+    if wrong == "challenge":
+        # what was heard of another connection
+        challenge = beside.raw()[1]
+    if wrong == "forgotten":
+        beside.order(forget=beside.room.number)
+        wait_until(lambda: {"forgot": beside.room.number} in beside.said)
+    connection.sendall(seal.greeting(2 if wrong == "room" else beside.room.number, challenge))
+    assert hung_up(connection)
+    assert beside.stored == {}
+
+
+@pytest.mark.parametrize("wrong", ["bit", "tag", "number", "order"])
+def test_a_block_that_somebody_has_changed_is_not_stored(beside: Beside, wrong: str) -> None:
+    beside.grant()
+    connection, challenge = beside.raw()
+    seal, blocks = Seal(beside.room.key), cut(share())
+    connection.sendall(seal.greeting(beside.room.number, challenge))
+    header, sealed = seal.seal(0, blocks[0].data.cast("B"))
+    changed = bytearray(sealed)
+    match wrong:
+        case "bit":
+            changed[1000] ^= 1
+        case "tag":
+            changed[-1] ^= 1
+        case "number":
+            header = sealing.HEADER.pack(2, header[8:])
+        case "order":
+            changed[:] = seal.seal(2, blocks[2].data.cast("B"))[1]
+    connection.sendall(header + changed)
+    assert connection.recv(1) == sealing.REFUSED
+    assert beside.stored == {}
+    # the connection goes on
+    connection.sendall(b"".join(seal.seal(0, blocks[0].data.cast("B"))))
+    assert connection.recv(1) == sealing.STORED
+
+
+def test_a_door_hangs_up_on_a_block_that_no_share_has(beside: Beside) -> None:
+    beside.grant()
+    connection, challenge = beside.raw()
+    seal = Seal(beside.room.key)
+    connection.sendall(seal.greeting(beside.room.number, challenge))
+    connection.sendall(sealing.HEADER.pack(5, bytes(12)))
+    assert hung_up(connection)
+
+
+def test_who_proves_nothing_or_says_nothing_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields: dict[str, Any] = {"round": "1-00000001", "kind": "upload", "block": 0}
-    request = wire.pack("block", fields | number, {"share": cut(share())[0]})
-    port: Any = Answers()
-    # nothing has been granted, and so it opens no files
-    descriptors: Any = None
-    door._answer(port, door.Door(7, descriptors), (b"", "client-1", request))
-    (answer,) = port.sent
-    assert answer.type == "error"
-    assert (answer.fields["id"], answer.fields["code"]) == (number.get("id", 0), code)
+    monkeypatch.setattr(door, "GREETING_S", 1.0)
+    monkeypatch.setattr(door, "SILENT_S", 1.0)
+    monkeypatch.setattr(door, "MOST_UNPROVED", 3)
+    with closing(Beside(tmp_path / "words")) as beside:
+        beside.grant()
+        strangers = [beside.raw()[0] for _ in range(4)]
+        # the first one had to go for the fourth, and then they have had their time
+        assert all(hung_up(each) for each in strangers)
+        connection, challenge = beside.raw()
+        greeting = Seal(beside.room.key).greeting(beside.room.number, challenge)
+        connection.sendall(greeting)
+        assert hung_up(connection)
+
+
+def test_a_room_has_few_connections_and_loses_them_with_its_key(beside: Beside) -> None:
+    beside.grant()
+    connections = [beside.raw() for _ in range(3)]
+    for connection, challenge in connections:
+        greeting = Seal(beside.room.key).greeting(beside.room.number, challenge)
+        connection.sendall(greeting)
+    # who came first had to go
+    assert sum(hung_up(each) for each, _ in connections[:1]) == 1
+    beside.room.begin_anew(bytes(32))
+    beside.grant()
+    assert all(hung_up(each) for each, _ in connections[1:])
+    assert len(beside.send([0])) == 1
+
+
+def test_what_is_sealed_has_the_same_length_whatever_it_is_and_never_repeats() -> None:
+    seal, block = Seal(bytes(16)), bytes(1000)
+    sent = [b"".join(seal.seal(1, memoryview(each))) for each in (block, block, b"\1" * 1000)]
+    assert len({*sent}) == 3 and {len(each) for each in sent} == {20 + 1000 + 16}
+    # all that can be seen is the number
+    assert {each[:8] for each in sent} == {(1).to_bytes(8, "little")}
 
 
 # A client
@@ -185,16 +350,15 @@ def code(answer: wire.Message) -> str:
 def test_a_share_counts_once_all_of_its_blocks_are_stored_in_any_order(alone: Alone) -> None:
     words = share()
     assert code(alone.block(words, 0)) == BadUpload.code
-    assert alone.store(words).fields["missing"] == [[0, 1, 2, 3, 4]]
-    assert alone.store(words).fields["doors"] == [0]
+    assert alone.store(words).fields["missing"] == {"": [0, 1, 2, 3, 4]}
     assert [code(alone.block(words, number)) for number in (4, 0, 2, 3)] == [""] * 4
-    assert alone.store(words).fields["missing"] == [[1]]
+    assert alone.store(words).fields["missing"] == {"": [1]}
     assert alone.key not in alone.server.latest.server_round.here
     alone.block(words, 1)
     for _ in range(2):
         # repeated, it is answered alike
         answer = alone.store(words)
-        assert not code(answer) and answer.fields["missing"] == []
+        assert not code(answer) and answer.fields["missing"] == {}
         assert alone.key in alone.server.latest.server_round.here
     assert code(alone.store(share(2))) == DuplicateUpload.code
     # nothing can be written there any more
@@ -217,10 +381,10 @@ def test_blocks_with_another_digest_than_said_are_sent_again(alone: Alone) -> No
     # likewise those of an attempt that the client has given up
     alone.store(share(2))
     alone.block(share(2), 0)
-    assert alone.store(words).fields["missing"] == [[0, 1, 2, 3, 4]]
+    assert alone.store(words).fields["missing"] == {"": [0, 1, 2, 3, 4]}
     for number in range(5):
         alone.block(words, number)
-    assert alone.store(words).fields["missing"] == []
+    assert alone.store(words).fields["missing"] == {}
     spool = alone.server.latest.spool
     assert np.array_equal(spool.get(alone.key).words(0, 0, words.size), words)
     assert spool.stored_bytes == SIZE
@@ -252,11 +416,11 @@ def test_a_disk_that_changes_a_block_is_noticed(alone: Alone) -> None:
 
 
 @contextmanager
-def pair(folder: Path, doors: int) -> Iterator[Pair]:
-    made = Pair(folder, 2, SETTINGS | {"doors": doors})
+def pair(folder: Path, number: int) -> Iterator[Pair]:
+    made = Pair(folder, 2, SETTINGS | {"doors": number})
     with running(made) as servers:
         for server in ("s0", "s1"):
-            wait_until(partial(has_doors, servers, server, doors - 1))
+            wait_until(partial(has_doors, servers, server, number))
         yield servers
 
 
@@ -299,35 +463,47 @@ def close_enough(result: NDArray[Any], expected: NDArray[Any]) -> bool:
 def count_blocks(
     monkeypatch: pytest.MonkeyPatch, then: Callable[[str], object] = str
 ) -> dict[str, list[int]]:
-    """Return by label of the connection the blocks that are acknowledged from now on.
+    """Return by server, or door of it, the blocks that are acknowledged from now on.
 
-    After each of them `then` is called with the label.
+    After each of them `then` is called with that.
     """
     sent: dict[str, list[int]] = {}
-    asked = Connection.ask
+    asked, sent_to_door = Connection.ask, client_door.Door.send
+
+    def note(label: str, number: int) -> None:
+        sent.setdefault(label, []).append(number)
+        then(label)
 
     def ask(self: Connection, op: str, fields: Any = None, *rest: Any, **named: Any) -> Any:
         answer = asked(self, op, fields, *rest, **named)
         if op == "block":
-            sent.setdefault(self.label, []).append(fields["block"])
-            then(self.label)
+            note(self.label, fields["block"])
         return answer
 
+    def send(self: client_door.Door, numbers: Any, blocks: Any, stored: Any) -> None:
+        left = iter(numbers)
+
+        def noted(block: Words) -> None:
+            note(f"{self._server.label}'s door", next(left))
+            stored(block)
+
+        sent_to_door(self, numbers, blocks, noted)
+
     monkeypatch.setattr(Connection, "ask", ask)
+    monkeypatch.setattr(client_door.Door, "send", send)
     return sent
 
 
 @pytest.mark.slow
-def test_rounds_through_two_doors_publish_what_they_publish_through_one(
+def test_rounds_through_doors_publish_what_they_publish_without(
     tmp_path: Path, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, results = count_blocks(monkeypatch), []
-    for doors in (1, 2):
+    for count_of_doors in (0, 2):
         sent.clear()
-        with pair(tmp_path / str(doors), doors) as servers:
+        with pair(tmp_path / str(count_of_doors), count_of_doors) as servers:
             results.append(a_round(servers))
-        labels = {"S0", "S1"} | ({"S0's door", "S1's door"} if doors == 2 else set())
-        assert set(sent) == labels
+        assert set(sent) == ({"S0's door", "S1's door"} if count_of_doors else {"S0", "S1"})
         assert sum(map(len, sent.values())) == 2 * count(SIZE)
     assert np.array_equal(results[0], results[1]) and close_enough(results[0], expected)
 
@@ -349,9 +525,8 @@ def test_dealings_go_to_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_door_that_dies_costs_what_was_not_acknowledged_and_is_replaced(
     tmp_path: Path, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("securemedian.clients.connection.DOOR_S", 3.0)
     with pair(tmp_path, 2) as servers:
-        doomed = pids(servers, "s1")
+        doomed = pids(servers, "s1")[:1]
 
         def kill(label: str) -> None:
             if label == "S1's door" and doomed:
@@ -359,22 +534,23 @@ def test_a_door_that_dies_costs_what_was_not_acknowledged_and_is_replaced(
 
         sent = count_blocks(monkeypatch, kill)
         assert close_enough(a_round(servers), expected)
-        # it had one of its two blocks of the first share
-        assert not doomed and len(sent["S1's door"]) in (1, 3)
-        # whatever was acknowledged was sent once
-        assert sorted(sum(sent.values(), [])) == sorted([*range(count(SIZE))] * 2)
+        assert not doomed
+        # whatever was acknowledged was sent once: of two shares
+        assert Counter(sum(sent.values(), [])) <= Counter([*range(count(SIZE))] * 2)
         assert [each["event"] for each in servers.events("s1")].count("door-lost") == 1
-        wait_until(lambda: len(pids(servers, "s1")) == 2)
+        wait_until(lambda: len(pids(servers, "s1")) == 3)
 
 
 @pytest.mark.slow
 def test_a_client_that_reaches_no_door_sends_everything_to_the_daemon(
     tmp_path: Path, expected: NDArray[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("securemedian.clients.connection.DOOR_S", 0.5)
-    door = Connection.door
-    # as behind a firewall
-    monkeypatch.setattr(Connection, "door", lambda self, port: door(self, 1))
+    reach = client_door.Door
+
+    def behind_a_firewall(server: Connection, address: str, *rest: Any) -> client_door.Door:
+        return reach(server, ":1", *rest)
+
+    monkeypatch.setattr("securemedian.clients.blocks.Door", behind_a_firewall)
     with pair(tmp_path, 2) as servers:
         sent = count_blocks(monkeypatch)
         assert close_enough(a_round(servers), expected)
@@ -385,7 +561,7 @@ def test_a_client_that_reaches_no_door_sends_everything_to_the_daemon(
 def test_doors_end_with_the_daemon_and_a_hung_one_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pair(tmp_path, 2) as servers:
+    with pair(tmp_path, 1) as servers:
         (hung,) = pids(servers, "s0")
         os.kill(hung, signal.SIGSTOP)
         wait_until(lambda: len(pids(servers, "s0")) == 2)
@@ -399,11 +575,12 @@ def test_doors_end_with_the_daemon_and_a_hung_one_is_replaced(
 @pytest.mark.slow
 def test_the_benchmark_compares_numbers_of_doors(tmp_path: Path) -> None:
     sizes = "--clients", "2", "--dim", "200000", "--repeat", "1", "--out", str(tmp_path)
-    assert cli.main(["bench", "scale", "--doors", "1,2", *sizes]) == 0
-    one, two = json.loads((tmp_path / "doors.json").read_text())["points"]
-    assert (one["number"], two["number"]) == (1, 2)
-    assert one["of_first"] == 1 and one["doors"] == 0 < two["doors"]
-    for point in (one, two):
+    assert cli.main(["bench", "scale", "--doors", "0,1", *sizes]) == 0
+    none, one = json.loads((tmp_path / "doors.json").read_text())["points"]
+    assert (none["number"], one["number"]) == (0, 1)
+    assert none["of_first"] == 1 and none["doors"] == 0 < one["doors"]
+    assert one["curve"] < none["curve"] and one["sealing"] > 0
+    for point in (none, one):
         names = "gigabytes_per_second", "daemon", "clients", "loops", "curve", "busiest"
         assert all(point[name] > 0 for name in names)
         kinds = point["loops"] + point["curve"] + point["others"]

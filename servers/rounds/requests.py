@@ -357,7 +357,7 @@ class Desk:
             "party": self._config.party,
             "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
-            "doors": len(self._doors.ports),
+            "doors": len(self._doors.addresses),
             "policy": self._config.policy.to_dict(),
         }
         caller = {
@@ -516,17 +516,18 @@ class Desk:
     def _store(self, call: Call) -> Answer | None:
         entry, fields = self._find(call), call.fields
         _check_start(call, entry.server_round)
-        missing = self._rounds.store(
+        room = self._rounds.store(
             entry,
             call.key,
             fields.kind,
             fields.digest,
-            self._when_stored(call, Answer({"missing": [], "doors": []})),
+            self._when_stored(call, Answer({"missing": {}})),
             fields.group,
             fields.direct,
         )
-        ports = list(self._doors.ports.values())
-        return Answer({"missing": missing, "doors": ports}) if missing else None
+        if room is None:
+            return None
+        return Answer({"missing": self._doors.missing(room), "room": room.number, "key": room.key})
 
     def _block(self, call: Call) -> Answer:
         entry, fields = self._find(call), call.fields

@@ -52,6 +52,7 @@ from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
+from securemedian.servers.storage.room import Room
 from securemedian.servers.storage.spool import DEALING, Piece, sha256
 from securemedian.servers.storage.store import Store
 
@@ -268,11 +269,11 @@ class Rounds:
         when_stored: WhenStored,
         group: int = 0,
         direct: bool = False,
-    ) -> list[list[int]]:
-        """Store a client's share that comes in blocks, and return those that are missing.
+    ) -> Room | None:
+        """Store a client's share that comes in blocks; return its room while some are missing.
 
-        They are listed by door, in the order of `doors.ports`. Once none is missing,
-        `when_stored` is called as by `deal` and `upload`. Raises what these and `Spool.room` raise.
+        Once none is missing, `when_stored` is called as by `deal` and `upload`. Raises what these
+        and `Spool.room` raise.
         """
         self._flush_of(client)
         self.doors.turn()
@@ -288,14 +289,14 @@ class Rounds:
             repeated = server_round.repeats_upload(client, digest)
         if repeated:
             when_stored(None)
-            return []
+            return None
         (server_round.check_dealing if dealt else server_round.check_upload)(client)
         room = entry.spool.room(client, kind, digest, direct)
         if not room.whole:
-            return [room.missing(door) for door in self.doors.ports]
+            return room
         row = entry.spool.put_room(room)
         self._shares.append(_Share(entry, row, when_stored))
-        return []
+        return None
 
     def decline(self, entry: Entry, client: str) -> None:
         """Note that a client takes no part in a round, because its own policy refuses it.

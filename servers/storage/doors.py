@@ -1,7 +1,7 @@
 """The doors beside the daemon: processes that take, store and hash blocks of shares.
 
-    clients --CURVE--> door --stdout: which blocks are stored, with their digests--> daemon
-                       door <--stdin: rooms, and whose they are--------------------- daemon
+    clients --sealed--> door --stdout: which blocks are stored, with their digests--> daemon
+                        door <--stdin: rooms, with their keys------------------------ daemon
 
 They write to the round's own file, each block at its place. The daemon alone says who may send
 what, and when a share is whole. A door that ends, or says nothing for SILENCE_S, is replaced; the
@@ -15,13 +15,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 import msgpack
 
-from securemedian.common.keys import KeyPair
 from securemedian.servers import allocator, logs
 from securemedian.servers.storage.room import DAEMON, Room
 
@@ -52,19 +50,11 @@ class _Process:
 class Doors:
     """The doors of one server besides the daemon, by default none. Used by one thread.
 
-    `endpoint` is where they listen: tcp://HOST:FIRST-LAST, or tcp://HOST:* for any free ports.
+    They listen at the address `host`, at `ports` FIRST-LAST or any that are free.
     """
 
-    def __init__(
-        self,
-        count: int = 0,
-        endpoint: str = "",
-        name: str = "",
-        keys: KeyPair | None = None,
-        allowed: Sequence[str] = (),
-    ) -> None:
-        self._count, self._endpoint, self._name, self._keys = count, endpoint, name, keys
-        self._allowed = list(allowed)
+    def __init__(self, count: int = 0, host: str = "", ports: str = "", name: str = "") -> None:
+        self._count, self._host, self._ports, self._name = count, host, ports, name
         self._numbers = itertools.count(DAEMON + 1)
         self._processes: dict[int, _Process] = {}
         # the rooms of which doors may write blocks, and those that they are to forget
@@ -79,28 +69,27 @@ class Doors:
         self.turn()
 
     @property
-    def ports(self) -> dict[int, int]:
-        """Return the ports of the doors that listen, by number; that of the daemon is 0."""
-        ports = {one.number: one.port for one in self._processes.values() if one.port}
-        return {DAEMON: 0} | ports
+    def addresses(self) -> dict[int, str]:
+        """Return where the doors that listen are reached, by number: :PORT of this host."""
+        return {one.number: f":{one.port}" for one in self._processes.values() if one.port}
+
+    def missing(self, room: Room) -> dict[str, list[int]]:
+        """Return the blocks of a room that are not stored, by where they go; "" is the daemon."""
+        wheres = {DAEMON: ""} | self.addresses
+        return {wheres[door]: room.missing(door) for door in set(room.owners) if room.missing(door)}
 
     @property
     def pids(self) -> list[int]:
         """Return the processes of the doors, in the order in which they were started."""
         return [one.process.pid for one in self._processes.values()]
 
-    def allow(self, keys: Iterable[str]) -> None:
-        """Let only these keys open new connections."""
-        self._allowed = list(keys)
-        for number in list(self._processes):
-            self._tell(number, {"allow": self._allowed})
-
     def owners(self, blocks: int, first: int) -> list[int]:
         """Return which door takes which block of a share: slices of coordinates.
 
-        `first` turns the doors, so that all of them have something of short shares.
+        It is the daemon while no door listens. `first` turns the doors, so that all of them have
+        something of short shares.
         """
-        doors = list(self.ports)
+        doors = list(self.addresses) or [DAEMON]
         count = len(doors)
         return [doors[(block * count // blocks + first) % count] for block in range(blocks)]
 
@@ -149,10 +138,11 @@ class Doors:
         self._processes.clear()
 
     def _start(self) -> None:
-        assert self._keys and self._lock
+        assert self._lock
         number = next(self._numbers)
+        own = str(number), f"{self._name}-door-{number}", self._host, self._ports
         process = subprocess.Popen(
-            [sys.executable, "-m", "securemedian.servers.storage.door"],
+            [sys.executable, "-m", "securemedian.servers.storage.door", *own],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -164,17 +154,6 @@ class Doors:
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)
         self._processes[number] = _Process(number, process, time.monotonic())
-        self._tell(
-            number,
-            {
-                "number": number,
-                "name": f"{self._name}-door-{number}",
-                "endpoint": self._endpoint,
-                "public": self._keys.public,
-                "secret": self._keys.secret,
-                "allow": self._allowed,
-            },
-        )
 
     def _hear(self, one: _Process) -> bool:
         """Take what a door has said, and return whether it runs."""
@@ -233,4 +212,4 @@ class Doors:
             one.process.kill()
 
 
-_OF_A_ROOM = ("number", "client", "round", "kind", "begin", "size", "owners")
+_OF_A_ROOM = ("number", "client", "round", "kind", "begin", "size", "owners", "key")

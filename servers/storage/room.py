@@ -1,21 +1,16 @@
 """Room in a file for a share that comes in blocks, each of which is written once."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import os
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.common.blocks import BLOCK_BYTES, block_digest, count
+from securemedian.common.sealing import KEY_BYTES
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import BadUpload, DuplicateUpload, quoted
-
-T = TypeVar("T")
-
-# hash what the caller writes meanwhile
-_HASHERS = ThreadPoolExecutor(2, "hasher")
 
 # the door in the daemon, among `Room.owners`
 DAEMON = 0
@@ -26,19 +21,6 @@ class WrittenFile(Protocol):
 
     def write(self, at: int, words: Words) -> None:
         """Write words from byte `at` on. Raises OSError."""
-
-
-def write_and(file: WrittenFile, at: int, words: Words, work: Callable[[Any], T]) -> T:
-    """Write words from byte `at` on, and return what `work` makes of them meanwhile.
-
-    Raises OSError if they cannot all be written.
-    """
-    worked = _HASHERS.submit(work, words.data)
-    try:
-        file.write(at, words)
-    finally:
-        made = worked.result()
-    return made
 
 
 @dataclass(frozen=True)
@@ -73,6 +55,8 @@ class Room:
     owners: list[int] = field(repr=False)
     # the digest of the share, as the client has told it
     digest: bytes = b""
+    # what blocks to doors are sealed with (`common.sealing`)
+    key: bytes = field(default=b"", repr=False)
     # by block, the digest of what is written
     stored: dict[int, bytes] = field(default_factory=dict, repr=False)
 
@@ -93,6 +77,14 @@ class Room:
     def whole(self) -> bool:
         return len(self.stored) == count(self.size)
 
+    def bytes_of(self, block: int) -> int:
+        """Return the length of a block."""
+        return min(BLOCK_BYTES, self.size - block * BLOCK_BYTES)
+
+    def begin_anew(self, digest: bytes) -> None:
+        """Take another share: nothing of it is here yet, and its blocks have a key of their own."""
+        self.digest, self.stored, self.key = digest, {}, os.urandom(KEY_BYTES)
+
     def put(self, file: WrittenFile, door: int, block: int, share: NDArray[Any]) -> bool:
         """Write a block at this door, and return whether it is new.
 
@@ -101,13 +93,14 @@ class Room:
         """
         if not (0 <= block < len(self.owners) and self.owners[block] == door):
             raise BadUpload(f"block {quoted(block)} of this share is not for this door")
-        at = block * BLOCK_BYTES
-        words = min(BLOCK_BYTES, self.size - at) // 8
+        words = self.bytes_of(block) // 8
         if share.dtype != np.uint64 or share.shape != (words,):
             raise BadUpload(f"block {block} is uint64 ({words},), not {share.dtype} {share.shape}")
+        digest = block_digest(share.data)
         if block in self.stored:
-            if block_digest(share.data) != self.stored[block]:
+            if digest != self.stored[block]:
                 raise DuplicateUpload(f"another block {block} of this share is stored already")
             return False
-        self.stored[block] = write_and(file, self.begin + at, share, block_digest)
+        file.write(self.begin + block * BLOCK_BYTES, share)
+        self.stored[block] = digest
         return True

@@ -37,7 +37,7 @@ from securemedian.servers.network.control import SHA256_BYTES
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.files import Reserve, WordsFile, storing
-from securemedian.servers.storage.room import DAEMON, Room, write_and
+from securemedian.servers.storage.room import DAEMON, Room
 
 # Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
@@ -282,7 +282,8 @@ class Spool:
             if piece.number == 0 or partial is None:
                 partial = self._partial[client] = _Partial(begin, piece.count)
             sha256 = partial.sha256.copy()
-            write_and(self._file, begin + piece.offset(words), packed, sha256.update)
+            self._file.write(begin + piece.offset(words), packed)
+            sha256.update(packed.data)
         partial.sha256_before, partial.sha256 = partial.sha256, sha256
         partial.due += 1
         return partial
@@ -312,7 +313,7 @@ class Spool:
         elif not self._doors.forget(room):
             raise NotStored("the doors of this server still take what you sent before: wait")
         if room.digest != digest:
-            room.digest, room.stored = digest, {}
+            room.begin_anew(digest)
         count = blocks.count(size)
         room.owners = [DAEMON] * count if direct else self._doors.owners(count, room.number)
         self._doors.grant(room, str(self._words_path.absolute()))
