@@ -23,6 +23,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.servers import allocator, logs
 from securemedian.servers.computing.backends.base import Backend
 from securemedian.servers.computing.backends.ray import RayBackend
+from securemedian.servers.computing.backends.ray_doors import RayNodes
 from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadBackend
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
@@ -42,7 +43,7 @@ from securemedian.servers.network.transport import (
 from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
-from securemedian.servers.storage.doors import Doors
+from securemedian.servers.storage.doors import Doors, Process
 from securemedian.servers.storage.store import Store
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
-    doors = Doors(config.doors, host_of(config.listen), config.door_ports, config.name)
+    doors = _doors_of(config)
     store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes, doors)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
     try:
@@ -325,6 +326,15 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     finally:
         if not daemon.close():
             _end_at_once(sys.exc_info()[1])
+
+
+def _doors_of(config: ServerConfig) -> Doors:
+    """Return the doors of a configuration, which are processes here or on nodes of its cluster."""
+    if config.engine.address:
+        nodes = RayNodes()
+        return Doors(config.doors, partial(nodes.launch, config.name, config.door_ports), nodes)
+    host = host_of(config.listen)
+    return Doors(config.doors, partial(Process, config.name, host, config.door_ports))
 
 
 def _end_at_once(error: BaseException | None) -> NoReturn:

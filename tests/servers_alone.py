@@ -38,6 +38,7 @@ from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage import database
+from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.store import Store
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
@@ -197,8 +198,10 @@ class Server:
         folder: Path,
         params: RoundParams = PARAMS,
         ready: bool = True,
+        make_doors: Callable[[], Doors] = Doors,
         **changes: Any,
     ) -> None:
+        self._make_doors = make_doors
         self.config = replace(_sample(party), **changes)
         self.params = params
         self.folder = folder
@@ -212,7 +215,7 @@ class Server:
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
-        self.store = Store(self.folder)
+        self.store = Store(self.folder, doors=self._make_doors())
         clock = lambda: self.now  # noqa: E731
         signing = SIGNING[self.config.party]
         self.rounds = Rounds(

@@ -7,10 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.storage import door, doors
 from securemedian.servers.storage.room import DAEMON, Room
 from tests.daemons import ROOT, SETTINGS, Pair, running, wait_until
+from tests.doors_here import DoorHere
 from tests.servers_alone import Server
 
 # four blocks and a bit
@@ -118,23 +118,17 @@ class Beside:
     """A door of this process with one room, of a share of SIZE bytes, and what it says."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.said = file, list[dict[str, Any]]()
+        self.file = file
         self.room = room([7, 8, 7, 7, 7])
         self.room.begin_anew(digest(share()))
-        listener = door._listen("127.0.0.1", "")
-        self.port = listener.getsockname()[1]
-        ours, self._orders = os.pipe()
-        # reading a limit on descriptors changes it for the process
-        descriptors: Any = SimpleNamespace(own=nullcontext)
-        made = door.Door(7, listener, descriptors, self.said.append)
-        self._thread = threading.Thread(target=made.serve, args=[ours], daemon=True)
-        self._thread.start()
+        self.door = DoorHere(7)
+        self.port, self.said = self.door.port, self.door.said
         self.server: Any = SimpleNamespace(
             label="S0", host="127.0.0.1", check_cancelled=lambda: None
         )
 
     def order(self, **message: Any) -> None:
-        os.write(self._orders, msgpack.packb(message))
+        self.door.tell(message)
 
     def grant(self) -> None:
         fields = {name: getattr(self.room, name) for name in doors._OF_A_ROOM}
@@ -161,8 +155,7 @@ class Beside:
         return {each["stored"][1]: each["stored"][2] for each in self.said if "stored" in each}
 
     def close(self) -> None:
-        os.close(self._orders)
-        self._thread.join(10)
+        self.door.close()
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -286,6 +279,21 @@ def test_what_is_sealed_has_the_same_length_whatever_it_is_and_never_repeats() -
     assert len({*sent}) == 3 and {len(each) for each in sent} == {20 + 1000 + 16}
     # all that can be seen is the number
     assert {each[:8] for each in sent} == {(1).to_bytes(8, "little")}
+
+
+def test_what_a_process_says_before_it_ends_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "said").write_bytes(msgpack.packb({"stored": [1, 2, b"3"]}))
+    command = ["/bin/cat", str(tmp_path / "said")]
+    started = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **rest: started(command, **rest))
+    with (tmp_path / "lock").open("w+b") as lock:
+        process = doors.Process("s0", "127.0.0.1", "", 1, lock)
+        heard = wait_until(process.hear)
+        assert heard == [{"stored": [1, 2, b"3"]}]
+        wait_until(lambda: process.hear() is None)
+        process.kill()
 
 
 # A client

@@ -276,7 +276,7 @@ class Rounds:
         and `Spool.room` raise.
         """
         self._flush_of(client)
-        self.doors.turn()
+        self.doors.turn(at_once=True)
         server_round = entry.server_round
         dealt = kind == DEALING
         if dealt:

@@ -49,14 +49,17 @@ class _Granted:
     def __init__(self, room: Room, file: WordsFile) -> None:
         self.room, self.seal, self._file = room, Seal(room.key), file
 
-    def take(self, door: int, number: int, nonce: bytes, sealed: memoryview) -> bool:
-        """Store a block, and return whether it is new.
+    def take(self, door: int, number: int, nonce: bytes, sealed: memoryview, sync: bool) -> bool:
+        """Store a block, and return whether it is new; with `sync` the last one on the disk.
 
         Raises BadUpload, DuplicateUpload or NotStored.
         """
         share = np.frombuffer(self.seal.open(number, nonce, sealed), np.uint64)
         with storing("the block"):
-            return self.room.put(self._file, door, number, share)
+            new = self.room.put(self._file, door, number, share)
+            if new and sync and not self.room.missing(door):
+                self._file.sync()
+        return new
 
 
 class _Caller:
@@ -91,12 +94,21 @@ class _Caller:
 
 
 class Door:
-    """What a door takes at the socket `listener`, and from whom."""
+    """What a door takes at the socket `listener`, and from whom.
+
+    Where it is `alone` with its files, and the daemon does not synchronise them, it says that the
+    last of its blocks of a room is stored once all of them are on the disk.
+    """
 
     def __init__(
-        self, number: int, listener: socket.socket, descriptors: Descriptors, tell: Tell
+        self,
+        number: int,
+        listener: socket.socket,
+        descriptors: Descriptors,
+        tell: Tell,
+        alone: bool = False,
     ) -> None:
-        self._number, self._listener, self._tell = number, listener, tell
+        self._number, self._listener, self._tell, self._alone = number, listener, tell, alone
         self._descriptors = descriptors
         self._granted: dict[int, _Granted] = {}
         # with what each has said so far (`_talk`), in the order in which they came
@@ -134,6 +146,8 @@ class Door:
                 self._leave(room.number)
                 try:
                     with storing("blocks"), self._descriptors.own():
+                        # on another machine than the daemon's there may be no folder yet
+                        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                         file = WordsFile(Path(path), sys.maxsize)
                 except SecureMedianError as error:
                     self._refused(room, error)
@@ -202,7 +216,7 @@ class Door:
                 return
             sealed = yield room.bytes_of(number) + sealing.TAG_BYTES
             try:
-                if granted.take(self._number, number, nonce, sealed):
+                if granted.take(self._number, number, nonce, sealed, self._alone):
                     self._tell({"stored": [room.number, number, room.stored[number]]})
                 answer = sealing.STORED
             except SecureMedianError as error:
@@ -234,7 +248,7 @@ def tell(message: dict[str, Any]) -> None:
         left = left[os.write(_OUTPUT, left) :]
 
 
-def _listen(host: str, ports: str) -> socket.socket:
+def listen(host: str, ports: str) -> socket.socket:
     """Return a socket at any free port, or at one of FIRST-LAST. Raises ConfigError."""
     error: OSError | None = None
     for port in ports_of(ports) if ports else [0]:
@@ -262,10 +276,10 @@ def main() -> None:
     logs.start(name)
     descriptors = Descriptors()
     try:
-        listener = _listen(host, ports)
+        listener = listen(host, ports)
     except ConfigError as error:
         sys.exit(f"{name}: {error}")
-    tell({"port": listener.getsockname()[1]})
+    tell({"address": f":{listener.getsockname()[1]}", "pid": os.getpid()})
     Door(int(number), listener, descriptors, tell).serve(_INPUT)
     # at once: the next daemon may be waiting for the state folder
     os._exit(0)

@@ -1,11 +1,14 @@
-"""The doors beside the daemon: processes that take, store and hash blocks of shares.
+"""The doors beside the daemon, which take, store and hash blocks of shares.
 
-    clients --sealed--> door --stdout: which blocks are stored, with their digests--> daemon
-                        door <--stdin: rooms, with their keys------------------------ daemon
+    clients --sealed--> door --which blocks are stored, with their digests--> daemon
+                        door <--rooms, with their keys----------------------- daemon
 
 They write to the round's own file, each block at its place. The daemon alone says who may send
 what, and when a share is whole. A door that ends, or says nothing for SILENCE_S, is replaced; the
 blocks that it has not stored are the daemon's from then on, so that clients go on at once.
+
+Doors are processes of this machine, or of the machines (*nodes*) of a cluster, each of which keeps
+what its door takes.
 """
 
 import fcntl
@@ -15,13 +18,16 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import IO, Any
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
 
 import msgpack
 
 from securemedian.servers import allocator, logs
 from securemedian.servers.storage.room import DAEMON, Room
+from securemedian.servers.storage.scattered import HERE, Nodes, NoNodes, words_path
 
 # how long a door may say nothing, and how often it says that it is there
 SILENCE_S, ALIVE_S = 10.0, 1.0
@@ -35,28 +41,103 @@ END_S = 5.0
 PIPE_BYTES = 1 << 20
 
 
-@dataclass
-class _Process:
-    """A door that runs, or is about to."""
+class Launched(Protocol):
+    """A door that runs, or is about to. Used by one thread."""
 
-    number: int
-    process: "subprocess.Popen[bytes]"
+    # the node where it runs; HERE for the daemon's own machine
+    node: str
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Give it an order. One that has ended is noticed by `hear`."""
+
+    def hear(self, at_once: bool = False) -> list[dict[str, Any]] | None:
+        """Return what it has said since, or None if it has ended.
+
+        With `at_once` that is all that it has said before this call, and otherwise it never waits.
+        """
+
+    def kill(self) -> None:
+        """End it at once. Nothing that it has begun is written after that."""
+
+    def close(self) -> None:
+        """Let it end."""
+
+
+class Process:
+    """A door that is a process of this machine. It holds `lock` for as long as it writes."""
+
+    node = HERE
+
+    def __init__(self, name: str, host: str, ports: str, number: int, lock: IO[bytes]) -> None:
+        own = str(number), f"{name}-door-{number}", host, ports
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "securemedian.servers.storage.door", *own],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[lock.fileno()],
+            env=os.environ | allocator.environment(),
+        )
+        assert self._process.stdin and self._process.stdout
+        self._orders, self._sayings = self._process.stdin, self._process.stdout
+        fcntl.fcntl(self._orders, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        for pipe in (self._orders, self._sayings):
+            os.set_blocking(pipe.fileno(), False)
+        self._said = msgpack.Unpacker()
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Give it an order; one that has not read thousands is ended."""
+        data = msgpack.packb(order)
+        try:
+            written = self._orders.write(data)
+        except BrokenPipeError:
+            return
+        if written != len(data):
+            self._process.kill()
+
+    def hear(self, at_once: bool = False) -> list[dict[str, Any]] | None:
+        while data := self._sayings.read(1 << 16):
+            self._said.feed(data)
+        # what it has said before it ended counts
+        return list(self._said) or (None if data == b"" else [])
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self._orders.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+# starts the door of a number, if that is possible now; it holds the lock of the state folder
+Launch = Callable[[int, IO[bytes]], Launched | None]
+
+
+@dataclass
+class _Door:
+    launched: Launched
+    # when it was heard last
     heard: float
-    # 0 until it listens
-    port: int = 0
-    said: Any = field(default_factory=msgpack.Unpacker, repr=False)
+    # where clients reach it, once it listens: HOST:PORT, or :PORT of the daemon's own host
+    address: str = ""
 
 
 class Doors:
     """The doors of one server besides the daemon, by default none. Used by one thread.
 
-    They listen at the address `host`, at `ports` FIRST-LAST or any that are free.
+    `nodes` reads what doors have stored on other machines than this one.
     """
 
-    def __init__(self, count: int = 0, host: str = "", ports: str = "", name: str = "") -> None:
-        self._count, self._host, self._ports, self._name = count, host, ports, name
+    def __init__(
+        self, count: int = 0, launch: Launch | None = None, nodes: Nodes | None = None
+    ) -> None:
+        self._count, self._launch, self.nodes = count, launch, nodes or NoNodes()
         self._numbers = itertools.count(DAEMON + 1)
-        self._processes: dict[int, _Process] = {}
+        self._doors: dict[int, _Door] = {}
         # the rooms of which doors may write blocks, and those that they are to forget
         self._rooms: dict[int, Room] = {}
         self._leaving: set[int] = set()
@@ -70,18 +151,13 @@ class Doors:
 
     @property
     def addresses(self) -> dict[int, str]:
-        """Return where the doors that listen are reached, by number: :PORT of this host."""
-        return {one.number: f":{one.port}" for one in self._processes.values() if one.port}
+        """Return where the doors that listen are reached, by number."""
+        return {number: door.address for number, door in self._doors.items() if door.address}
 
     def missing(self, room: Room) -> dict[str, list[int]]:
         """Return the blocks of a room that are not stored, by where they go; "" is the daemon."""
         wheres = {DAEMON: ""} | self.addresses
         return {wheres[door]: room.missing(door) for door in set(room.owners) if room.missing(door)}
-
-    @property
-    def pids(self) -> list[int]:
-        """Return the processes of the doors, in the order in which they were started."""
-        return [one.process.pid for one in self._processes.values()]
 
     def owners(self, blocks: int, first: int) -> list[int]:
         """Return which door takes which block of a share: slices of coordinates.
@@ -93,14 +169,25 @@ class Doors:
         count = len(doors)
         return [doors[(block * count // blocks + first) % count] for block in range(blocks)]
 
-    def grant(self, room: Room, path: str) -> None:
-        """Let the doors that own blocks of a room write them to the file at `path`."""
+    def write_here(self, owners: Collection[int]) -> bool:
+        """Return whether any of these doors writes on this machine."""
+        return any(
+            door not in self._doors or self._doors[door].launched.node == HERE for door in owners
+        )
+
+    def grant(self, room: Room, folder: Path) -> None:
+        """Let the doors that own blocks of a room write them to the round's file in `folder`."""
         doors = set(room.owners) - {DAEMON}
         if doors:
             self._rooms[room.number] = room
-        for door in doors:
-            fields = {name: getattr(room, name) for name in _OF_A_ROOM}
-            self._tell(door, {"grant": fields, "path": path, "stored": list(room.stored.items())})
+        for number in doors:
+            if door := self._doors.get(number):
+                order = {
+                    "grant": {name: getattr(room, name) for name in _OF_A_ROOM},
+                    "path": str(words_path(folder, door.launched.node)),
+                    "stored": [[block, digest] for block, digest in room.stored.items()],
+                }
+                door.launched.tell(order)
 
     def forget(self, room: Room) -> bool:
         """Let the doors write no more blocks of a room; return whether none does any longer."""
@@ -108,86 +195,60 @@ class Doors:
             return True
         if room.number not in self._leaving:
             self._leaving.add(room.number)
-            for door in set(room.owners) - {DAEMON}:
-                self._tell(door, {"forget": room.number})
+            for number in set(room.owners) - {DAEMON}:
+                if door := self._doors.get(number):
+                    door.launched.tell({"forget": room.number})
         return False
 
-    def turn(self) -> None:
-        """Take what the doors have said, and replace those that have ended."""
+    def turn(self, at_once: bool = False) -> None:
+        """Take what the doors have said, `at_once` all of it, and replace those that have ended."""
         now = time.monotonic()
-        for one in list(self._processes.values()):
-            ended = not self._hear(one)
-            limit_s = SILENCE_S if one.port else START_S
-            if ended or now - one.heard > limit_s:
-                self._lose(one, "it has ended" if ended else f"it said nothing for {limit_s:g} s")
-        if self._lock and len(self._processes) < self._count and now >= self._start_at:
-            while len(self._processes) < self._count:
-                self._start()
+        for number, door in list(self._doors.items()):
+            said = door.launched.hear(at_once)
+            for message in said or []:
+                self._take(number, door, message)
+            if said:
+                door.heard = now
+            limit_s = SILENCE_S if door.address else START_S
+            if said is None or now - door.heard > limit_s:
+                why = "it has ended" if said is None else f"it said nothing for {limit_s:g} s"
+                self._lose(number, door, why)
+        if self._lock and self._launch and now >= self._start_at:
+            while len(self._doors) < self._count:
+                number = next(self._numbers)
+                if (launched := self._launch(number, self._lock)) is None:
+                    self._start_at = now + PAUSE_S
+                    return
+                self._doors[number] = _Door(launched, time.monotonic())
 
     def close(self) -> None:
         """End the doors."""
         self._count = 0
-        for one in list(self._processes.values()):
-            assert one.process.stdin
-            one.process.stdin.close()
-            try:
-                one.process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
-        self._processes.clear()
+        for door in self._doors.values():
+            door.launched.close()
+        self._doors.clear()
 
-    def _start(self) -> None:
-        assert self._lock
-        number = next(self._numbers)
-        own = str(number), f"{self._name}-door-{number}", self._host, self._ports
-        process = subprocess.Popen(
-            [sys.executable, "-m", "securemedian.servers.storage.door", *own],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=[self._lock.fileno()],
-            env=os.environ | allocator.environment(),
-        )
-        assert process.stdin and process.stdout
-        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        for pipe in (process.stdin, process.stdout):
-            os.set_blocking(pipe.fileno(), False)
-        self._processes[number] = _Process(number, process, time.monotonic())
-
-    def _hear(self, one: _Process) -> bool:
-        """Take what a door has said, and return whether it runs."""
-        assert one.process.stdout
-        while (data := one.process.stdout.read(1 << 16)) is not None:
-            if not data:
-                return False
-            one.heard = time.monotonic()
-            one.said.feed(data)
-            for message in one.said:
-                self._take(one, message)
-        return True
-
-    def _take(self, one: _Process, message: dict[str, Any]) -> None:
+    def _take(self, number: int, door: _Door, message: dict[str, Any]) -> None:
         match message:
-            case {"port": port}:
-                one.port = port
-                logs.event("door-open", door=one.number, port=port, pid=one.process.pid)
-            case {"stored": [number, block, digest]}:
-                if room := self._rooms.get(number):
+            case {"address": address, "pid": pid}:
+                door.address = address
+                logs.event("door-open", door=number, address=address, pid=pid)
+            case {"stored": [room_number, block, digest]}:
+                if room := self._rooms.get(room_number):
                     room.stored[block] = digest
-            case {"forgot": number}:
-                if room := self._rooms.get(number):
-                    self._let_go(room, one.number)
+                    room.nodes[block] = door.launched.node
+            case {"forgot": room_number}:
+                if room := self._rooms.get(room_number):
+                    self._let_go(room, number)
 
-    def _lose(self, one: _Process, why: str) -> None:
-        del self._processes[one.number]
+    def _lose(self, number: int, door: _Door, why: str) -> None:
+        del self._doors[number]
         # nothing that it has begun may still be written once another may write
-        one.process.kill()
-        one.process.wait()
+        door.launched.kill()
         for room in list(self._rooms.values()):
-            self._let_go(room, one.number)
+            self._let_go(room, number)
         self._start_at = time.monotonic() + PAUSE_S
-        logs.event("door-lost", logging.WARNING, door=one.number, reason=why)
+        logs.event("door-lost", logging.WARNING, door=number, reason=why)
 
     def _let_go(self, room: Room, door: int) -> None:
         """Leave to the daemon the blocks of a room that a door writes no longer."""
@@ -195,21 +256,6 @@ class Doors:
         if set(room.owners) == {DAEMON}:
             del self._rooms[room.number]
             self._leaving.discard(room.number)
-
-    def _tell(self, number: int, message: dict[str, Any]) -> None:
-        """Give an order to a door, if it still runs; one that has not read a thousand is ended."""
-        one = self._processes.get(number)
-        if one is None:
-            return
-        assert one.process.stdin
-        data = msgpack.packb(message)
-        try:
-            written = one.process.stdin.write(data)
-        except BrokenPipeError:
-            # `turn` notices
-            return
-        if written != len(data):
-            one.process.kill()
 
 
 _OF_A_ROOM = ("number", "client", "round", "kind", "begin", "size", "owners", "key")

@@ -132,13 +132,14 @@ class WordsFile:
             # the thread keeps the file open until it is done
             self._syncing = _DISK.submit(os.fdatasync, self._file)
 
-    def reserve(self, count: int) -> int:
+    def reserve(self, count: int, allocate: bool = True) -> int:
         """Make room for `count` words at the end and return where it begins, in bytes.
 
-        Raises OSError if the disk has no room for them.
+        Unless it is to `allocate` nothing, it raises OSError if the disk has no room for them.
         """
         begin = self.end
-        _allocate(self._file, begin, 8 * count)
+        if allocate:
+            _allocate(self._file, begin, 8 * count)
         self.end += 8 * count
         return begin
 

@@ -57,8 +57,9 @@ class Room:
     digest: bytes = b""
     # what blocks to doors are sealed with (`common.sealing`)
     key: bytes = field(default=b"", repr=False)
-    # by block, the digest of what is written
+    # by block, the digest of what is written, and the machine that has it, by default this one
     stored: dict[int, bytes] = field(default_factory=dict, repr=False)
+    nodes: dict[int, str] = field(default_factory=dict, repr=False)
 
     def missing(self, door: int) -> list[int]:
         """Return the blocks that a door takes and has not stored, in order."""
@@ -83,7 +84,8 @@ class Room:
 
     def begin_anew(self, digest: bytes) -> None:
         """Take another share: nothing of it is here yet, and its blocks have a key of their own."""
-        self.digest, self.stored, self.key = digest, {}, os.urandom(KEY_BYTES)
+        self.digest, self.stored, self.nodes = digest, {}, {}
+        self.key = os.urandom(KEY_BYTES)
 
     def put(self, file: WrittenFile, door: int, block: int, share: NDArray[Any]) -> bool:
         """Write a block at this door, and return whether it is new.

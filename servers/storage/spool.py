@@ -38,6 +38,15 @@ from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.files import Reserve, WordsFile, storing
 from securemedian.servers.storage.room import DAEMON, Room
+from securemedian.servers.storage.scattered import (
+    HERE,
+    Nodes,
+    ScatteredUpload,
+    digests_of,
+    extents_of,
+    pack_nodes,
+    words_path,
+)
 
 # Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
@@ -156,7 +165,9 @@ class Spool:
         native_aes: bool = False,
         doors: Doors | None = None,
     ) -> None:
-        self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
+        # doors open files of it, too
+        self._folder = folder.absolute()
+        self._layout, self._shape, self._opening = layout, shape, opening
         self._reserve = reserve
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
@@ -168,8 +179,8 @@ class Spool:
         with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
-                self._words_path = folder / "uploads.words"
-                self._words_file: WordsFile | None = WordsFile(self._words_path, end)
+                path = words_path(folder, HERE)
+                self._words_file: WordsFile | None = WordsFile(path, end)
                 self._opened = OpenedFile(folder / "opened") if shape else None
                 for each in (folder, folder.parent):
                     sync_folder(each)
@@ -302,21 +313,22 @@ class Spool:
             self._reserve.hold()
         layout = self._shape.layout if self._shape else self._layout
         size = 8 * layout.words
-        room = self._rooms.get((client, kind))
+        count, room = blocks.count(size), self._rooms.get((client, kind))
         if room and room.digest == digest and not (direct and room.missing_elsewhere):
             return room
+        if room and not self._doors.forget(room):
+            raise NotStored("the doors of this server still take what you sent before: wait")
+        number = room.number if room else next(_numbers)
+        owners = [DAEMON] * count if direct else self._doors.owners(count, number)
         if room is None:
             with storing(f"the {kind}"):
-                begin = self._file.reserve(layout.words)
-            room = Room(next(_numbers), client, self._folder.name, kind, begin, size, [])
+                begin = self._file.reserve(layout.words, self._doors.write_here(owners))
+            room = Room(number, client, self._folder.name, kind, begin, size, owners)
             self._rooms[client, kind] = room
-        elif not self._doors.forget(room):
-            raise NotStored("the doors of this server still take what you sent before: wait")
+        room.owners = owners
         if room.digest != digest:
             room.begin_anew(digest)
-        count = blocks.count(size)
-        room.owners = [DAEMON] * count if direct else self._doors.owners(count, room.number)
-        self._doors.grant(room, str(self._words_path.absolute()))
+        self._doors.grant(room, self._folder)
         return room
 
     def put_block(self, client: str, kind: str, block: int, share: NDArray[Any]) -> None:
@@ -343,7 +355,9 @@ class Spool:
                 "of it again"
             )
         self._file.written(room.size)
-        return Row(room.client, room.kind, BLOCKS, room.begin, room.size, room.digest, time.time())
+        nodes = pack_nodes([room.nodes.get(block, HERE) for block in range(len(room.owners))])
+        begin, size, digest = room.begin, room.size, room.digest
+        return Row(room.client, room.kind, BLOCKS, begin, size, digest, time.time(), nodes)
 
     def sync(self) -> None:
         """Wait until all words are on the disk. Raises NotStored if they cannot be."""
@@ -403,6 +417,10 @@ class Spool:
     def _upload(self, row: Row, layout: Layout) -> Upload:
         if row.form == "seed" and row.seed is not None:
             return SeedUpload(layout, row.seed, self._native_aes)
+        if row.form == BLOCKS and row.seed:
+            extents = extents_of(row.seed, row.begin, row.size)
+            nodes = self._doors.nodes
+            return ScatteredUpload(layout, self._folder, self._file, nodes, extents)
         return StoredUpload(layout, self._file, row.begin)
 
     def noting(self, clients: Sequence[str]) -> Note:
@@ -420,11 +438,11 @@ class Spool:
 
         It reads all of it, and is meant for another thread. It raises DamagedUpload.
         """
-        file = self._file
         rows = [row for row in self._rows.values() if row.client in clients and row.form != "seed"]
+        digest_of = partial(_digest_of, self._file, self._folder, self._doors.nodes)
 
         def examine_one(row: Row) -> None:
-            if _digest_of(file, row) != row.sha256[:SHA256_BYTES]:
+            if digest_of(row) != row.sha256[:SHA256_BYTES]:
                 raise DamagedUpload(
                     f"the {row.kind} of a client is not what it has sent: the disk of this "
                     "server is damaged. The round has failed for good, open a new one"
@@ -455,6 +473,7 @@ class Spool:
         self._partial.clear()
         self._words_file = self._opened = None
         self._reserve.drop(self._folder)
+        self._doors.nodes.drop(self._folder)
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -464,11 +483,14 @@ def sha256(share: NDArray[Any]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
 
 
-def _digest_of(file: WordsFile, row: Row) -> bytes:
+def _digest_of(file: WordsFile, folder: Path, nodes: Nodes, row: Row) -> bytes:
     """Return the digest of what is stored of a share."""
     if row.form == BLOCKS:
-        chunks = file.chunks(row.begin, row.size, blocks.BLOCK_BYTES)
-        return blocks.whole_digest(map(blocks.block_digest, chunks))
+        digests = [
+            digests_of(extent, file, folder, nodes)
+            for extent in extents_of(row.seed, row.begin, row.size)
+        ]
+        return blocks.whole_digest(itertools.chain(*digests))
     digest = hashlib.sha256()
     for chunk in file.chunks(row.begin, row.size):
         digest.update(chunk)
