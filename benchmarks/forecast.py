@@ -17,7 +17,8 @@ With `--workers W` each server has so many workers of one core, which take a sha
     door     = bytes of all shares in full x seconds per byte of the door
 
 The door is here the daemon, which reads what it has stored, checks its digests and hands out
-slices. Before that, while clients train, `--doors D` processes have taken the uploads:
+slices, or with `--doors D` so many on the nodes of a cluster, which share that. Before that, while
+clients train, doors have taken the uploads:
 
     taking   = bytes of all shares in full x seconds per byte to open, hash and store them / D
 
@@ -371,9 +372,17 @@ def with_audit(
 
 
 def through(row: Forecast, doors: int) -> Forecast:
-    """Return a forecast with how long so many doors take its uploads."""
-    each = in_full(row.params, row.clients) / doors
-    return replace(row, doors=doors, taking_seconds=each * taking_seconds_per_byte())
+    """Return a forecast with how long so many doors take its uploads.
+
+    Workers then get their slices from these, on the nodes of a cluster.
+    """
+    seconds = in_full(row.params, row.clients) * taking_seconds_per_byte()
+    return replace(
+        row,
+        doors=doors,
+        taking_seconds=seconds / doors,
+        door_seconds=row.door_seconds / doors,
+    )
 
 
 def taking(rows: Sequence[Forecast]) -> list[str]:

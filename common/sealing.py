@@ -15,13 +15,13 @@ same. Nonces are random, of far fewer than 2^32 per key. A door's answers prove 
 itself says which blocks are missing.
 """
 
-import os
 import struct
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securemedian.mpc.errors import BadUpload
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 KEY_BYTES = CHALLENGE_BYTES = 16
 NONCE_BYTES, TAG_BYTES = 12, 16
@@ -34,8 +34,8 @@ STORED, REFUSED = b"\1", b"\0"
 class Seal:
     """The key of a room, with which its client proves itself and seals blocks."""
 
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(key)
+    def __init__(self, key: bytes, entropy: Entropy = os_entropy) -> None:
+        self._cipher, self._entropy = AESGCM(key), entropy
 
     def greeting(self, room: int, challenge: bytes) -> bytes:
         """Return what proves to a door that this client may send blocks to a room."""
@@ -64,7 +64,7 @@ class Seal:
     def _sealed(
         self, number: int, content: bytes | memoryview, beside: bytes
     ) -> tuple[bytes, bytes]:
-        nonce = os.urandom(NONCE_BYTES)
+        nonce = self._entropy(NONCE_BYTES)
         return HEADER.pack(number, nonce), self._cipher.encrypt(nonce, content, beside)
 
 

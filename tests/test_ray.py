@@ -261,8 +261,10 @@ def test_doors_on_nodes_store_what_workers_compute_from(
             if given["method"] == "bucketed":
                 start["bucket_range"] = {"policy": "coordinate"}
             round_id = pair.open(max_clients=3, dim=DIM, **start, **given)
-            for name, value in zip(pair.names[:2], values[:2], strict=True):
+            for number, (name, value) in enumerate(zip(pair.names[:2], values[:2], strict=True)):
                 submit(pair, name, value, round_id)
+                os.kill(logged(pair, "s0", "door-open")[number]["pid"], signal.SIGKILL)
+                wait_until(partial(has_doors, pair, "s0", 3 + number), START_S)
             spool = short / "s0-state" / "spool" / round_id
             stored = [file for file in spool.glob("*.words") if file.name != "uploads.words"]
             assert stored
@@ -272,7 +274,7 @@ def test_doors_on_nodes_store_what_workers_compute_from(
             # what the nodes have outlasts the server and the doors
             pair.stop("s0", signal.SIGKILL)
             pair.start("s0")
-            wait_until(partial(has_doors, pair, "s0", 4), START_S)
+            wait_until(partial(has_doors, pair, "s0", 6), START_S)
             submit(pair, pair.names[2], values[2], round_id)
             check(pair, round_id, values)
             wait_until(lambda: not spool.exists())

@@ -40,8 +40,11 @@ class Nodes(Protocol):
     def at(self, node: str, path: Path, begin: int, count: int) -> Kept:
         """Return `count` words from byte `begin` of a file on, which are fetched when wanted."""
 
-    def digests(self, node: str, path: Path, begin: int, size: int) -> list[bytes]:
-        """Return the digests of blocks of a file. Raises DamagedUpload if they cannot be read."""
+    def digests(self, node: str, path: Path, begin: int, size: int) -> Iterable[bytes]:
+        """Begin to make the digests of blocks of a file, and return what yields them.
+
+        That raises DamagedUpload if the blocks cannot be read.
+        """
 
     def drop(self, folder: Path) -> None:
         """Delete the folder of a round on all machines, in the background."""
@@ -53,7 +56,7 @@ class NoNodes:
     def at(self, node: str, path: Path, begin: int, count: int) -> Kept:
         raise DamagedUpload(LOST)
 
-    def digests(self, node: str, path: Path, begin: int, size: int) -> list[bytes]:
+    def digests(self, node: str, path: Path, begin: int, size: int) -> Iterable[bytes]:
         raise DamagedUpload(LOST)
 
     def drop(self, folder: Path) -> None:
@@ -78,7 +81,7 @@ class Extent:
 
 
 def digests_of(extent: Extent, file: WordsFile, folder: Path, nodes: Nodes) -> Iterable[bytes]:
-    """Return the digests of the blocks of an extent. Raises DamagedUpload if it cannot be read."""
+    """Begin to make the digests of the blocks of an extent (`Nodes.digests`)."""
     if extent.node == HERE:
         return block_digests(file, extent.begin, 8 * extent.count)
     path = words_path(folder, extent.node)

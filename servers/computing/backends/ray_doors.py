@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -128,18 +128,9 @@ class RayNodes:
     def at(self, node: str, path: Path, begin: int, count: int) -> "_AtNode":
         return _AtNode(node, str(path), begin, count)
 
-    def digests(self, node: str, path: Path, begin: int, size: int) -> list[bytes]:
-        import ray
-        from ray.exceptions import RayError
-
-        try:
-            digests: list[bytes] = ray.get(_on(node, _digests).remote(str(path), begin, size))
-        except RayError as error:
-            raise DamagedUpload(
-                f"a node of this server's cluster does not read what it has stored "
-                f"({_first(error)}). The round has failed for good, open a new one"
-            ) from error
-        return digests
+    def digests(self, node: str, path: Path, begin: int, size: int) -> Iterator[bytes]:
+        # at once, so that all nodes that have something of a share hash it at the same time
+        return _answer(_on(node, _digests).remote(str(path), begin, size))
 
     def drop(self, folder: Path) -> None:
         """Delete the folder of a round on all nodes, or those that are there when a door starts."""
@@ -189,6 +180,19 @@ class _AtNode:
                 f"what a node has stored cannot be read: {_first(error)}"
             ) from error
         return words
+
+
+def _answer(asked: Any) -> Iterator[bytes]:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        yield from ray.get(asked, timeout=READ_S)
+    except RayError as error:
+        raise DamagedUpload(
+            f"a node of this server's cluster does not read what it has stored ({_first(error)}). "
+            "The round has failed for good, open a new one"
+        ) from error
 
 
 def _on(node: str, work: Callable[..., Any], **options: Any) -> Any:
