@@ -51,6 +51,12 @@ def test_every_command_is_one(page: Path) -> None:
             assert not unknown, f"{' '.join(words)}: no such option as {unknown}"
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = {name for page in PAGES for name in re.findall(r"tests/test_\w+\.py", page.read_text())}
+    assert len(named) > 10
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_import_of_ours_is_there(page: Path) -> None:
     for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
