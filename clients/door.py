@@ -1,6 +1,6 @@
 """A connection to one door of a server, which takes blocks of shares (`common.sealing`)."""
 
-import select
+import selectors
 import socket
 import time
 from collections import deque
@@ -38,7 +38,8 @@ class Door:
             self._socket.setblocking(False)
         except OSError as error:
             raise self._away(error) from error
-        self._poll = select.poll()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
 
     def send(
         self, numbers: Sequence[int], blocks: Sequence[Words], stored: Callable[[Words], None]
@@ -62,17 +63,18 @@ class Door:
         self, left: memoryview, waiting: "deque[Words]", stored: Callable[[Words], None]
     ) -> int:
         """Send some of what is left, if there is any, and take answers; return how much is sent."""
-        self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if left else 0))
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+        self._selector.modify(self._socket, wanted)
         deadline = time.monotonic() + SILENT_S
-        while not (ready := self._poll.poll(SLICE_S * 1000)):
+        while not (ready := self._selector.select(SLICE_S)):
             self._server.check_cancelled()
             if time.monotonic() > deadline:
                 raise ServerUnreachable(f"{self._where} took nothing for {SILENT_S:g} s")
         ((_, events),) = ready
         try:
-            if events & ~select.POLLOUT:
+            if events & selectors.EVENT_READ:
                 self._take(self._socket.recv(len(waiting)), waiting, stored)
-            return self._socket.send(left) if left and events & select.POLLOUT else 0
+            return self._socket.send(left) if events & selectors.EVENT_WRITE else 0
         except OSError as error:
             raise self._away(error) from error
 
@@ -91,4 +93,5 @@ class Door:
         return ServerUnreachable(f"{self._where} could not be reached: {error}")
 
     def close(self) -> None:
+        self._selector.close()
         self._socket.close()

@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,6 @@ class _Caller:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket, self.heard = connection, time.monotonic()
         # once the caller has proved that it knows its key
         self.granted: _Granted | None = None
@@ -168,7 +166,7 @@ class Door:
         self._tell({})
         for caller in [each for each in self._callers if each.overdue]:
             self._close(caller)
-        with suppress(KeyError):
+        if self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _accept(self) -> None:
@@ -181,12 +179,17 @@ class Door:
             self._selector.unregister(self._listener)
             return
         caller = _Caller(connection)
-        self._callers[caller] = talk = self._talk(caller)
+        talk = self._talk(caller)
+        try:
+            caller.expect(next(talk))
+        except OSError:
+            connection.close()
+            return
+        self._callers[caller] = talk
         self._selector.register(connection, selectors.EVENT_READ, caller)
         unproved = [each for each in self._callers if not each.granted]
         if len(unproved) > MOST_UNPROVED:
             self._close(unproved[0])
-        caller.expect(next(talk))
 
     def _hear(self, caller: _Caller) -> None:
         """Take what a connection has brought."""
@@ -201,6 +204,7 @@ class Door:
     def _talk(self, caller: _Caller) -> Generator[int, memoryview, None]:
         """Say `common.sealing` with a caller: yields how many bytes come next, and is sent them."""
         challenge = os.urandom(sealing.CHALLENGE_BYTES)
+        caller.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         caller.socket.send(challenge)
         greeting = bytes((yield sealing.GREETING_BYTES))
         granted = self._granted.get(sealing.HEADER.unpack_from(greeting)[0])
