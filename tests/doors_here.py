@@ -1,7 +1,6 @@
 """Doors on threads of this process, as if on nodes of a cluster, and what reads their files."""
 
 import os
-import shutil
 import sys
 import threading
 from contextlib import nullcontext
@@ -60,6 +59,7 @@ class NodesHere:
         self.doors: list[DoorHere] = []
         # what was fetched: (node, bytes)
         self.fetched: list[tuple[str, int]] = []
+        self.dropped: list[Path] = []
 
     def launch(self, number: int, lock: IO[bytes]) -> DoorHere:
         """Start a door, on the nodes in turn."""
@@ -73,7 +73,7 @@ class NodesHere:
         return list(block_digests(self._file(node, path), begin, size))
 
     def drop(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        self.dropped.append(folder)
 
     def _file(self, node: str, path: Path) -> WordsFile:
         assert node in path.name

@@ -242,17 +242,24 @@ def test_a_door_hangs_up_on_a_block_that_no_share_has(beside: Beside) -> None:
     assert hung_up(connection)
 
 
-def test_who_proves_nothing_or_says_nothing_does_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_proves_nothing_makes_room_for_others(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(door, "GREETING_S", 600.0)
+    monkeypatch.setattr(door, "MOST_UNPROVED", 3)
+    strangers = [beside.raw()[0] for _ in range(4)]
+    assert hung_up(strangers[0])
+    strangers[1].settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        strangers[1].recv(1)
+
+
+def test_who_says_nothing_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "GREETING_S", 1.0)
     monkeypatch.setattr(door, "SILENT_S", 1.0)
-    monkeypatch.setattr(door, "MOST_UNPROVED", 3)
     with closing(Beside(tmp_path / "words")) as beside:
         beside.grant()
-        strangers = [beside.raw()[0] for _ in range(4)]
-        # the first one had to go for the fourth, and then they have had their time
-        assert all(hung_up(each) for each in strangers)
+        assert hung_up(beside.raw()[0])
         connection, challenge = beside.raw()
         greeting = Seal(beside.room.key).greeting(beside.room.number, challenge)
         connection.sendall(greeting)

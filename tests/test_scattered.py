@@ -162,7 +162,7 @@ def test_a_share_lies_where_its_doors_are_and_is_whole_after_a_restart(
         assert {node for node, _ in nodes.fetched} == {"one", "two"}
         alone.server.restart()
     alone.server.fail()
-    assert not folder.exists()
+    assert not folder.exists() and nodes.dropped == [folder]
 
 
 def test_a_node_that_changes_a_block_is_noticed_and_one_that_is_gone(
