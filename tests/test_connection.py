@@ -43,7 +43,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.transport import CLIENT_DOMAIN, ClientPort, authenticate
-from tests.daemons import endpoint_of
+from tests.daemons import endpoint_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -261,6 +261,8 @@ def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
     with serving(echo) as server:
         connection = Connection("S0", server, MEMBER, 5.0)
         connection.ask("before")
+    # on a busy machine zmq takes its time to notice
+    wait_until(lambda: connection._monitor.poll(0))
     with serving(echo, endpoint=server.address):
         assert connection.ask("after").type == "after"
     connection.close()

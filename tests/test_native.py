@@ -54,6 +54,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.servers import daemon
+from securemedian.servers.config import EngineConfig
 from securemedian.servers.storage.spool import Piece
 from securemedian.servers.storage.store import Store
 from tests import reference
@@ -237,8 +238,9 @@ def test_a_server_tells_its_store(
         state_dir=tmp_path,
         protocol=ProtocolParams(native_aes=native_aes),
         listen="tcp://127.0.0.1:0",
-        doors=1,
+        doors=0,
         door_ports="",
+        engine=EngineConfig(),
         clients=(),
     )
     with pytest.raises(Stop, match=str(native_aes)):
