@@ -204,7 +204,8 @@ class Doors:
         """Take what the doors have said, `at_once` all of it, and replace those that have ended."""
         now = time.monotonic()
         for number, door in list(self._doors.items()):
-            said = door.launched.hear(at_once)
+            # one that does not listen yet has nothing to say about shares
+            said = door.launched.hear(at_once and bool(door.address))
             for message in said or []:
                 self._take(number, door, message)
             if said:
