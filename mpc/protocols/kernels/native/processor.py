@@ -43,7 +43,7 @@ VECTOR = 2 * LANES
 # instruction waits for the last. A row of `mpc.protocols.ot.extension.BLOCK` OTs is a multiple of 5
 # and of 3 vectors, however many lanes they have.
 ABREAST = 5
-HASHED = 4
+HASHED = 8
 
 
 def taken(wanted: bool) -> bool:
