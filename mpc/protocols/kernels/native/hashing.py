@@ -20,8 +20,9 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     loop,
     offset,
 )
+from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.optional import after
-from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, LINE, VECTOR
 
 # `Vectors.transposed` leaves column t * _STEP + i * _APART of a lane in byte i of vector t.
 _STEP, _APART = (16, 1) if GFNI else (1, 8)
@@ -230,6 +231,11 @@ def _emit_columns(
     apart = None if difference is None else v.broadcast(difference)
     with loop(builder, ir.Constant(I64, 8)) as t:
         at = builder.mul(t, ir.Constant(I64, _STEP))
+        # an eighth of what follows these
+        for out in outs:
+            soon = builder.mul(builder.add(t, ir.Constant(I64, 8)), ir.Constant(I64, 32 * lanes))
+            for word in range(0, 32 * lanes, LINE // 8):
+                emit_fetch(builder, out, builder.add(soon, ir.Constant(I64, word)), write=1)
         _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, apart, outs)
 
 
