@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from securemedian.mpc.arrays import Words
+from securemedian.mpc.protocols.kernels.native.processor import LINE
 
 
 class Scratch:
@@ -17,5 +18,8 @@ class Scratch:
         """Return a contiguous array over the memory of a name, which still holds what was there."""
         size = math.prod(shape)
         if name not in self._memory or self._memory[name].size < size:
-            self._memory[name] = np.empty(size, np.uint64)
+            # no vector that is written from a line's first word on lies in two lines
+            memory = np.empty(size + LINE // 8, np.uint64)
+            first = -memory.ctypes.data % LINE // 8
+            self._memory[name] = memory[first : first + size]
         return self._memory[name][:size].reshape(shape)

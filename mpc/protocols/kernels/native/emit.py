@@ -145,29 +145,41 @@ class Vectors:
             columns = b.xor(columns, self._shuffle(columns, zero, order))
         return b.bitcast(b.xor(columns, turned), self.words)
 
-    def encrypt(self, states: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
-        """Encrypt vectors under the round keys at an address."""
-        return self.encrypt_under([states], [keys])[0]
+    def encrypt(
+        self, states: list[ir.Value], keys: ir.Value, added: list[ir.Value] | None = None
+    ) -> list[ir.Value]:
+        """Encrypt vectors under the round keys at an address, and add others if there are any."""
+        return self.encrypt_under([states], [keys], added)[0]
 
     def encrypt_under(
-        self, states: list[list[ir.Value]], keys: list[ir.Value]
+        self,
+        states: list[list[ir.Value]],
+        keys: list[ir.Value],
+        added: list[ir.Value] | None = None,
     ) -> list[list[ir.Value]]:
-        """Encrypt lists of vectors, each under the round keys at an address, round by round."""
+        """Encrypt lists of vectors, each under the round keys at an address, round by round.
+
+        With vectors to be added to the first list, each later list is added to the one before it.
+        The last round key takes them up, and so no sum waits for the rounds.
+        """
         for i in range(ROUNDS + 1):
-            found = []
+            found: list[list[ir.Value]] = []
             for some, address in zip(states, keys, strict=True):
-                key = self.broadcast(offset(self.builder, address, 2 * i))
+                key = [self.broadcast(offset(self.builder, address, 2 * i))] * len(some)
                 if i == 0:
-                    found.append(self.xors(some, [key] * len(some)))
-                else:
-                    instruction = "aesenc" if i < ROUNDS else "aesenclast"
-                    found.append([self._aes(instruction, state, key) for state in some])
+                    found.append(self.xors(some, key))
+                    continue
+                if i == ROUNDS and added is not None:
+                    key = self.xors(found[-1] if found else added, key)
+                instruction = "aesenc" if i < ROUNDS else "aesenclast"
+                pairs = zip(some, key, strict=True)
+                found.append([self._aes(instruction, *pair) for pair in pairs])
             states = found
         return states
 
     def hash(self, tweaked: list[ir.Value], keys: ir.Value) -> list[ir.Value]:
         """Return pi(y) ^ y of vectors y = sigma(x) ^ t."""
-        return self.xors(tweaked, self.encrypt(tweaked, keys))
+        return self.encrypt(tweaked, keys, tweaked)
 
     def sigma(self, blocks: ir.Value) -> ir.Value:
         """Return (L ^ R) || L of L || R, in every lane."""

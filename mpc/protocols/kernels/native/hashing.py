@@ -20,8 +20,9 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     loop,
     offset,
 )
+from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.optional import after
-from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, LINE, VECTOR
 
 # `Vectors.transposed` leaves column t * _STEP + i * _APART of a lane in byte i of vector t.
 _STEP, _APART = (16, 1) if GFNI else (1, 8)
@@ -45,20 +46,20 @@ def emit_hashes(
     difference: ir.Value | None,
     keys: ir.Value,
 ) -> Iterator[tuple[list[list[int]], list[ir.Value]]]:
-    """Yield the places and hashes of a few vectors sigma(block) at a time.
+    """Yield the places and hashes of vectors sigma(block), HASHED at a time.
 
     The tweak of lane l of vector i is `first` + order[i][l]. With a difference of hash inputs, as
     many hashes with it follow.
     """
-    b = v.builder
-    for begin in range(0, len(blocks), HASHED):
-        some = order[begin : begin + HASHED]
+    b, step = v.builder, HASHED if difference is None else HASHED // 2
+    for begin in range(0, len(blocks), step):
+        some = order[begin : begin + step]
         tweaked = [
             b.xor(
                 block,
                 b.add(first, v.constant([word for place in places for word in (place, 0)])),
             )
-            for block, places in zip(blocks[begin : begin + HASHED], some, strict=True)
+            for block, places in zip(blocks[begin : begin + step], some, strict=True)
         ]
         if difference is not None:
             tweaked += [b.xor(y, difference) for y in tweaked]
@@ -98,8 +99,9 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
 
     Lane l has the columns from 128 l on, of which a call returns those at the places of `_sixteen`
     from t * _STEP on, one per vector. Rows are XORed for sigma before they are columns. Their bits
-    are transposed 8 rows at a time, which gives 16 bytes of each column: vectors that wait in the
-    first-level cache, and of which every 16 are then 16 columns of each lane.
+    are transposed 8 rows at a time, which gives 16 bytes of each column. Pairs of these wait in the
+    first-level cache, and every 8 vectors of pairs are then 8 columns of each lane: no more than
+    there are registers for.
     """
     b, tile = v.builder, v.memory(128)
 
@@ -113,13 +115,16 @@ def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value
 
     with loop(b, ir.Constant(I64, 8)) as group:
         low, other = eight(group), b.add(group, ir.Constant(I64, 8))
-        for place, some in ((group, v.xors(low, eight(other))), (other, low)):
-            for t, vector in enumerate(v.transposed(some)):
+        halves = v.transposed(v.xors(low, eight(other))), v.transposed(low)
+        for t, pair in enumerate(zip(*halves, strict=True)):
+            found = v.interleave([b.bitcast(vector, v.bytes) for vector in pair])
+            for place, vector in zip((group, other), found, strict=True):
                 v.store(vector, slot(ir.Constant(I64, t), place))
 
     def sixteen(t: ir.Value) -> list[ir.Value]:
         vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(16)]
-        columns = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        pairs = [b.bitcast(vector, v.bytes) for vector in vectors]
+        columns = v.interleave(pairs[:8]) + v.interleave(pairs[8:])
         return [b.bitcast(column, v.words) for column in columns]
 
     return sixteen
@@ -226,6 +231,11 @@ def _emit_columns(
     apart = None if difference is None else v.broadcast(difference)
     with loop(builder, ir.Constant(I64, 8)) as t:
         at = builder.mul(t, ir.Constant(I64, _STEP))
+        # an eighth of what follows these
+        for out in outs:
+            soon = builder.mul(builder.add(t, ir.Constant(I64, 8)), ir.Constant(I64, 32 * lanes))
+            for word in range(0, 32 * lanes, LINE // 8):
+                emit_fetch(builder, out, builder.add(soon, ir.Constant(I64, word)), write=1)
         _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, apart, outs)
 
 

@@ -4,8 +4,6 @@ A receiver knows all leaves and writes its choices. A sender has a mask for each
 Of `choices` and `masks` one is None, and so kernels are compiled for either end.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 from llvmlite import ir
 
@@ -19,6 +17,7 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     loop,
     offset,
 )
+from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.hashing import (
     hash_block_to_planes,
     hash_part,
@@ -26,31 +25,30 @@ from securemedian.mpc.protocols.kernels.native.hashing import (
     low_words,
 )
 from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
-from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, LINE, VECTOR
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_key_planes
-from securemedian.mpc.protocols.kernels.native.weighing import add_lanes, weigh_rows
+from securemedian.mpc.protocols.kernels.native.weighing import add_lanes
 
-# For trees of 2^_SMALL_BITS leaves all sums of 3 vectors are kept in registers.
-_SMALL_BITS = 4
-_SMALL_ABREAST = 3
 # The largest k of SoftSpokenOT.
 _MOST_BITS = 8
 # Words of a row that are expanded at once.
 _TILE = ABREAST * VECTOR
-_SMALL_TILE = _SMALL_ABREAST * VECTOR
 # Words of each row that are expanded and then hashed: so few that they stay in the second-level
 # cache in between.
-STRIP = 168
+STRIP = 200
 
 
 def _emit_expand(
     builder: ir.IRBuilder,
+    count: ir.Value,
     keys: ir.Value,
     bits: ir.Value,
     nonce: ir.Value,
     counter: ir.Value,
     rows: ir.Value,
     stride: ir.Value,
+    weights: ir.Value,
+    lane_sums: ir.Value,
     added: ir.Value,
     masks: ir.Value | None,
     total: ir.Value | None,
@@ -58,113 +56,83 @@ def _emit_expand(
     lanes: int,
     abreast: int,
 ) -> None:
-    """Expand the 2^bits leaves of one tree and fold them, `abreast` vectors of each row.
+    """Expand the 2^bits leaves of one tree and fold them: `count` tiles of `abreast` vectors.
 
     At the receiver `total` becomes the sum of all leaves ^ `added`. The sender has no total and all
     leaves but the first: its row j becomes what the leaves fold to ^ masks[j] & `added`.
 
-    Subtrees are added up as they end, as a binary counter carries: row j takes the sum of each
-    right subtree of level j, so that a leaf is added about twice, and not once per row. Row 0 is
-    kept in registers, the others and one sum per level in the first-level cache.
+    Row j is the sum of the leaves whose bit j is set, and so of the sums of the first n leaves, for
+    each multiple n of 2^j. AES adds up the leaves with its last key; every sum is then added to the
+    row of the lowest bit of n alone, and each row in the end to those below it.
+
+    What a sender writes to a row, or what a receiver overwrites there, is weighed.
     """
     b, v, one = builder, Vectors(builder, lanes), ir.Constant(I64, 1)
-    counters = v.counters(nonce, counter, abreast)
-    size = 2 * lanes
+    nothing, size = [v.constant([0] * 2 * lanes)] * abreast, 2 * lanes * abreast
+    folded, sums = v.memory((_MOST_BITS + 1) * abreast), v.memory(abreast)
+
+    def at(address: ir.Value, number: ir.Value, words: int) -> ir.Value:
+        return offset(b, address, b.mul(number, ir.Constant(I64, words)))
 
     def read(address: ir.Value) -> list[ir.Value]:
         return v.loads(address, abreast)
 
-    def stream(leaf: ir.Value) -> list[ir.Value]:
-        return v.encrypt(counters, offset(b, keys, b.mul(leaf, ir.Constant(I64, KEY_WORDS))))
+    def add_leaves(leaves: list[ir.Value]) -> None:
+        its_keys = [at(keys, leaf, KEY_WORDS) for leaf in leaves]
+        found = v.encrypt_under([counters] * len(leaves), its_keys, read(sums))
+        v.stores(found[-1], sums)
+        for leaf, vectors in zip(leaves, found, strict=True):
+            lowest = b.cttz(b.add(leaf, one), ir.Constant(ir.IntType(1), 1))
+            row = at(folded, lowest, size)
+            v.stores(v.xors(read(row), vectors), row)
 
-    def table() -> Callable[[ir.Value], ir.Value]:
-        memory = v.memory((_MOST_BITS + 1) * abreast)
-        return lambda level: offset(b, memory, b.mul(level, ir.Constant(I64, size * abreast)))
-
-    folded, sums, row0, pairs = table(), table(), v.memory(abreast), v.memory(abreast)
-    with loop(b, bits) as j:
-        first = [v.constant([0] * size)] * abreast
+    with loop(b, ir.Constant(I64, _MOST_BITS + 1)) as j:
+        v.stores(nothing, at(folded, j, size))
+    with loop(b, count) as tile:
+        block = b.add(counter, b.mul(tile, ir.Constant(I64, size // 2)))
+        counters = v.counters(nonce, block, abreast)
+        v.stores(nothing, sums)
         if masks is not None:
-            first = _masked(v, read(added), offset(b, masks, j))
-        v.stores(first, folded(j))
-    v.stores(read(folded(ir.Constant(I64, 0))), row0)
-    if masks is not None:
-        # the pair of the missing leaf
-        odd = stream(one)
-        v.stores(v.xors(read(row0), odd), row0)
-        v.stores(odd, sums(one))
-    with loop(b, b.shl(one, b.sub(bits, one)), int(masks is not None)) as pair:
-        even, odd = stream(b.shl(pair, one)), stream(b.or_(b.shl(pair, one), one))
-        v.stores(v.xors(read(row0), odd), row0)
-        v.stores(v.xors(even, odd), pairs)
-        # the levels at which this pair is the end of a right subtree
-        top = b.add(b.cttz(b.not_(pair), ir.Constant(ir.IntType(1), 0)), one)
-        with loop(b, top, 1) as level:
-            right = read(pairs)
-            v.stores(v.xors(read(folded(level)), right), folded(level))
-            v.stores(v.xors(read(sums(level)), right), pairs)
-        v.stores(read(pairs), sums(top))
-    v.stores(read(row0), rows)
-    with loop(b, bits, 1) as j:
-        v.stores(read(folded(j)), offset(b, rows, b.mul(j, stride)))
-    if total is not None:
-        v.stores(v.xors(read(sums(bits)), read(added)), total)
+            # the pair of the missing leaf
+            add_leaves([one])
+        with loop(b, b.shl(one, b.sub(bits, one)), int(masks is not None)) as pair:
+            even = b.shl(pair, one)
+            add_leaves([even, b.or_(even, one)])
+        here, correction = at(rows, tile, size), read(at(added, tile, size))
+        if total is not None:
+            v.stores(v.xors(read(sums), correction), at(total, tile, size))
+        with loop(b, bits) as higher:
+            j = b.sub(b.sub(bits, one), higher)
+            row, own, weighed = (
+                offset(b, here, b.mul(j, stride)),
+                at(folded, j, size),
+                at(lane_sums, j, VECTOR),
+            )
+            found = v.xors(read(own), read(sums))
+            v.stores(found, sums)
+            # for the next tile
+            v.stores(nothing, own)
+            if masks is not None:
+                mask = b.load(offset(b, masks, j))
+                masked = [b.and_(vector, v.fill(mask, mask)) for vector in correction]
+                found = v.xors(found, masked)
+            lane_sum, given = v.load(weighed), read(row) if masks is None else found
+            for vector, weight in zip(given, read(at(weights, tile, size)), strict=True):
+                lane_sum = b.xor(lane_sum, v.products(vector, weight))
+            v.store(lane_sum, weighed)
+            v.stores(found, row)
+            if masks is None:
+                # those that stand in this row of the next tree
+                for word in range(0, size, LINE // 8):
+                    soon = b.add(b.mul(bits, stride), ir.Constant(I64, word))
+                    emit_fetch(b, row, soon, write=0)
 
 
-def _emit_expand_small(
-    builder: ir.IRBuilder,
-    keys: ir.Value,
-    nonce: ir.Value,
-    counter: ir.Value,
-    rows: ir.Value,
-    stride: ir.Value,
-    added: ir.Value,
-    masks: ir.Value | None,
-    total: ir.Value | None,
-) -> None:
-    """Do as `_emit_expand` does for trees of 2^_SMALL_BITS leaves, without a loop.
-
-    Two leaves at a time are expanded, and added to the rows in which their pair has a part.
-    """
-    b, v = builder, Vectors(builder, LANES)
-    counters = v.counters(nonce, counter, _SMALL_ABREAST)
-    nothing = [v.constant([0] * VECTOR)] * _SMALL_ABREAST
-    # of each row, and of all leaves
-    sums, whole = [nothing] * _SMALL_BITS, nothing
-    for first in range(0, 1 << _SMALL_BITS, 2):
-        # the sender misses leaf 0
-        pair = [first + 1] if masks is not None and first == 0 else [first, first + 1]
-        leaves = [offset(b, keys, KEY_WORDS * leaf) for leaf in pair]
-        states = v.encrypt_under([counters] * len(pair), leaves)
-        sums[0] = v.xors(sums[0], states[-1])
-        both = v.xors(*states) if len(states) == 2 else states[0]
-        for j in range(1, _SMALL_BITS):
-            if first >> j & 1:
-                sums[j] = v.xors(sums[j], both)
-        whole = v.xors(whole, both)
-    correction = v.loads(added, _SMALL_ABREAST)
-    for j, values in enumerate(sums):
-        if masks is not None:
-            values = v.xors(values, _masked(v, correction, offset(b, masks, j)))
-        v.stores(values, offset(b, rows, b.mul(ir.Constant(I64, j), stride)))
-    if total is not None:
-        v.stores(v.xors(whole, correction), total)
-
-
-def _masked(v: Vectors, vectors: list[ir.Value], address: ir.Value) -> list[ir.Value]:
-    """Return vectors & the mask at an address."""
-    mask = v.builder.load(address)
-    return [v.builder.and_(vector, v.fill(mask, mask)) for vector in vectors]
-
-
-_expand_small = inline(_emit_expand_small, 8)
-_expand_tile, _expand_block = (
-    inline(_emit_expand, 9, lanes=lanes, abreast=abreast)
+# (tiles, round keys of a tree, bits, nonce, counter, rows, stride, weights, sums per lane, added,
+# masks, total): see `_emit_expand`
+_expand_tiles, _expand_blocks = (
+    inline(_emit_expand, 12, lanes=lanes, abreast=abreast)
     for lanes, abreast in ((LANES, ABREAST), (1, 1))
-)
-_weigh_small, _weigh_tile, _weigh_block = (
-    weigh_rows(lanes, abreast)
-    for lanes, abreast in ((LANES, _SMALL_ABREAST), (LANES, ABREAST), (1, 1))
 )
 
 
@@ -185,10 +153,13 @@ def _expand_part(
     """Do as `expand` does for `words` words of each row, from word `first` on.
 
     They become the first words of `rows`. `counter` is that of word 0. `lane_sums` (rows, VECTOR)
-    have a sum for each lane. A few vectors are weighed at a time, beside the AES of the next.
+    have a sum for each lane.
     """
     bits, step, row = rows.shape[0] // leaves.shape[0], rows.shape[1], rows.reshape(-1)
     weight, lane_sum = weights[first:], lane_sums.reshape(-1)
+    tiles, block = words // _TILE, counter + np.uint64(first // 2)
+    done = tiles * _TILE
+    rest, rest_block = (words - done) // 2, block + np.uint64(done // 2)
     if choices is not None:
         choices[first : first + words] = 0
     for tree in range(leaves.shape[0]):
@@ -202,53 +173,21 @@ def _expand_part(
         elif masks is not None:
             plus, total = correction, None
             its = np.zeros(bits, np.uint64) if tree == 0 else masks[tree * bits :]
-        start = 0
-        while start < words:
-            # slices that are nowhere kept cost no counting of references
-            block = counter + np.uint64((first + start) // 2)
-            if bits == _SMALL_BITS and start + _SMALL_TILE <= words:
-                if choices is not None:
-                    _weigh_small(bits, to[start:], step, weight[start:], sums)
-                _expand_small(
-                    keys, nonce, block, to[start:], step, plus[start:], its, after(total, start)
-                )
-                if masks is not None:
-                    _weigh_small(bits, to[start:], step, weight[start:], sums)
-                start += _SMALL_TILE
-            elif start + _TILE <= words:
-                if choices is not None:
-                    _weigh_tile(bits, to[start:], step, weight[start:], sums)
-                _expand_tile(
-                    keys,
-                    bits,
-                    nonce,
-                    block,
-                    to[start:],
-                    step,
-                    plus[start:],
-                    its,
-                    after(total, start),
-                )
-                if masks is not None:
-                    _weigh_tile(bits, to[start:], step, weight[start:], sums)
-                start += _TILE
-            else:
-                if choices is not None:
-                    _weigh_block(bits, to[start:], step, weight[start:], sums)
-                _expand_block(
-                    keys,
-                    bits,
-                    nonce,
-                    block,
-                    to[start:],
-                    step,
-                    plus[start:],
-                    its,
-                    after(total, start),
-                )
-                if masks is not None:
-                    _weigh_block(bits, to[start:], step, weight[start:], sums)
-                start += 2
+        _expand_tiles(tiles, keys, bits, nonce, block, to, step, weight, sums, plus, its, total)
+        _expand_blocks(
+            rest,
+            keys,
+            bits,
+            nonce,
+            rest_block,
+            to[done:],
+            step,
+            weight[done:],
+            sums,
+            plus[done:],
+            its,
+            after(total, done),
+        )
 
 
 @kernel(

@@ -41,9 +41,9 @@ PERMUTES = "avx512f" in FEATURES
 VECTOR = 2 * LANES
 # Vectors that are expanded, or hashed, at once: a round key is loaded once for all of them, and no
 # instruction waits for the last. A row of `mpc.protocols.ot.extension.BLOCK` OTs is a multiple of 5
-# and of 3 vectors, however many lanes they have.
+# vectors, however many lanes they have.
 ABREAST = 5
-HASHED = 4
+HASHED = 8
 
 
 def taken(wanted: bool) -> bool:

@@ -1,50 +1,11 @@
 """Sums of words times public weights, without carries: the inner loop of OT extension's check."""
 
-from typing import Any
-
 from llvmlite import ir
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
 from securemedian.mpc.protocols.kernels.native.emit import I64, Vectors, inline, loop, offset
-from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.processor import LANES, VECTOR
-
-
-def _emit_rows(
-    builder: ir.IRBuilder,
-    count: ir.Value,
-    rows: ir.Value,
-    stride: ir.Value,
-    weights: ir.Value,
-    sums: ir.Value,
-    *,
-    lanes: int,
-    abreast: int,
-) -> None:
-    """Add the first `abreast` vectors of rows that follow each other, weighed, to sums per lane.
-
-    As many rows that follow these are weighed soon, and begin to be fetched.
-    """
-    b, v = builder, Vectors(builder, lanes)
-    ahead, by = b.mul(count, stride), v.loads(weights, abreast)
-    with loop(b, count) as i:
-        row, total = (
-            offset(b, start, b.mul(i, step))
-            for start, step in ((rows, stride), (sums, ir.Constant(I64, VECTOR)))
-        )
-        for vector in range(abreast):
-            at = b.add(ahead, ir.Constant(I64, 2 * lanes * vector))
-            emit_fetch(b, row, at, write=0)
-        found = v.load(total)
-        for pair in zip(v.loads(row, abreast), by, strict=True):
-            found = b.xor(found, v.products(*pair))
-        v.store(found, total)
-
-
-def weigh_rows(lanes: int, abreast: int) -> Any:
-    """Return a function for kernels: (rows to weigh, rows, stride, weights, sums per lane)."""
-    return inline(_emit_rows, 5, lanes=lanes, abreast=abreast)
 
 
 @callee
