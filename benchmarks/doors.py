@@ -27,6 +27,7 @@ from securemedian.benchmarks.running import DEADLINE_S, RunningServers, started
 from securemedian.clients.blocks import Blocks
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, connect
+from securemedian.common.addresses import host_of
 from securemedian.common.blocks import BLOCK_BYTES, block_digest, whole_digest
 from securemedian.common.keys import load_keys
 from securemedian.common.sealing import CHALLENGE_BYTES, STORED, Seal
@@ -228,17 +229,18 @@ def _connected(file: Path) -> Iterator[Connection]:
 def _send(file: Path, fields: dict[str, Any], words: int) -> float:
     """Send S1 what is sealed, or else the share by itself, and return the processor's seconds."""
     share, (files, room, key) = _share(words), _sealed
+    host = host_of(ClientConfig.load(file).s1.address)
     begun = time.process_time()
-    with _connected(file) as server:
-        if files:
-            with ThreadPoolExecutor(len(files)) as pool:
-                sent = [
-                    pool.submit(_send_file, (server.host, int(address[1:])), room, key, *sealed)
-                    for address, sealed in files.items()
-                ]
-            for each in sent:
-                each.result()
-        else:
+    if files:
+        with ThreadPoolExecutor(len(files)) as pool:
+            sent = [
+                pool.submit(_send_file, (host, int(address[1:])), room, key, *sealed)
+                for address, sealed in files.items()
+            ]
+        for each in sent:
+            each.result()
+    else:
+        with _connected(file) as server:
             Blocks(server, fields, share, TAKEN_S, lambda stored: None).send()
     return time.process_time() - begun
 
