@@ -596,8 +596,7 @@ def test_the_benchmark_compares_numbers_of_doors(tmp_path: Path) -> None:
     assert none["of_first"] == 1 and none["doors"] == 0 < one["doors"]
     assert one["curve"] < none["curve"] and one["sealing"] > 0
     for point in (none, one):
-        names = "gigabytes_per_second", "daemon", "clients", "loops", "curve", "busiest"
-        assert all(point[name] > 0 for name in names)
+        assert all(point[name] > 0 for name in ("gigabytes_per_second", "clients", "loops"))
         kinds = point["loops"] + point["curve"] + point["others"]
         assert kinds == pytest.approx(point["daemon"] + point["doors"])
-        assert point["busiest"] < kinds
+        assert 0 < point["busiest"] <= kinds
