@@ -194,7 +194,8 @@ def _seal(file: Path, fields: dict[str, Any], words: int) -> float:
     global _sealed
     share = _share(words).data.cast("B")
     begun = time.process_time()
-    digests = (block_digest(share[at : at + BLOCK_BYTES]) for at in _places(share))
+    places = range(0, len(share), BLOCK_BYTES)
+    digests = (block_digest(share[at : at + BLOCK_BYTES]) for at in places)
     with _connected(file) as server:
         said = server.ask("store", {**fields, "digest": whole_digest(digests)}).fields
     seal, files = Seal(said["key"]), {}
@@ -208,10 +209,6 @@ def _seal(file: Path, fields: dict[str, Any], words: int) -> float:
             files[address] = len(numbers), memory, length
     _sealed = files, said["room"], said["key"]
     return time.process_time() - begun
-
-
-def _places(share: memoryview) -> range:
-    return range(0, len(share), BLOCK_BYTES)
 
 
 @contextmanager

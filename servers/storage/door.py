@@ -245,11 +245,16 @@ class Door:
         caller.socket.close()
 
 
+def write_all(pipe: int, data: bytes) -> None:
+    """Write all of the data to a pipe, however long that takes."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
 def tell(message: dict[str, Any]) -> None:
     """Tell the daemon something."""
-    left = memoryview(msgpack.packb(message))
-    while left:
-        left = left[os.write(_OUTPUT, left) :]
+    write_all(_OUTPUT, msgpack.packb(message))
 
 
 def listen(host: str, ports: str) -> socket.socket:

@@ -157,7 +157,7 @@ class Doors:
     def missing(self, room: Room) -> dict[str, list[int]]:
         """Return the blocks of a room that are not stored, by where they go; "" is the daemon."""
         wheres = {DAEMON: ""} | self.addresses
-        return {wheres[door]: room.missing(door) for door in set(room.owners) if room.missing(door)}
+        return {wheres[door]: blocks for door in set(room.owners) if (blocks := room.missing(door))}
 
     def owners(self, blocks: int, first: int) -> list[int]:
         """Return which door takes which block of a share: slices of coordinates.

@@ -215,8 +215,13 @@ class RayWorkers:
 
 
 def _lost(error: Exception) -> WorkerLost:
-    first = str(error).strip().partition("\n")[0]
-    return WorkerLost(f"its worker has ended ({type(error).__name__}: {cut(first, 200)})")
+    first = cut(first_line(error), 200)
+    return WorkerLost(f"its worker has ended ({type(error).__name__}: {first})")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what Ray says of an error; tracebacks follow."""
+    return str(error).strip().partition("\n")[0]
 
 
 def check_guarded(engine: EngineConfig) -> None:
@@ -384,9 +389,9 @@ class RayBackend:
         try:
             self._ray.init(**options)
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
+            first = cut(first_line(error), 300)
             raise ConfigError(
-                f"{self._where} takes no workers of this server ({cut(first, 300)}): it must run "
+                f"{self._where} takes no workers of this server ({first}): it must run "
                 f"Ray {self._ray.__version__}, with the token of this server if it asks for one"
             ) from error
 

@@ -20,8 +20,9 @@ import msgpack
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ChannelClosed, DamagedUpload
 from securemedian.servers import allocator, logs
+from securemedian.servers.computing.backends.ray import first_line
 from securemedian.servers.network.descriptors import Descriptors
-from securemedian.servers.storage.door import Door, listen
+from securemedian.servers.storage.door import Door, listen, write_all
 from securemedian.servers.storage.files import WordsFile
 from securemedian.servers.storage.scattered import block_digests
 
@@ -53,9 +54,7 @@ class _DoorActor:
             self._said.append(message)
 
     def order(self, order: bytes) -> None:
-        left = memoryview(order)
-        while left:
-            left = left[os.write(self._orders, left) :]
+        write_all(self._orders, order)
 
     def said(self) -> list[dict[str, Any]]:
         """Return what the door has said since the last time."""
@@ -177,7 +176,7 @@ class _AtNode:
             words: Words = ray.get(asked, timeout=READ_S)
         except RayError as error:
             raise ChannelClosed(
-                f"what a node has stored cannot be read: {_first(error)}"
+                f"what a node has stored cannot be read: {first_line(error)}"
             ) from error
         return words
 
@@ -190,8 +189,8 @@ def _answer(asked: Any) -> Iterator[bytes]:
         yield from ray.get(asked, timeout=READ_S)
     except RayError as error:
         raise DamagedUpload(
-            f"a node of this server's cluster does not read what it has stored ({_first(error)}). "
-            "The round has failed for good, open a new one"
+            "a node of this server's cluster does not read what it has stored "
+            f"({first_line(error)}). The round has failed for good, open a new one"
         ) from error
 
 
@@ -210,7 +209,3 @@ def _read(path: str, begin: int, count: int) -> Words:
 
 def _digests(path: str, begin: int, size: int) -> list[bytes]:
     return list(block_digests(WordsFile(Path(path), sys.maxsize), begin, size))
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
