@@ -15,10 +15,10 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, VersionsDiffer, cut,
 from securemedian.mpc.rounds.params import RoundParams
 
 # What parties say to each other: requests, the messages between the servers, and what a round
-# computes. 1: release 1.0.0rc1. 2: release 1.0.0, with what has `since=2`.
-WIRE = 2
+# computes. 1: release 1.0.0rc1. 2: release 1.0.0, with what has `since=2`. 3: release 1.1.0.
+WIRE = 3
 # the lowest that this release speaks
-LOWEST_WIRE = 1
+LOWEST_WIRE = 2
 # What is in the state folders of servers and clients. 3: release 1.0.0rc1.
 STORE = 3
 # the lowest that this release reads

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-(WHEEL,) = (Path(__file__).parent / "releases").glob("*.whl")
+# the release before this one; the older wheel beside it is for what lies on disks
+WHEEL = Path(__file__).parent / "releases" / "securemedian-1.0.0-py3-none-any.whl"
 KERNELS = "mpc/protocols/kernels"
 # a machine with other work takes minutes to compile all kernels
 COMPILED_S = 280.0
