@@ -16,17 +16,14 @@ With `--workers W` each server has so many workers of one core, which take a sha
     seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
     door     = bytes of all shares in full x seconds per byte of the door
 
-The door is here the daemon, which reads what it has stored, checks its digests and hands out
-slices, or with `--doors D` so many on the nodes of a cluster, which share that. Before that, while
-clients train, doors have taken the uploads:
-
-    taking   = bytes of all shares in full x seconds per byte to open, hash and store them / D
+The door is the daemon, which reads what it has stored, checks its digests and hands out slices.
 
 Seconds per OT and per coordinate are those of one party that runs a part of this round alone
 (`rehearsal`), and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -48,9 +45,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
-from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
-from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -159,10 +154,6 @@ class Forecast:
     workers: int = 0
     # what the daemon takes to hand out the slices
     door_seconds: float = 0.0
-    # how many processes of a server take the uploads, and how long they are busy with that, with a
-    # core each
-    doors: int = 1
-    taking_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -234,12 +225,6 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         "one core in all)",
     )
     plan.add_argument(
-        "--doors",
-        type=settings.count,
-        metavar="N",
-        help="tell how long so many processes of a server, of one core each, take the uploads",
-    )
-    plan.add_argument(
         "--one-malicious-server",
         action="store_true",
         help="leave out what servers with one_malicious_server = true refuse, and say why",
@@ -270,8 +255,9 @@ def run(options: argparse.Namespace) -> None:
                     refuse("one_malicious_server", unbounded(params))
                 name = params.method.label
                 status.update(name)
-                row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
-                found.append(through(row, options.doors or 1))
+                found.append(
+                    forecast(name, params, options.clients, protocol, link, byte, options.workers)
+                )
             except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -280,8 +266,7 @@ def run(options: argparse.Namespace) -> None:
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
-    taken = taking(found) if options.doors else []
-    for line in [*taken, *cheapest(found), *of_noise(found)]:
+    for line in [*cheapest(found), *of_noise(found)]:
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -371,56 +356,17 @@ def with_audit(
     )
 
 
-def through(row: Forecast, doors: int) -> Forecast:
-    """Return a forecast with how long so many doors take its uploads.
-
-    Workers then get their slices from these, on the nodes of a cluster.
-    """
-    seconds = in_full(row.params, row.clients) * taking_seconds_per_byte()
-    return replace(
-        row,
-        doors=doors,
-        taking_seconds=seconds / doors,
-        door_seconds=row.door_seconds / doors,
-    )
-
-
-def taking(rows: Sequence[Forecast]) -> list[str]:
-    """Return a sentence per forecast on how long doors take its uploads."""
-    return [
-        f"{row.name}: {row.doors} doors of a server are busy for {row.taking_seconds:.3g} s with "
-        f"the {in_full(row.params, row.clients) / 1e9:.3g} GB that it takes, while clients train"
-        for row in rows
-    ]
-
-
 @cache
 def door_seconds_per_byte() -> float:
     """Return the seconds per byte in which a daemon reads, hashes and copies what it has stored."""
     data = bytearray(os_entropy(1 << 22))
 
     def hand_out() -> None:
-        block_digest(data)
+        hashlib.sha256(data).digest()
         # from the file, and to where workers fetch it
         bytes(bytes(data))
 
     return _fastest(hand_out) / len(data)
-
-
-@cache
-def taking_seconds_per_byte() -> float:
-    """Return the seconds per byte in which a door takes what clients have sealed."""
-    block, seal = os_entropy(BLOCK_BYTES), Seal(os_entropy(KEY_BYTES))
-    header, sealed = seal.seal(0, memoryview(block))
-    _, nonce = HEADER.unpack(header)
-
-    def take() -> None:
-        opened = seal.open(0, nonce, memoryview(sealed))
-        block_digest(opened)
-        # from the system, and to the file
-        bytes(bytearray(opened))
-
-    return _fastest(take) / BLOCK_BYTES
 
 
 def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:

@@ -18,7 +18,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
-from securemedian.common.addresses import host_of
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import KeyPair
 from securemedian.common.versions import agree
@@ -166,7 +165,7 @@ class Connection:
         arrays: Mapping[str, NDArray[Any]] | None,
         progress: Progress,
     ) -> wire.Message:
-        self.check_cancelled()
+        self._check_cancelled()
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
@@ -191,10 +190,6 @@ class Connection:
     @property
     def address(self) -> str:
         return self._server.address
-
-    @property
-    def host(self) -> str:
-        return host_of(self._server.address)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless it is cancelled."""
@@ -222,7 +217,7 @@ class Connection:
         if _TCP_INFO is None:
             deadline += min(size / SLOWEST_BYTES_PER_S, MESSAGE_S)
         while (left := deadline - time.monotonic()) > 0:
-            self.check_cancelled()
+            self._check_cancelled()
             if (taken := min(size, self._acknowledged() - before)) > sent:
                 sent = taken
                 latest = begun + max(self._timeout_s, MESSAGE_S)
@@ -261,8 +256,7 @@ class Connection:
         finally:
             borrowed.detach()
 
-    def check_cancelled(self) -> None:
-        """Raise ServerUnreachable if it is cancelled."""
+    def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise ServerUnreachable(f"the connection to {self._where} was closed here")
 

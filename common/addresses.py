@@ -16,12 +16,6 @@ def check_endpoint(endpoint: str) -> None:
         )
 
 
-def host_of(endpoint: str) -> str:
-    """Return the host of tcp://HOST:PORT as other libraries than zmq take it; "" is any address."""
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    return "" if host == "*" else host.strip("[]")
-
-
 def host_and_port(listen: str) -> tuple[str, int]:
     """Return the parts of HOST:PORT or [IPV6]:PORT; 0 is any free port. Raises ConfigError."""
     host, _, port = listen.rpartition(":")

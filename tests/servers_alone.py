@@ -38,7 +38,6 @@ from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage import database
-from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.store import Store
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
@@ -198,10 +197,8 @@ class Server:
         folder: Path,
         params: RoundParams = PARAMS,
         ready: bool = True,
-        make_doors: Callable[[], Doors] = Doors,
         **changes: Any,
     ) -> None:
-        self._make_doors = make_doors
         self.config = replace(_sample(party), **changes)
         self.params = params
         self.folder = folder
@@ -215,7 +212,7 @@ class Server:
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
-        self.store = Store(self.folder, doors=self._make_doors())
+        self.store = Store(self.folder)
         clock = lambda: self.now  # noqa: E731
         signing = SIGNING[self.config.party]
         self.rounds = Rounds(
@@ -263,7 +260,7 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
-        if op in ("deal", "upload", "store"):
+        if op in ("deal", "upload"):
             entry = self.rounds.register.get(str(fields.get("round")))
             start = entry.server_round.asked.start if entry else START
             fields = {"start": bytes.fromhex(start)} | fields

@@ -36,7 +36,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
 # what makes a start slow, and what only some installations have
-HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "blake3", "rich", "asyncio"}
+HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "rich", "asyncio"}
 EXTRAS = {"torch", "sklearn"}
 
 

@@ -192,21 +192,6 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
         cli.main([*given, str(tmp_path / "no.json"), "--workers", "-1"])
 
 
-def test_plan_tells_how_long_doors_take_the_uploads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, seconds = tmp_path / "plan.json", {}
-    for doors in ("1", "4"):
-        given = ["plan", "--dim", "20000", "--clients", "4", "mean", "--json", str(file)]
-        assert cli.main([*given, "--doors", doors]) == 0
-        row = json.loads(file.read_text())[0]
-        assert row["doors"] == int(doors)
-        seconds[doors] = row["taking_seconds"]
-    # measured twice
-    assert 0 < seconds["4"] < seconds["1"]
-    assert "4 doors of a server are busy" in capsys.readouterr().out
-
-
 # dim, clients, field bits, lanes
 SIZES = [
     (1, 5, 4, 1),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from securemedian import Client, ConstantRange, Coordinator, RoundParams
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases
-from tests.daemons import Pair
+from tests.daemons import Pair, wait_until
 from tests.releases import WHEEL, Release
 
 DIM = 6
@@ -20,6 +21,9 @@ MODEL = np.zeros(DIM, np.float32)
 BUCKETED = RoundParams.from_dict({"method": "bucketed", "dim": DIM, "max_clients": 2})
 RADIX = RoundParams.from_dict({"method": "radix", "dim": DIM, "max_clients": 2})
 RANGE = ConstantRange(initial=1.0)
+# where a share has more than the 4 MiB from which on parties of 1.0.0 send it in blocks: a dealing,
+# and an upload that was not dealt
+LONG = {"bucketed": 1 << 18, "mean": 1 << 20}
 LIMIT_S = 60.0
 BOTH = ("s0", "s1")
 # what the two clients submit, and the lower median of both
@@ -125,6 +129,77 @@ def test_a_round_with_one_server_and_one_client_of_the_release_before(parties: P
     assert said["s1"]["release"] == securemedian.__version__
     parties.open(RADIX, anew=False, by_older=False)
     assert parties.take_part() == LOWER
+
+
+# a client's part in a long round: it submits its number in all coordinates, or only deals
+LONG_CLIENT = """
+import numpy as np
+from securemedian import Client
+config, dim, value = sys.argv[1:]
+with Client.from_config(config) as client:
+    client.wait_for_round(60)
+    if value:
+        client.submit(np.full(int(dim), float(value), np.float32))
+        result = client.result(timeout_s=60)
+        print(result.min(), result.max())
+    else:
+        client._sender._dealer.join()
+"""
+
+
+def open_long(parties: Parties, method: str) -> tuple[str, int]:
+    """Open a round with shares of more than 4 MiB, and return its id and length."""
+    dim = LONG[method]
+    params = RoundParams.from_dict({"method": method, "dim": dim, "max_clients": 2})
+    assert max(params.bytes_ahead, params.bytes_after) > 4 << 20
+    with Coordinator.from_config(parties.config("coordinator")) as coordinator:
+        return coordinator.open_round(params, np.zeros(dim, np.float32), RANGE), dim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_older", [(), BOTH], ids=["our servers", "our client"])
+@pytest.mark.parametrize("method", LONG)
+def test_long_shares_go_whole_between_releases(
+    parties: Parties, method: str, of_older: tuple[str, ...]
+) -> None:
+    """Parties of 1.0.0 send each other blocks, which this release neither sends nor takes."""
+    parties.start(*of_older)
+    round_id, dim = open_long(parties, method)
+    theirs = parties.older.begin(LONG_CLIENT, parties.config("client-1"), str(dim), "-0.125")
+    try:
+        with Client.from_config(parties.config("client-2")) as client:
+            client.wait_for_round(LIMIT_S)
+            client.submit(np.full(dim, 0.125, np.float32))
+            ours = client.result(timeout_s=LIMIT_S)
+    finally:
+        said = parties.older.finish(theirs)
+    wanted = 0.0 if method == "mean" else -0.125
+    assert [ours.min(), ours.max()] == pytest.approx([wanted, wanted], abs=0.1)
+    assert [float(each) for each in said.split()] == [ours.min(), ours.max()]
+    assert parties.pair.status("s0", round_id)["state"] == "published"
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("server", BOTH)
+def test_a_round_with_blocks_on_the_disk_fails_in_words(parties: Parties, server: str) -> None:
+    """A server is updated while it has long dealings, which 1.0.0 hashes in another way."""
+    parties.start(*BOTH)
+    round_id, dim = open_long(parties, "bucketed")
+    # the seed goes to one server, and words to the other
+    for name in parties.pair.names:
+        parties.older.run(LONG_CLIENT, parties.config(name), str(dim), "")
+    assert parties.pair.stop(server) == 0
+    parties.start()
+
+    def said() -> list[Any]:
+        return [parties.pair.status(each, round_id) for each in BOTH]
+
+    wait_until(lambda: all(status["state"] == "failed" for status in said()))
+    for status in said():
+        assert f"{server} was updated while it had long shares" in status["reason"]
+    # the next one has nothing to do with it
+    parties.open(BUCKETED, anew=True, by_older=False)
+    assert parties.take_part() == pytest.approx(LOWER, abs=0.1)
 
 
 @pytest.mark.release

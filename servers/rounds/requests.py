@@ -44,12 +44,11 @@ from securemedian.servers.computing.engines import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.server_round import ServerRound
-from securemedian.servers.network.control import SHA256_BYTES, is_round_id
+from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
-from securemedian.servers.storage.room import BlockFields
 from securemedian.servers.storage.spool import Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
@@ -132,27 +131,6 @@ class FoldedFields(OneRound):
 
 
 @dataclass(frozen=True)
-class StoreFields(OneRound):
-    """The fields with which a share that comes in blocks is announced, and found whole."""
-
-    params: bytes
-    start: bytes
-    # "dealing" or "upload"
-    kind: str
-    # of the share (`common.blocks`)
-    digest: bytes
-    # as in an upload
-    group: int = 0
-    # whether the caller reaches none of the other doors
-    direct: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.digest) != SHA256_BYTES:
-            raise BadUpload(f"`digest` has {len(self.digest)} bytes, not {SHA256_BYTES}")
-
-
-@dataclass(frozen=True)
 class TellFields(OneRound):
     """The fields of a client's public metrics."""
 
@@ -218,7 +196,6 @@ class Desk:
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
         self._rounds, self._engines, self._reply = rounds, engines, reply
-        self._doors = rounds.doors
         self.reload(config)
         self._log = logs.BoundedLog()
         # how many requests were answered, by name and by "ok" or the code of the error
@@ -357,7 +334,6 @@ class Desk:
             "party": self._config.party,
             "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
-            "doors": len(self._doors.addresses),
             "policy": self._config.policy.to_dict(),
         }
         caller = {
@@ -511,27 +487,6 @@ class Desk:
         if folds is None:
             raise RoundClosed(f"round {server_round.round_id} takes no folds now")
         folds.put(call.key, call.fields.binding, fold)
-        return Answer()
-
-    def _store(self, call: Call) -> Answer | None:
-        entry, fields = self._find(call), call.fields
-        _check_start(call, entry.server_round)
-        room = self._rounds.store(
-            entry,
-            call.key,
-            fields.kind,
-            fields.digest,
-            self._when_stored(call, Answer({"missing": {}})),
-            fields.group,
-            fields.direct,
-        )
-        if room is None:
-            return None
-        return Answer({"missing": self._doors.missing(room), "room": room.number, "key": room.key})
-
-    def _block(self, call: Call) -> Answer:
-        entry, fields = self._find(call), call.fields
-        entry.spool.put_block(call.key, fields.kind, fields.block, _array_of(call, "share"))
         return Answer()
 
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
@@ -717,8 +672,6 @@ OPS: dict[str, Op] = {
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
-    "store": Op(Desk._store, StoreFields, (CLIENT,)),
-    "block": Op(Desk._block, BlockFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
     "bound": Op(Desk._bound, OneRound, (CLIENT,), logged=False),
