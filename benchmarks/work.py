@@ -25,7 +25,6 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtReceiver,
     RandomOtSender,
 )
-from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -74,10 +73,10 @@ SWEPT = (
 class Point:
     """One set of parameters to time."""
 
-    # "ot", "compare", "median" or "bytes"
+    # "ot", "compare" or "median"
     bench: str
     method: str
-    # of OTs, comparisons or bytes
+    # of OTs or comparisons
     count: int | None = None
     # of medians
     clients: int | None = None
@@ -95,8 +94,6 @@ class Point:
         bits = self.options.get("ring_bits")
         if self.bench == "ot":
             return "random OTs"
-        if self.bench == "bytes":
-            return f"bytes {self.method}"
         if self.bench == "compare":
             return f"compare l={bits}"
         detail = round_params(self).method.detail
@@ -132,8 +129,6 @@ def run_point(
     meter = Meter(parties)
     if point.bench == "ot":
         _both_ways(parties[0], point.count or 0)
-    elif point.bench == "bytes":
-        _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
         _comparisons(parties, point.count or 0, point.options["ring_bits"])
     return Repetition(meter.read())
@@ -280,7 +275,7 @@ def _words(layout: share.Layout, stream: Stream) -> share.WordsUpload:
     return share.WordsUpload(layout, packed)
 
 
-def random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
+def _random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
     """Make `count` random OTs with each end, check them, and keep none of their keys."""
     senders = [end for end in ends if isinstance(end, RandomOtSender)]
     receivers = [end for end in ends if isinstance(end, RandomOtReceiver)]
@@ -306,18 +301,7 @@ def _both_ways(party: Party, count: int) -> None:
     sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
     receiver.prepare()
     half = -(-count // (2 * ALIGN)) * ALIGN
-    random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
-
-
-def _bytes(party: Party, count: int, both_ways: bool) -> None:
-    """Send bytes from S0 to S1, and back if `both_ways`, in messages of a block's corrections."""
-    message = np.zeros(corrections_shape(4, BLOCK), np.uint64)
-    for _ in range(-(-count // message.nbytes)):
-        if both_ways or party.number == 0:
-            party.channel.send("bytes", message)
-        if both_ways or party.number == 1:
-            party.channel.recv("bytes", message.dtype, message.shape)
-    party.channel.exchange("all here", np.zeros(1, np.uint8))
+    _random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
 
 
 def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:

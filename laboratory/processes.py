@@ -64,12 +64,6 @@ class Processes:
                     f"{name} ended with status {process.returncode}: {last or 'it said nothing'}"
                 )
 
-    def peak_mib(self, name: str) -> int:
-        """Return the most memory that a running process has had, in MiB."""
-        status = Path(f"/proc/{self._running[name].pid}/status").read_text()
-        (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) >> 10
-
     def stop(self) -> None:
         """Send SIGTERM to all processes, and SIGKILL to those still there STOP_LIMIT_S later."""
         # nothing is to interrupt this

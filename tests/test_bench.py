@@ -386,15 +386,6 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     assert points.growth(results[:2]) == []
 
 
-@pytest.mark.release
-def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
-    arguments = ["--clients", "3", "--dim", "20000", "--buckets", "8", "--out", str(tmp_path)]
-    assert cli.main(["bench", "peak", *arguments]) == 0
-    (point,) = json.loads((tmp_path / "peak.json").read_text())["points"]
-    assert point["peak_mib"].keys() == {"s0", "s1"}
-    assert all(50 < peak < 1000 for peak in point["peak_mib"].values())
-
-
 PAGES = (
     *("bench", "demo", "experiment", "soak", "plan", "train", "init"),
     *("bench median", "bench median radix", "bench table1", "demo bucketed", "plan reclustered"),

@@ -61,16 +61,6 @@ def rehearse(
     compute(party, params, _rehearsed_chunk(params, weights, size, batch))
 
 
-def rehearse_round(
-    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
-) -> None:
-    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
-    if params.method.surveys:
-        rehearse_survey(party, params, weights, batch, size)
-        rehearse_judge(party, params, weights, batch)
-    rehearse(party, params, weights, batch, size)
-
-
 def rehearse_survey(
     party: Party,
     params: RoundParams,
