@@ -10,7 +10,7 @@ request without an answer is repeated with the same bytes (`clients.journal`). W
 this also holds for a client that is restarted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -26,7 +26,6 @@ from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
     Journal,
-    Noised,
     Sent,
     Submission,
     fingerprint,
@@ -507,19 +506,6 @@ class Client(Member):
     def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
         """Return the fields and arrays that were stored last, not to be changed, or {} and {}."""
         return self._journal.own.fields, self._journal.own.arrays
-
-    @property
-    def account(self) -> Sequence[Noised]:
-        """Return what was trained with noise and charged, in this process and before it."""
-        return self._journal.account
-
-    def charge(self, noised: Noised) -> None:
-        """Add to the account, which with a `state_dir` outlasts the process.
-
-        Call it before an update of these steps is submitted. Raises ConfigError if it cannot be
-        written.
-        """
-        self._journal.charge(noised)
 
     def _fetched(
         self, round_id: str, timeout_s: float | None

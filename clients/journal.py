@@ -12,11 +12,10 @@ folder all of it outlasts the process, in one file per round, `ROUND.kept`, in o
 In an audited round the last two have, until it ends, what its folds are made of (`Upheld`), the
 dealing's secret included, and under which coin each binding was answered.
 
-The file `own` holds the arrays that the caller keeps (`Client.store`), `days` when updates were
-shared within the last day, which a client's policy may limit, and `account` what was trained with
-noise (`Noised`). A file is the SHA-256 of its content, and then a msgpack list of its version
-(`versions.STORE`) and the parts of one frame (`wire`), for its owner alone: together the halves are
-the update.
+The file `own` holds the arrays that the caller keeps (`Client.store`), and `days` when updates were
+shared within the last day, which a client's policy may limit. A file is the SHA-256 of its content,
+and then a msgpack list of its version (`versions.STORE`) and the parts of one frame (`wire`), for
+its owner alone: together the halves are the update.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import msgpack
 import numpy as np
@@ -51,7 +50,7 @@ SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
 ROUNDS_RETAINED = 4
 _SUFFIX = ".kept"
-_OWN, _DAYS, _ACCOUNT = "own", "days", "account"
+_OWN, _DAYS = "own", "days"
 DAY_S = 86400.0
 _NOTHING_SENT = ". Nothing was sent"
 _DIGEST_BYTES = 32
@@ -130,16 +129,6 @@ class Sent:
     order: int
 
 
-class Noised(NamedTuple):
-    """Steps of DP-SGD on a client's records, from which updates were made."""
-
-    # the standard deviation of the noise, in lengths to which the gradient of a record is cut
-    noise_multiplier: float
-    # the probability with which a record is in a step
-    sample_rate: float
-    steps: int
-
-
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
     """Return a digest of a flat update for a group."""
     data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
@@ -164,8 +153,6 @@ class Journal:
         self._made: list[float] = []
         # the fields and arrays that the caller has kept last, which nobody must change
         self.own = wire.Message(_OWN, {}, {})
-        # what was trained with noise, in order
-        self.account: list[Noised] = []
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -179,11 +166,6 @@ class Journal:
             self.own = self._load_one(_OWN, "What this client kept of its own is lost") or self.own
             if days := self._load_one(_DAYS, "Rounds of the last day are then not counted"):
                 self._made = days.arrays["made"].tolist()
-            if account := self._load_one(_ACCOUNT, "What the noise has cost so far is forgotten"):
-                self.account = [
-                    Noised(noise, rate, int(steps))
-                    for noise, rate, steps in account.arrays["steps"].reshape(-1, 3).tolist()
-                ]
         except OSError as error:
             self.close()
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
@@ -345,19 +327,6 @@ class Journal:
         if self._folder:
             self._replace(self._folder / _OWN, own)
         self.own = own
-
-    def charge(self, noised: Noised) -> None:
-        """Add steps to the account. Raises ConfigError if they cannot be written.
-
-        An update that they have made may be shared once this returns.
-        """
-        account = [*self.account, noised]
-        if account[:-1] and account[-2][:2] == noised[:2]:
-            account[-2:] = [noised._replace(steps=account[-2].steps + noised.steps)]
-        if self._folder:
-            message = wire.Message(_ACCOUNT, {}, {"steps": np.array(account, np.float64).ravel()})
-            self._replace(self._folder / _ACCOUNT, message, _NOTHING_SENT)
-        self.account = account
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""

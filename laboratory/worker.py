@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, unseen
-from securemedian.clients.journal import Noised
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round, number_of
@@ -29,7 +28,6 @@ from securemedian.laboratory.data import SOURCES, Dataset, load, without
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
-from securemedian.laboratory.models.record_dp import epsilon_of, round_of
 from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
@@ -38,13 +36,11 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
+from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
 WARM_UP = 5
-# the public metric of a client with record-level DP
-METRIC = "record_epsilon"
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ def trainer(
     images, (index, parts) = load(options.data, options.dataset), options.part
     if public is not None:
         images = without(images, public.inputs)
-    made = Trainer.of_part(
+    return Trainer.of_part(
         images,
         index,
         parts,
@@ -145,10 +141,6 @@ def trainer(
         network(options, images),
         quarters,
     )
-    if made.model.record_dp:
-        # whether there is such noise is found before any round
-        round_of(made.model, len(made.labels))
-    return made
 
 
 def run(
@@ -160,7 +152,6 @@ def run(
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
-    With record-level DP it raises PolicyRefused in the round that would pass epsilon (`Budget`).
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
     what `Client.submit` gives it. `record` is for the laboratory alone: a directory that receives
     every update IN THE CLEAR as round-NUMBER-NAME.npy, and the group that was chosen as
@@ -168,15 +159,12 @@ def run(
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
-    budget = Budget.of(client, trainer)
     for current in _rounds(client, rounds):
         group = 0
         if current.submitted:
             # by this client, before it was restarted
             update = None
         else:
-            if budget:
-                budget.check(current)
             if current.params.method.groups > 1:
                 group = current.choose(trainer.loss)
             update = _update(current.of_group(group), trainer, private)
@@ -186,72 +174,12 @@ def run(
                 np.save(record / f"group-{name}.npy", group)
         try:
             if update is not None:
-                metrics = budget.charge() if budget else {}
-                client.submit(update, progress=progress, public_metrics=metrics, group=group)
+                client.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
             print(f"round {current.number}: update {done}", flush=True)
             private = client.result() if current.params.result_to == "clients" else None
         except SecureMedianError as error:
             print(f"round {current.number}: {error}", flush=True)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The epsilon that a client's records may cost, over all of its rounds and restarts."""
-
-    client: Client
-    model: models.Model
-    records: int
-
-    @classmethod
-    def of(cls, client: Client, trainer: Trainer) -> Self | None:
-        """Return the budget of a client, or None if it trains without noise.
-
-        Raises ConfigError if it cannot keep an account, or has one and trains without noise.
-        """
-        if trainer.model.record_dp is None:
-            if client.account:
-                raise ConfigError(
-                    f"{client.config.name} has trained with --record-dp, and one round without it "
-                    "would protect no record any more: give --record-dp, or another state_dir"
-                )
-            return None
-        if client.config.state_folder is None:
-            raise ConfigError(
-                f"{client.config.name} would forget what its rounds have cost when it ends: "
-                "--record-dp needs a state_dir"
-            )
-        return cls(client, trainer.model, len(trainer.labels))
-
-    @property
-    def _round(self) -> Noised:
-        return round_of(self.model, self.records)
-
-    def check(self, current: Round) -> None:
-        """Raise PolicyRefused, and tell both servers, if a round would cost more than is left.
-
-        Raises ConfigError in a round of several groups, because the choice of one would tell of the
-        records, too.
-        """
-        assert self.model.record_dp is not None
-        if current.params.method.groups > 1:
-            raise ConfigError(
-                f"round {current.round_id} has {current.params.method.groups} groups, and "
-                "--record-dp covers no choice among them: train without it"
-            )
-        after = epsilon_of([*self.client.account, self._round], self.records)
-        if after > self.model.record_dp.epsilon:
-            self.client.decline(current.round_id)
-            raise PolicyRefused(
-                f"{self.client.config.name} takes no part in round {current.round_id}: its records "
-                f"would then have cost epsilon {after:.3g}, and --record-dp allows "
-                f"{self.model.record_dp.epsilon:g} over all rounds"
-            )
-
-    def charge(self) -> dict[str, float]:
-        """Charge a round, and return the public metrics that tell epsilon so far."""
-        self.client.charge(self._round)
-        return {METRIC: epsilon_of(self.client.account, self.records)}
 
 
 def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.release
 
 HIDDEN = {
     "train": ["torch", "sklearn"],
-    "record-dp": ["opacus"],
     "bench": ["matplotlib"],
     "metrics": ["prometheus_client"],
     "dashboard": ["starlette", "uvicorn"],
@@ -78,10 +77,6 @@ def test_the_service_is_imported_without_any_extra() -> None:
                 "demo --rounds 1",
                 "experiment fig4 --out {folder}",
             ],
-        ),
-        (
-            "record-dp",
-            ["train {folder}/client-1.toml --dataset clinic --record-dp 1 --rounds 2"],
         ),
         ("dashboard", [f"dashboard {ROOT}/docs/samples/coordinator.toml"]),
         ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
