@@ -75,7 +75,7 @@ def _round(
         # as good as tossed, and the same when the run is carried out again
         coin = canonical.digest(tossed, run.seed, before.number)[:SEED_BYTES]
         published = before.published_for(params)
-        passed = plaintext.passed(updates, params, published, coin)
+        passed = plaintext.passed(updates, params, published, coin, run.names)
         names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
         weights = params.weights_of(names)
         results = plaintext.published(updates[passed], params, published, weights, coin=coin)
