@@ -80,6 +80,11 @@ class Zeno(AlwaysBounded, Clustered):
         super().__post_init__()
         check_number("rho", self.rho, 0, 1e6, "above 0 and at most 1e6")
         check_number("epsilon", self.epsilon, 0, 1e6, "above 0 and at most 1e6")
+        if self.weights and self.validator not in self.weights:
+            raise ConfigError(
+                f"the validator {quoted(self.validator)} has no weight, and so could not upload: "
+                "name it in weights, where its number counts for nothing"
+            )
 
     def check_round(self, max_clients: int) -> None:
         if self._heaviest > HEAVIEST:
