@@ -1,14 +1,18 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Published
@@ -124,3 +128,40 @@ def test_through_real_daemons(pair: Pair) -> None:
         model = pair.result(round_id)
         assert np.array_equal(model, want)
         assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) -> None:
+    """And scales what it shares by that, with no word of the caller's."""
+    shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
+    given: dict[str, Any] = {"method": "mean", "dim": 20, "max_clients": 4, "weights": shares}
+    params = RoundParams.from_dict(given | {"norm_bound": 64.0})
+    round_id = pair.open(reset=True, **params.to_dict())
+    updates = np.random.default_rng(3).normal(size=(4, 20)).astype(np.float32)
+    for name, update in zip(pair.names, updates, strict=True):
+        config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
+        config = replace(config, policy=ClientPolicy.unlimited())
+        if name == pair.names[0]:
+            # the servers and the client allow weights
+            for weight, said in ((0, "states none"), (4, "states weight = 4")):
+                refused = pytest.raises(PolicyRefused, match=f"the weight 3 in a round: .* {said}")
+                with Client(replace(config, weight=weight)) as client, refused:
+                    client.check_round(round_id)
+            continue
+        with Client(replace(config, weight=shares[name])) as client:
+            client.submit(update, round_id)
+    # the first has refused, and the rest weigh 1, 2 and 3 of 6
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    assert "weighs 3 of the 6 of all who take part" in pair.wait("failed")["reason"]
+    round_id = pair.open(reset=True, **params.to_dict() | {"weight_cap": 0.3})
+    for name, update in zip(pair.names, updates, strict=True):
+        config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
+        config = replace(config, policy=ClientPolicy.unlimited(), weight=shares[name])
+        with Client(config) as client:
+            client.submit(update, round_id)
+    pair.wait("published")
+    lowered = RoundParams.from_dict(params.to_dict() | {"weight_cap": 0.3})
+    weights = lowered.weights_of(pair.names)
+    assert weights == [2, 1, 2, 2]
+    (want,) = plaintext.published(updates, lowered, Published(), weights)
+    assert np.array_equal(pair.result(round_id), want)
