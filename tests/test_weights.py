@@ -20,7 +20,14 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods import mean
-from securemedian.mpc.rounds.methods.base import MOST_SHARE, Method, Published, effective, lowered
+from securemedian.mpc.rounds.methods.base import (
+    MOST_SHARE,
+    Chunk,
+    Method,
+    Published,
+    effective,
+    lowered,
+)
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.methods.mean import Mean
@@ -148,7 +155,7 @@ def test_no_digit_of_a_sum_is_a_clients(monkeypatch: pytest.MonkeyPatch) -> None
 def test_that_reading_reads_what_1_0_0_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same clients and servers without the mend: sums of multiples of what clients share."""
     monkeypatch.setattr(RoundParams, "part_of", lambda self, client: 1.0)
-    monkeypatch.setattr(mean.Chunk, "plain_sum", mean.Chunk.weighted_sum)
+    monkeypatch.setattr(Chunk, "plain_sum", Chunk.weighted_sum)
     monkeypatch.setattr(Mean, "weight_of", lambda self, client: self.weights[client])
     found = attacked(0, monkeypatch)
     assert {tuple(weights) for weights, *_ in found} >= {tuple(READ[0]), tuple(READ[2])}
@@ -288,7 +295,7 @@ def test_a_round_with_weights_is_of_wire_version_3() -> None:
 
 
 def test_what_may_be_a_single_clients_result() -> None:
-    for asked, least, want in [
+    cases: list[tuple[dict[str, Any], int, bool]] = [
         ({"ranks": [1]}, 9, True),
         ({"ranks": [2, 3]}, 4, False),
         ({"ranks": [2, 3]}, 3, True),
@@ -301,7 +308,8 @@ def test_what_may_be_a_single_clients_result() -> None:
         ({"quantiles": [0.99]}, 100, False),
         ({}, 3, False),
         ({"midpoint": True}, 3, False),
-    ]:
+    ]
+    for asked, least, want in cases:
         assert Radix(**asked).single_clients(least) is want, (asked, least)
     # with no more clients does any rank become an end
     for least in range(2, 30):
