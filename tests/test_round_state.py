@@ -819,6 +819,21 @@ def test_the_weight_cap_holds_for_those_who_remain(
         assert here.opened == "nothing"
 
 
+@pytest.mark.parametrize("kind", [DEALT, {"method": "pairwise"}])
+def test_those_who_remain_must_count_as_enough_by_their_weights(kind: dict[str, Any]) -> None:
+    """Weights of 2, 2, 1 and 1 count as 3.6 clients, and the round asks for 4."""
+    weights = {"key-a": 10, "key-b": 10, "key-c": 1, "key-d": 1}
+    both = Both(max_clients=4, min_clients=4, weights=weights, **kind)
+    for client in NAMES:
+        if both.rounds[0].dealt:
+            both.deal(client)
+        both.upload(client)
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    for here in both.rounds:
+        assert here.code == "too-few-clients" and "as 3.6 of equal weight" in here.reason
+        assert here.opened == "nothing"
+
+
 def test_s1_checks_and_runs_only_what_it_may() -> None:
     def fails(here: ServerRound, message: RoundMessage, code: str) -> None:
         actions = here.handle(message, 1.0)
