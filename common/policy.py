@@ -45,7 +45,7 @@ RISKS: dict[str, dict[Any, str]] = {
 }
 # By parameter, the number above which it is a risk, and what comes of that.
 RISKY_ABOVE: dict[str, tuple[float, str]] = {
-    "weights": (0, "the heaviest client counts as a third of all, and a result is often its own"),
+    "weights": (0, "a client counts for up to a third of all, and a result may be near its update"),
 }
 # What one server that deviates can turn into no more than a bounded leak (docs/threat-model.md):
 # the methods, and of their options the values. All else keeps values of single clients on shares,
