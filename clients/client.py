@@ -415,7 +415,16 @@ class Client(Member):
             epsilon = max(inf if one is None else one for one in told)
         made = self._journal.made_within_a_day
         try:
-            policy.check_round(params, made, self.config.name, listed, epsilon, bounded)
+            policy.check_round(
+                params,
+                made,
+                self.config.name,
+                listed,
+                epsilon,
+                bounded,
+                self.config.weight,
+                self.service.keys.public.decode(),
+            )
         except PolicyRefused:
             self.decline(round_id)
             raise

@@ -11,6 +11,8 @@ from securemedian.common.keys import check_key_places, check_public_key, fingerp
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.options import check_whole
+from securemedian.mpc.rounds.methods.base import MOST_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class ClientConfig:
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
     # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
+    # how much it counts in rounds with weights, such as its number of examples: it takes part in
+    # none that gives it another. 0: it states none, and takes part in no round with weights
+    weight: int = 0
     # the rounds that a client takes part in
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     # the limit for the answer to a request, from when the server has taken the last of it
@@ -63,6 +68,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
+        check_whole("weight", self.weight, 0, MOST_WEIGHT)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(

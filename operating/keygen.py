@@ -305,6 +305,8 @@ CLIENT_POLICY = """\
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
 state_dir = "{name}-state"
+# Its number of records, for rounds with weights. Without it the client takes part in none.
+# weight = 1234
 """
 
 CALLER = """\

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -359,7 +360,8 @@ class Pair:
     def encoded(self, name: str, values: NDArray[np.float32]) -> NDArray[Any]:
         """Return what the method of the latest round shares of these values."""
         current, params = self.round(name)
-        published = self.published(name, current["round"])
+        part = params.part_of(self._keys(name).public.decode())
+        published = replace(self.published(name, current["round"]), part=part)
         return params.method.encode(values, params.max_clients, published)
 
     def published(self, name: str, round_id: str) -> Published:

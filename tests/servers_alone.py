@@ -129,16 +129,10 @@ class FakeEngine:
         self.checked, self.examine, self.note = halves, examine, note
         self.coins.append(coin)
 
-    def check_values(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        opening: bytes,
-        examine: Examine = lambda: None,
-    ) -> None:
+    def check_values(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
-        self.openings.append(opening)
-        self.checked, self.examine, self.note = uploads, examine, note_nothing
+        self.openings.append(given.opening)
+        self.checked, self.examine, self.note = given.uploads, examine, note_nothing
         self.computes = True
 
     def bind(

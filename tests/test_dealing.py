@@ -772,7 +772,7 @@ def test_the_shape_of_a_round() -> None:
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16
     assert RoundParams(Bucketed(uploads="unverified"), dim=10, max_clients=8).dealing is None
-    weighted = Bucketed(buckets=8, weights={"a": 900, "b": 800, "c": 700}, weight_cap=0.5)
+    weighted = Bucketed(buckets=8, weights={"a": 900, "b": 800, "c": 700})
     assert RoundParams(weighted, dim=10, max_clients=3).dealing == Dealing(10, 8, 12, 40)
 
 

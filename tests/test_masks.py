@@ -714,9 +714,9 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "Mean.compute",
-                "chunk.weighted_sum(party)",
+                "chunk.plain_sum(party)",
                 "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party))[1]",
+                " self.bits_for(chunk.max_clients)), chunk.plain_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),

@@ -240,7 +240,7 @@ def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
 def test_predicted_is_counted_with_weights(name: str) -> None:
     weights = [3, 1, 4, 2, 5]
     named = {str(client): weight for client, weight in enumerate(weights)}
-    more = {"dim": 3000, "max_clients": 5, "weights": named, "weight_cap": 0.5}
+    more = {"dim": 3000, "max_clients": 5, "weights": named}
     check(RoundParams.from_dict(more | ROUNDS[name]), weights, ProtocolParams(lanes=2, **SMALL))
 
 

@@ -150,15 +150,17 @@ def check_values(
     progress: Progress | None = None,
     shard: Shard | None = None,
     entropy: Entropy = os_entropy,
+    weights: Sequence[int] = (),
 ) -> Checked:
     """Return which clients' uploads are as a client encodes them; the other party does the same.
 
-    The arguments are those of `run_round`, which follows for the clients that passed, with their
-    weights. Where whole uploads are checked, the two toss for it with the same `entropy` as for the
-    round, and both learn the verdicts alone. Where each value is, they also learn of a client that
-    failed which of its values are out of range; with a `shard`, only its values are checked. All
-    pass where a method has nothing to check. Raises InputError as `run_round` does, and
-    PeerProtocolError if the two verdicts differ.
+    The arguments are those of `run_round`, which follows for the clients that passed. `weights` are
+    those by which clients scale what they share (`Method.weight_of`), if there are any. Where whole
+    uploads are checked, the two toss for it with the same `entropy` as for the round, and both
+    learn the verdicts alone. Where each value is, they also learn of a client that failed which of
+    its values are out of range; with a `shard`, only its values are checked. All pass where a
+    method has nothing to check. Raises InputError as `run_round` does, and PeerProtocolError if the
+    two verdicts differ.
     """
     _check_count(params, uploads)
     if not params.method.checks_values:
@@ -168,7 +170,8 @@ def check_values(
     if params.upload_check:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
         chunks = cut_survey(params, len(uploads), protocol)
-        pieces = _pieces(params, chunks, uploads, [1] * len(uploads), protocol, coin)
+        weights = weights or [params.method.heaviest] * len(uploads)
+        pieces = _pieces(params, chunks, uploads, weights, protocol, coin)
         verdicts = _judged(parties, params.upload_check, pieces, progress)
         passed = _passed(parties[0].channel, verdicts, len(uploads))
     else:
@@ -385,7 +388,8 @@ def fill(
     """
     meter = Meter(parties)
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
-    weights = list(params.weights.values()) or [1] * params.max_clients
+    named = [params.method.weight_of(client) for client in params.weights]
+    weights = named or [1] * params.max_clients
     pieces = cut_check(params, len(weights), protocol, shard)
     chunks = cut(params, len(weights), protocol, shard)
     sizes = [end - begin for begin, end in chunks]

@@ -331,4 +331,4 @@ class RoundSelection(RoundFacts):
                 "round with another validator"
             )
         # the method's own rules, for so many clients with these weights
-        self.params.check_included(self.included)
+        self.params.check_included(self.included, self.needed)
