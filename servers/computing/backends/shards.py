@@ -638,7 +638,7 @@ class ShardedComputation:
         verdicts, judged = self._judged(
             params, shards, slices, [1] * clients, coin, progress, checking=True
         )
-        passed, opened = pipeline.open_passed(channel, verdicts, clients)
+        passed, opened = pipeline.open_passed(channel, self._party, verdicts, clients)
         cost = _together(tossed, judged, opened).as_checking()
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
