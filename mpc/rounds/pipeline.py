@@ -52,7 +52,7 @@ class Outcome:
     values: Result = field(repr=False)
     cost: Cost
     # what was tossed for the round; empty for methods that do not toss
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
