@@ -105,7 +105,7 @@ class Submission:
     # the digest of the run that it was trained from
     start: bytes
     # `fingerprint` of the update
-    update: bytes
+    update: bytes = field(repr=False)
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
     # the group that the update is for, 0-based

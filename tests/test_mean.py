@@ -99,8 +99,8 @@ def test_the_sum_alone_is_opened() -> None:
     opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
     for end in pair:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
-        assert [label for label, _ in heard] == ["sizes", "open.ring"]
-        assert looks_uniform(heard[1][1])
+        assert [label for label, _ in heard] == ["sizes", "commit.ring", "open.ring"]
+        assert looks_uniform(heard[2][1])
 
 
 @pytest.fixture(scope="module")

@@ -122,12 +122,10 @@ def test_the_release_is_the_one_before(older: Release) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_with_one_server_and_one_client_of_the_release_before(parties: Parties) -> None:
-    parties.start("s0")
-    said = {server: parties.pair.caller("client-1", server).ask("info").fields for server in BOTH}
-    assert said["s0"]["release"] in WHEEL.name
-    assert said["s1"]["release"] == securemedian.__version__
-    parties.open(RADIX, anew=False, by_older=False)
+def test_a_round_with_one_client_of_the_release_before(parties: Parties) -> None:
+    """Which the coordinator of that release has opened."""
+    parties.start()
+    parties.open(RADIX, anew=False, by_older=True)
     assert parties.take_part() == LOWER
 
 
@@ -180,15 +178,14 @@ def test_long_shares_go_whole_between_releases(
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("server", BOTH)
-def test_a_round_with_blocks_on_the_disk_fails_in_words(parties: Parties, server: str) -> None:
-    """A server is updated while it has long dealings, which 1.0.0 hashes in another way."""
+def test_a_round_with_blocks_on_the_disk_fails_in_words(parties: Parties) -> None:
+    """The servers are updated while they have long dealings, which 1.0.0 hashes in another way."""
     parties.start(*BOTH)
     round_id, dim = open_long(parties, "bucketed")
     # the seed goes to one server, and words to the other
     for name in parties.pair.names:
         parties.older.run(LONG_CLIENT, parties.config(name), str(dim), "")
-    assert parties.pair.stop(server) == 0
+    assert [parties.pair.stop(server) for server in BOTH] == [0, 0]
     parties.start()
 
     def said() -> list[Any]:
@@ -196,25 +193,39 @@ def test_a_round_with_blocks_on_the_disk_fails_in_words(parties: Parties, server
 
     wait_until(lambda: all(status["state"] == "failed" for status in said()))
     for status in said():
-        assert f"{server} was updated while it had long shares" in status["reason"]
+        assert "was updated while it had long shares" in status["reason"]
     # the next one has nothing to do with it
     parties.open(BUCKETED, anew=True, by_older=False)
     assert parties.take_part() == pytest.approx(LOWER, abs=0.1)
 
 
-@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.parametrize("server", BOTH)
-def test_one_server_after_the_other_is_updated_within_a_run(parties: Parties, server: str) -> None:
+def test_a_server_of_the_release_before_is_refused_as_a_peer(parties: Parties, server: str) -> None:
+    """In words, at both: they name both releases, and who is to be updated."""
+    (later,) = set(BOTH) - {server}
     parties.start(server)
-    first = parties.open(BUCKETED, anew=True, by_older=server == "s1")
+    problem = parties.pair.caller("client-1", server).ask("info").fields["peer_problem"]
+    told = f"{later} runs release {securemedian.__version__} (wire version {WIRE}), and here is "
+    assert problem.startswith(told) and problem.endswith("update this side")
+    problem = parties.pair.caller("client-1", later).ask("info").fields["peer_problem"]
+    assert problem.startswith(f"{server} runs release ") and problem.endswith(f"update {server}")
+    with pytest.raises(VersionsDiffer, match="runs release .*: update "):
+        parties.open(RADIX, anew=False, by_older=False)
+
+
+@pytest.mark.release
+def test_both_servers_are_updated_together_within_a_run(parties: Parties) -> None:
+    """With the state that the older release has left; clients and coordinator stay as they are."""
+    parties.start(*BOTH)
+    first = parties.open(BUCKETED, anew=True, by_older=True)
     assert parties.take_part("client-1") == pytest.approx(LOWER, abs=0.1)
-    parties.open(RADIX, anew=False, by_older=server == "s0")
-    assert parties.take_part("client-2") == LOWER
-    assert parties.pair.stop(server) == 0
-    # with the state that the older release has left
+    assert [parties.pair.stop(server) for server in BOTH] == [0, 0]
     parties.start()
-    assert parties.pair.status(server, first)["state"] == "published"
-    assert parties.open(BUCKETED, anew=False, by_older=True).startswith("3-")
+    assert parties.pair.status("s0", first)["state"] == "published"
+    assert parties.open(BUCKETED, anew=False, by_older=True).startswith("2-")
+    assert parties.take_part("client-2") == pytest.approx(LOWER, abs=0.1)
+    assert parties.open(BUCKETED, anew=False, by_older=False).startswith("3-")
     assert parties.take_part("client-1") == pytest.approx(LOWER, abs=0.1)
 
 

@@ -12,6 +12,7 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share, wide
 from securemedian.mpc.protocols.boolean import unpack_bits
+from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.methods import zeno
@@ -257,7 +258,7 @@ def test_opened_is_the_result_alone() -> None:
     run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
     for end in pair:
         opened = [array for label, array in end.received if label.startswith("open")]
-        assert [array.size for array in opened] == [2048]
+        assert [array.size for array in opened] == [2048 + NONCE_WORDS]
         labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
         assert {"square.request", "square.reply", "rows.reply", "leaf.reply", "b2a"} <= labels
         for label in labels - {"sizes", "toss.commit", "toss.open", "leaf.request", "leaf.reply"}:

@@ -66,7 +66,7 @@ class RoundFacts:
     adrift: bool = False
     resuming: bool = False
     # the session of what is under way or comes next
-    session: bytes = b""
+    session: bytes = field(default=b"", repr=False)
     new_session: bool = False
     # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
     dealt_here: dict[str, bytes] = field(default_factory=dict)
@@ -78,12 +78,12 @@ class RoundFacts:
     # clients that are not on this server's list, and whose uploads the other server holds
     unlisted: list[str] = field(default_factory=list)
     # the coin of the check of these clients' dealings
-    coins: dict[str, bytes] = field(default_factory=dict)
+    coins: dict[str, bytes] = field(default_factory=dict, repr=False)
     # the other server's `token` of each of these coins
-    tokens: dict[str, bytes] = field(default_factory=dict)
+    tokens: dict[str, bytes] = field(default_factory=dict, repr=False)
     # the clients of the current check, its coin, and the clients that failed it here and at S1
     under_check: list[str] = field(default_factory=list)
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
     failed_here: list[str] | None = None
     failed_there: list[str] | None = None
     # the verdicts: at S0 those of both servers, which are the same; at S1 its own

@@ -90,7 +90,7 @@ class PeerWatch:
         if self.misfit:
             raise type(self.misfit)(self.problem)
         if params:
-            check_known(self.name, self._said, params)
+            check_known(self.name, self._said, params, peer=True)
 
     def hello(self, message: Hello, now: float, ours: str) -> Change | None:
         """Take a sign of life, and return what it changes; `ours` is our own instance."""
@@ -108,7 +108,7 @@ class PeerWatch:
     def _misfit(self, message: Hello) -> SecureMedianError | None:
         """Return why the peer cannot work with this server, if so."""
         try:
-            agree(self.name, self._said)
+            agree(self.name, self._said, peer=True)
         except VersionsDiffer as error:
             return error
         if differing := differences(self._agreement, message.agreement):

@@ -170,7 +170,7 @@ class Call:
     name: str
     role: str
     # an instance of the dataclass that `OPS` names for `op`
-    fields: Any
+    fields: Any = field(repr=False)
     arrays: Arrays = field(repr=False)
 
 
@@ -178,7 +178,7 @@ class Call:
 class Answer:
     """The content of an answer, which goes back under the request's own name."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     arrays: Arrays = field(default_factory=dict, repr=False)
 
 

@@ -131,7 +131,7 @@ class SavedRound:
     asked: dict[str, Any]
     names: dict[str, str]
     repeats: list[str]
-    saved: dict[str, Any]
+    saved: dict[str, Any] = field(repr=False)
     times: dict[str, float | None]
     before: str | None
     after: str | None = None
@@ -143,7 +143,7 @@ class Verdict:
     """What is known of one client's check."""
 
     # with the other server's token behind it
-    coin: bytes | None
+    coin: bytes | None = field(repr=False)
     passed: bool | None
 
 

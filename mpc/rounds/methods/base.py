@@ -52,7 +52,7 @@ class Published:
     # in a round of several groups, what was published for each; the rest is empty then
     groups: "tuple[Published, ...]" = ()
     # what the servers tossed for the round, once it has a result; empty for methods that do not
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
     # how much the client that encodes counts, of 1 for the heaviest (`Weighted`)
     part: float = 1.0
 
@@ -88,7 +88,7 @@ class Published:
 class Clear:
     """A round in the clear: the updates (n, d) of its clients, and what a server knows of it."""
 
-    updates: NDArray[Any]
+    updates: NDArray[Any] = field(repr=False)
     weights: Sequence[int]
     published: Published
     max_clients: int
@@ -111,9 +111,9 @@ class Chunk:
     # the most comparisons to run at once
     batch: int
     # what the servers tossed for the round, for methods that toss
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
     # shares of what `judge` found, packed, for methods that survey
-    verdicts: XorBits | None = None
+    verdicts: XorBits | None = field(default=None, repr=False)
     # the seed of this party's noise, for methods that add some
     noise: bytes = field(default=b"", repr=False)
 

@@ -634,7 +634,8 @@ class ShardedComputation:
         verdicts, judged = self._judged(
             given.params, shards, slices, given.weights, coin, progress, checking=True
         )
-        passed, opened = pipeline.open_passed(channel, verdicts, len(given.uploads))
+        clients = len(given.uploads)
+        passed, opened = pipeline.open_passed(channel, self._party, verdicts, clients)
         cost = _together(tossed, judged, opened).as_checking()
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
