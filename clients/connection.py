@@ -4,7 +4,9 @@ A request without an answer may be repeated on a new connection: whether the fir
 cannot be known, and a server answers a repeated request like the first.
 """
 
+import functools
 import itertools
+import os
 import socket
 import struct
 import threading
@@ -20,6 +22,7 @@ from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
 from securemedian.common.addresses import host_of
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.durable import check_process
 from securemedian.common.keys import KeyPair
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -96,6 +99,8 @@ class Connection:
         self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
         self._cohort = cohort
+        # libzmq's sockets belong to the process that opened them
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
         # whether the server has been reached before, so that it is worth waiting for
@@ -131,8 +136,10 @@ class Connection:
 
         Without an answer, or if the server has no room to store it, the request is repeated with
         growing pauses for `patience_s` seconds, if the server has been reached before. Raises the
-        error that the server answers with, or ServerUnreachable if it does not answer.
+        error that the server answers with, ServerUnreachable if it does not answer, and
+        LocalProtocolError in a fork of the process that has connected.
         """
+        check_process(self._pid, f"the connection to {self._where}")
         deadline = time.monotonic() + patience_s
         for pause in pauses():
             try:
@@ -205,8 +212,10 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._socket.close()
+        """Close the sockets, except in a fork: they are those of the process that opened them."""
+        if self._pid == os.getpid():
+            self._socket.disable_monitor()
+            self._socket.close()
 
     def _reply(
         self, op: str, number: int, size: int, before: int, progress: Progress
@@ -351,10 +360,18 @@ def connect(
     )
 
 
+@functools.cache
+def _context_of(pid: int) -> "zmq.Context[Any]":
+    """Return the context of this process, which all its connections share."""
+    context: zmq.Context[Any] = zmq.Context()
+    # by default 1023, which is 170 clients
+    context.max_sockets = context.get(zmq.SOCKET_LIMIT)
+    return context
+
+
 def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     """Return a socket that is not connected yet, for a server with this public key."""
-    context: zmq.Context[Any] = zmq.Context.instance()
-    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    socket: zmq.Socket[bytes] = _context_of(os.getpid()).socket(zmq.DEALER)
     socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
     # TCP's own limit, TCP_USER_TIMEOUT, where the system has one
     socket.tcp_maxrt = int(SILENCE_S * 1000)

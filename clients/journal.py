@@ -20,19 +20,26 @@ the update.
 """
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.upload import ShareHalf
-from securemedian.common.durable import lock_folder, others_may, replace_file
+from securemedian.common.durable import (
+    Lock,
+    check_process,
+    lock_folder,
+    others_may,
+    replace_file,
+)
 from securemedian.common.versions import STORE, check_store
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
@@ -153,7 +160,8 @@ class Journal:
 
     def __init__(self, folder: Path | None, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._wall = folder, wall
-        self._lock: IO[bytes] | None = None
+        self._pid = os.getpid()
+        self._lock: Lock | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
@@ -412,6 +420,7 @@ class Journal:
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
+        check_process(self._pid, f"what keeps {self._folder}")
         parts = wire.pack(message.type, message.fields, message.arrays)
         content = msgpack.packb([STORE, [bytes(part) for part in parts]])
         try:
@@ -518,7 +527,7 @@ def _message(path: Path) -> wire.Message:
     return wire.unpack(parts)
 
 
-def _lock(folder: Path) -> IO[bytes]:
+def _lock(folder: Path) -> Lock:
     """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):

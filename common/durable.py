@@ -1,11 +1,14 @@
 """Files that a crash leaves whole, old or new, and folders that one process at a time has."""
 
+import io
 import os
+import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, LocalProtocolError
 
 try:
     import fcntl
@@ -59,7 +62,48 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
+class Lock(io.FileIO):
+    """An open file that this process has locked, until it closes it or ends.
+
+    A forked process inherits the descriptor, and with it the lock: it closes its own at once, and
+    what it closes unlocks nothing here.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "r+")
+        self._pid = os.getpid()
+        _HELD.add(self)
+
+    def close(self) -> None:
+        """Unlock the file for all who have its descriptor, and close it."""
+        if fcntl and not self.closed and self._pid == os.getpid():
+            with suppress(OSError):
+                fcntl.flock(self, fcntl.LOCK_UN)
+        super().close()
+
+
+_HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_HELD):
+        lock.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def check_process(pid: int, what: str) -> None:
+    """Raise LocalProtocolError if the process `pid` has made `what`, and this is a fork of it."""
+    if pid != os.getpid():
+        raise LocalProtocolError(
+            f"{what} was made by process {pid}, and this is process {os.getpid()}, a fork of it, "
+            "which cannot use its connections: make one in the process that uses it"
+        )
+
+
+def lock_folder(folder: Path, refusal: str) -> Lock:
     """Lock a folder until the file is closed. Raises ConfigError with `refusal`, or OSError."""
     try:
         return lock_file(folder / _LOCK)
@@ -67,10 +111,9 @@ def lock_folder(folder: Path, refusal: str) -> IO[bytes]:
         raise ConfigError(refusal) from error
 
 
-def lock_file(path: Path) -> IO[bytes]:
+def lock_file(path: Path) -> Lock:
     """Open a file for this process alone. Raises BlockingIOError if another one has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, OWNER)
-    file = os.fdopen(descriptor, "r+b", buffering=0)
+    file = Lock(os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, OWNER))
     try:
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
