@@ -22,6 +22,7 @@ from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
 from securemedian.common.addresses import host_of
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.descriptors import check_descriptors
 from securemedian.common.durable import check_process
 from securemedian.common.keys import KeyPair
 from securemedian.common.versions import agree
@@ -62,6 +63,10 @@ _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("=120xQ")
 # the slowest line that requests have time for where other systems do not tell that
 SLOWEST_BYTES_PER_S = 1e5
+
+# What a connection takes: three sockets of libzmq and the line itself. Before the first one in a
+# process libzmq takes five; the same number is left for files that are written meanwhile.
+DESCRIPTORS = 4 + 5
 
 # takes a line for the user
 Report = Callable[[str], object]
@@ -370,7 +375,11 @@ def _context_of(pid: int) -> "zmq.Context[Any]":
 
 
 def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
-    """Return a socket that is not connected yet, for a server with this public key."""
+    """Return a socket that is not connected yet, for a server with this public key.
+
+    Raises NoSocket where this process has too few descriptors for it.
+    """
+    check_descriptors(DESCRIPTORS, "a connection to a server")
     socket: zmq.Socket[bytes] = _context_of(os.getpid()).socket(zmq.DEALER)
     socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
     # TCP's own limit, TCP_USER_TIMEOUT, where the system has one

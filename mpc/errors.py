@@ -169,7 +169,7 @@ class NotStored(SecureMedianError):
 
 
 class NoSocket(SecureMedianError):
-    """A server cannot open a socket now: it has too many connections."""
+    """This process, or a server, cannot open a socket: it has too many connections."""
 
 
 class NoWorker(SecureMedianError):

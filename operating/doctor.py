@@ -283,7 +283,11 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
 
     from securemedian.servers.network.descriptors import limits_of
 
-    _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    try:
+        _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    except ConfigError as error:
+        yield _wrong(str(error))
+        return
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
     # a client deals over connections of its own

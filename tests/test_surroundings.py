@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -175,3 +176,70 @@ def test_a_lock_ends_with_its_process_though_a_fork_lives_on(tmp_path: Path) -> 
     finally:
         owner.kill()
         os.kill(child, signal.SIGKILL)
+
+
+def run_with(descriptors: int, script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python code in a process that may open so many descriptors."""
+    limited = (
+        "import resource; from pathlib import Path; import sys\n"
+        "from securemedian.clients.client import Client\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))\n{script}"
+    )
+    command = [sys.executable, "-c", limited, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def test_many_clients_of_one_process_share_a_context_and_take_few_descriptors(pair: Pair) -> None:
+    given = config(pair, state_dir="")
+    before = len(os.listdir("/proc/self/fd"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    count = 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    clients: list[Client] = []
+    try:
+        for _ in range(count):
+            clients.append(Client(given))
+        # 171 were too many for one context of zmq
+        assert clients[-1].status() is not None
+        for client in clients[:10]:
+            client.status()
+        assert len(os.listdir("/proc/self/fd")) - before <= 8 * count + 12
+    finally:
+        for client in clients:
+            client.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("descriptors", [8, 20])
+def test_a_process_with_few_descriptors_is_told_how_many_a_client_needs(
+    pair: Pair, descriptors: int
+) -> None:
+    path = pair.folder / "few.toml"
+    lines = (pair.folder / "client-1.toml").read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("state_dir")))
+    made = run_with(
+        descriptors,
+        "made = []\nfor _ in range(9): made.append(Client.from_config(sys.argv[1]))",
+        str(path),
+    )
+    assert made.returncode == 1, made.stderr
+    error = made.stderr.splitlines()[-1]
+    assert "NoSocket: a connection to a server needs 9 descriptors, and this process can" in error
+    assert "ulimit -n" in error
+
+
+@pytest.mark.parametrize("descriptors", [32, 63])
+def test_a_server_with_too_few_descriptors_says_so_and_does_not_start(
+    pair: Pair, descriptors: int
+) -> None:
+    for verb in ("serve", "doctor"):
+        ended = run_with(
+            descriptors,
+            "from securemedian.cli import main\nsys.exit(main(sys.argv[1:]))",
+            verb,
+            str(pair.folder / "s0.toml"),
+        )
+        said = ended.stdout + ended.stderr
+        assert ended.returncode == 2, said
+        assert f"a server needs 64 descriptors or more, and may open {descriptors}" in said
