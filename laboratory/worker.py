@@ -38,7 +38,7 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
+from securemedian.mpc.errors import ConfigError, NotFinite, PolicyRefused, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
@@ -192,6 +192,9 @@ def run(
             print(f"round {current.number}: update {done}", flush=True)
             private = client.result() if current.params.result_to == "clients" else None
         except SecureMedianError as error:
+            if isinstance(error, NotFinite):
+                # nobody is to wait for this client
+                client.decline(current.round_id, error.code)
             print(f"round {current.number}: {error}", flush=True)
 
 

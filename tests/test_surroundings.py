@@ -20,8 +20,8 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, lock_folder
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.errors import ConfigError, LocalProtocolError
-from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
+from securemedian.mpc.errors import ChannelTimeout, ConfigError, LocalProtocolError
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -243,3 +243,107 @@ def test_a_server_with_too_few_descriptors_says_so_and_does_not_start(
         said = ended.stdout + ended.stderr
         assert ended.returncode == 2, said
         assert f"a server needs 64 descriptors or more, and may open {descriptors}" in said
+
+
+def fit(pair: Pair, train: Callable[[Any], object], told: list[str], **options: Any) -> int:
+    """Take part in one round as client-1, with a new model."""
+    with Client(config(pair, state_dir="")) as client:
+        return client.fit(np.zeros(2), train, 1, report=told.append, **options)
+
+
+def left_out(pair: Pair, round_id: str) -> list[str]:
+    return [pair.status(server, round_id)["left_out"]["client-1"] for server in ("s0", "s1")]
+
+
+@pytest.mark.parametrize(
+    ("method", "bad"),
+    [("radix", np.nan), ("mean", np.nan), ("mean", np.inf), ("mean", -np.inf), ("bucketed", np.inf)],
+)
+def test_a_model_that_is_not_finite_costs_its_client_that_round_alone(
+    pair: Pair, method: str, bad: float
+) -> None:
+    rounds: dict[str, Any] = {"max_clients": 3, "min_clients": 2, "dim": 2, "method": method}
+    first = pair.open(model=MODEL, **rounds)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    seen: list[Any] = []
+
+    def train(model: Any) -> None:
+        seen.append(model.copy())
+        if len(seen) == 1:
+            model[1] = bad
+            # the next round, once this one has ended without waiting for its deadline
+            join.append(in_background(follow))
+
+    def follow() -> None:
+        wait_until(lambda: pair.status(round_id=first)["state"] == "published")
+        pair.open(**rounds)
+        for name in ("client-2", "client-3"):
+            pair.submit(name, MODEL)
+
+    told: list[str] = []
+    join: list[Callable[[], None]] = []
+    assert fit(pair, train, told) == 1
+    join[0]()
+    assert left_out(pair, first) == ["its update has NaN or infinite values"] * 2
+    assert any("going on to the next round: the update has 1 NaN" in line for line in told)
+    # the next round's model, and nothing of the bad one
+    assert np.isfinite(seen[1]).all()
+    declined = [one for one in pair.events("s0") if one["event"] == "client-declined"]
+    assert declined[-1]["reason"] == "not-finite"
+
+
+def test_radix_has_words_for_infinite_values(pair: Pair) -> None:
+    first = pair.open(model=MODEL, reset=True, **RADIX)
+
+    def train(model: Any) -> None:
+        model[1] = np.inf
+
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    assert fit(pair, train, []) == 1
+    assert pair.status(round_id=first)["left_out"] == {}
+
+
+def test_an_exception_of_the_training_costs_one_round_if_asked(pair: Pair) -> None:
+    first = pair.open(model=MODEL, reset=True, **RADIX)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    secret = "patient 4711"
+
+    def train(model: Any) -> None:
+        raise ZeroDivisionError(secret)
+
+    told: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        fit(pair, train, told)
+    assert pair.status(round_id=first)["state"] == "open"
+    with pytest.raises(ChannelTimeout):
+        fit(pair, train, told, on_error="decline", timeout_s=1.0)
+    assert left_out(pair, first) == ["its training failed"] * 2
+    assert f"going on to the next round: ZeroDivisionError('{secret}')" in told
+    # nothing of its text leaves the client
+    for server in ("s0", "s1"):
+        assert secret not in pair.output(server)
+        assert secret not in str(pair.status(server, first))
+    with pytest.raises(ConfigError, match="on_error must be one of raise, decline"):
+        fit(pair, train, told, on_error="ignore")
+
+
+def test_servers_take_a_reason_by_its_code_alone(pair: Pair) -> None:
+    first = pair.open(model=MODEL, reset=True, **RADIX)
+    with pytest.raises(ConfigError, match="reason must be one of policy, not-finite, training-fai"):
+        pair.caller("client-1", "s0").ask("decline", round=first, reason="patient 4711")
+    pair.caller("client-1", "s0").ask("decline", round=first, reason="training-failed")
+    # as release 1.0 asks
+    pair.caller("client-2", "s0").ask("decline", round=first)
+    assert pair.status(round_id=first)["left_out"] == {
+        "client-1": "its training failed",
+        "client-2": "its own policy refuses the round",
+    }
+    # outlasts a restart
+    assert pair.stop("s0") == 0
+    pair.start("s0")
+    pair.link()
+    assert pair.status(round_id=first)["left_out"]["client-1"] == "its training failed"
+    pair.caller("coordinator", "s0").ask("abort", round=first, reason="done")
