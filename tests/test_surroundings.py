@@ -257,7 +257,13 @@ def left_out(pair: Pair, round_id: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("method", "bad"),
-    [("radix", np.nan), ("mean", np.nan), ("mean", np.inf), ("mean", -np.inf), ("bucketed", np.inf)],
+    [
+        ("radix", np.nan),
+        ("mean", np.nan),
+        ("mean", np.inf),
+        ("mean", -np.inf),
+        ("bucketed", np.inf),
+    ],
 )
 def test_a_model_that_is_not_finite_costs_its_client_that_round_alone(
     pair: Pair, method: str, bad: float
