@@ -36,6 +36,7 @@ from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
+from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import POLICY, SERVERS, TRAINING
 from securemedian.common.versions import agree
@@ -68,10 +69,6 @@ class _TrainingFailed(SecureMedianError):
     """The caller's training raised an exception."""
 
     code = TRAINING
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 @dataclass(frozen=True)
@@ -311,7 +308,7 @@ class Client(Member):
         train: Callable[[Any], object],
         rounds: int | None = None,
         timeout_s: float | None = None,
-        report: Report = _say,
+        report: Report = say,
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,

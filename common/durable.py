@@ -3,8 +3,8 @@
 import io
 import os
 import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,16 +22,24 @@ _BINARY = getattr(os, "O_BINARY", 0)
 _FOLDERS_OPEN = hasattr(os, "O_DIRECTORY")
 # the file in a folder that its process has locked
 _LOCK = "lock"
+# why `say` could not print its latest line, if it could not
+unsaid: list[OSError] = []
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
     """Write a file anew from parts, and sync it. Raises OSError, with the old file as it was."""
+    with _replacing(path, mode) as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextmanager
+def _replacing(path: Path, mode: int) -> Iterator[IO[bytes]]:
+    """Open what becomes a file once it is written and synced. Raises OSError, and keeps the old."""
     new = path.with_name(f"{path.name}.new")
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
+        with _open_anew(new, mode) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -41,9 +49,28 @@ def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
         raise
 
 
-def open_private(path: Path) -> IO[bytes]:
-    """Open a file to be written anew, which nobody but its owner may read if it is a new one."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, OWNER), "wb")
+def _open_anew(path: Path, mode: int) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY
+    return os.fdopen(os.open(path, flags, mode), "wb")
+
+
+@contextmanager
+def open_private(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file anew, which nobody but its owner may read if it is a new one.
+
+    The old one stays until the new one is whole, unless it is a device or pipe, or its folder takes
+    no other file. Raises OSError.
+    """
+    path = Path(os.path.realpath(path))
+    if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        with _open_anew(path, OWNER) as file:
+            yield file
+        return
+    kept = path.stat().st_mode & 0o777 if path.exists() else None
+    with _replacing(path, OWNER) as file:
+        yield file
+    if kept is not None:
+        path.chmod(kept)
 
 
 def others_may(path: Path, bits: int) -> bool:
@@ -135,3 +162,13 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def say(text: str) -> None:
+    """Print a line at once. A full disk behind the standard output stops nothing (`unsaid`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        unsaid[:] = [error]

@@ -1,5 +1,6 @@
 """Clients between real servers, in surroundings that others have met: forks, few descriptors."""
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, lock_folder
@@ -353,3 +356,96 @@ def test_servers_take_a_reason_by_its_code_alone(pair: Pair) -> None:
     pair.link()
     assert pair.status(round_id=first)["left_out"]["client-1"] == "its training failed"
     pair.caller("coordinator", "s0").ask("abort", round=first, reason="done")
+
+
+def published(pair: Pair) -> str:
+    """Let a round be published with all clients, client-1 being this library, and return its id."""
+    round_id = pair.open(model=MODEL, reset=True, **RADIX)
+    for name in pair.names:
+        pair.submit(name, MODEL)
+    pair.wait("published")
+    return round_id
+
+
+def test_a_full_disk_costs_no_result(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    round_id = pair.open(model=MODEL, reset=True, **RADIX)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    update, result, receipt = (tmp_path / name for name in ("u.npy", "r.npy", "r.json"))
+    np.save(update, MODEL + 1)
+    result.write_bytes(b"older")
+    submit = ["submit", str(pair.folder / "client-1.toml"), str(update), "--result", str(result)]
+    fetch = ["round", "result", str(pair.folder / "coordinator.toml"), str(result)]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        for command in (submit, fetch):
+            assert cli.main(command) == 2
+            said = capsys.readouterr().err
+            assert f"cannot write {result}: No space left on device; make room" in said
+            assert f"run this again with --round {round_id}" in said
+            assert result.read_bytes() == b"older" and not (tmp_path / "r.npy.new").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert cli.main([*submit, "--round", round_id, "--receipt", str(receipt)]) == 2
+        assert result.read_bytes() == b"older" and not receipt.exists()
+    for command in (submit, fetch):
+        assert cli.main([*command, "--round", round_id, "--receipt", str(receipt)]) == 0
+        assert np.array_equal(np.load(result), MODEL)
+        assert receipt.read_text().startswith("{")
+        result.unlink()
+        receipt.unlink()
+    assert cli.main([*submit[:3], "--round", round_id]) == 2
+    assert "give --result or --receipt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no such device")
+def test_a_full_standard_output_costs_no_result_and_is_told(pair: Pair, tmp_path: Path) -> None:
+    round_id = published(pair)
+    result = tmp_path / "r.npy"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "securemedian", "round", "result"]
+            + [str(pair.folder / "coordinator.toml"), str(result), "--round", round_id],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        "securemedian: cannot write the output: No space left on device; make room, or choose "
+        "another place for it\n",
+    )
+    assert np.array_equal(np.load(result), MODEL)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no such device")
+def test_a_training_goes_on_though_its_output_finds_no_room(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.open(model=MODEL, reset=True, **RADIX)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    model = np.zeros(2)
+    with suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with Client(config(pair, state_dir="")) as client:
+            assert client.fit(model, lambda model: None, 1) == 1
+    assert model.tolist() == MODEL.tolist()
+
+
+def test_a_name_that_the_terminal_cannot_show_stops_nothing(pair: Pair) -> None:
+    """With an output of another encoding a client's name ended `round status` in a traceback."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "securemedian", "submit", "klinik-s\u00fcd.toml", "u.npy"],
+        capture_output=True,
+        timeout=WAIT_S,
+        env=os.environ | {"PYTHONIOENCODING": "ascii:strict"},
+    )
+    assert shown.returncode == 2 and b"Traceback" not in shown.stderr
