@@ -341,8 +341,10 @@ def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
 
-    kernels = kernels_of(protocol)
-    missing = sum(len(kernel.missing) for kernel in kernels)
+    try:
+        missing = sum(len(kernel.missing) for kernel in kernels_of(protocol))
+    except ConfigError as error:
+        return _wrong(str(error))
     if missing:
         return _warning(
             f"{missing} kernels are not compiled for this processor, which takes the server a "
