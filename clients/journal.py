@@ -216,12 +216,18 @@ class Journal:
 
     @property
     def made_within_a_day(self) -> int:
-        """Return for how many rounds an upload was made within the last day."""
+        """Return for how many rounds an upload was made within the last day.
+
+        Raises ConfigError if what a clock that was ahead has noted cannot be corrected.
+        """
         return len(self._of_a_day())
 
     def _of_a_day(self) -> list[float]:
-        since = self._wall() - DAY_S
-        return [made for made in self._made if made > since]
+        now = self._wall()
+        if any(made > now for made in self._made):
+            # The clock was ahead then. These count as made now, for a day and not for years.
+            self._keep_days([min(made, now) for made in self._made])
+        return [made for made in self._made if made > now - DAY_S]
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -318,7 +324,9 @@ class Journal:
 
     def _count(self) -> None:
         """Count a round within the last day. Raises ConfigError if that cannot be written."""
-        made = [*self._of_a_day(), self._wall()]
+        self._keep_days([*self._of_a_day(), self._wall()])
+
+    def _keep_days(self, made: list[float]) -> None:
         if self._folder:
             days = wire.Message(_DAYS, {}, {"made": np.array(made)})
             self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
