@@ -58,6 +58,8 @@ MESSAGE_S = 1800.0
 SILENCE_S = 10.0
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# what every server takes: longer requests are compared with its max_message_bytes first
+SHORT_BYTES = 1 << 16
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("=120xQ")
@@ -112,6 +114,8 @@ class Connection:
         self.reached = False
         # how many connections there have been to it
         self.links = 0
+        # the most bytes of a request that the server is known to take
+        self._most_bytes = SHORT_BYTES
         # whether the other end has hung up during a handshake since it last proved its key
         self._unproved = False
         self._connect()
@@ -182,6 +186,7 @@ class Connection:
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
+        self._check_size(op, wire.size(parts))
         try:
             # what happened to the connection before this request does not concern it
             self._take_events()
@@ -199,6 +204,21 @@ class Connection:
             self._connect()
             raise
         return reply
+
+    def _check_size(self, op: str, size: int) -> None:
+        """Raise ConfigError if a request is longer than what the server takes, as it says itself.
+
+        It would be sent whole, and again, before it is refused.
+        """
+        if size <= self._most_bytes:
+            return
+        said = self._ask_once("info", {}, None, unseen).fields.get("max_message_bytes")
+        self._most_bytes = said if type(said) is int else size
+        if size > self._most_bytes:
+            raise ConfigError(
+                f"{self._where} takes requests of at most {self._most_bytes:,} bytes, and this "
+                f"{op!r} has {size:,}: ask who runs the servers to raise max_message_bytes"
+            )
 
     @property
     def address(self) -> str:
