@@ -19,9 +19,9 @@ already is left alone. A server that finds nothing compiles by itself at its fir
 which takes longer; the demo, experiments, benchmarks and `plan` do so, too.
 
 It is kept in NUMBA_CACHE_DIR, or else beside the package, or else in the user's own cache
-folder, or else in a folder in TMPDIR: the first of these that can be written. What lies beside the package serves all users
-of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or home. Nobody else may write
-there: the server runs what is in it."""
+folder, or else in a folder in TMPDIR: the first of these that can be written. What lies beside
+the package serves all users of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or
+home. Nobody else may write there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
