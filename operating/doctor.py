@@ -22,6 +22,7 @@ import numpy as np
 
 from securemedian import __version__
 from securemedian.clients.config import ClientConfig
+from securemedian.common.addresses import listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
@@ -226,7 +227,7 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
     host, port = _address(endpoint)
     # zmq writes * for all interfaces
     host = "" if host == "*" else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if host and listens_ipv6(endpoint) else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
