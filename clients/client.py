@@ -35,12 +35,16 @@ from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
+from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.status import POLICY, SERVERS, TRAINING
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
+    NotFinite,
     NotStored,
     PeerProtocolError,
     PolicyRefused,
@@ -48,9 +52,11 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.options import check_one_of
 from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.rounds.encode import check_finite
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -58,8 +64,10 @@ from securemedian.mpc.rounds.params import RoundParams
 _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+class _TrainingFailed(SecureMedianError):
+    """The caller's training raised an exception."""
+
+    code = TRAINING
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,13 @@ class Client(Member):
         return dealing.deal(shape, entropy)
 
     def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
-        """Return what the method of a round shares of a flat update (`clients.upload`)."""
+        """Return what the method of a round shares of a flat update (`clients.upload`).
+
+        Raises NotFinite for NaN and, unless the method has words for them, infinite values, and
+        InputError if the update does not fit the round.
+        """
+        if not current.params.method.takes_infinite:
+            check_finite(vector, "the update")
         return upload.encode_update(vector, current)
 
     def close(self) -> None:
@@ -266,7 +280,7 @@ class Client(Member):
             raise
         except PeerProtocolError:
             # nobody is to wait for this client, which sends nothing to servers that lie
-            self.decline(current.round_id)
+            self.decline(current.round_id, SERVERS)
             raise
         self._open = None
 
@@ -293,10 +307,11 @@ class Client(Member):
         train: Callable[[Any], object],
         rounds: int | None = None,
         timeout_s: float | None = None,
-        report: Report = _say,
+        report: Report = say,
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,
+        on_error: str = "raise",
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -314,9 +329,14 @@ class Client(Member):
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s`). A round without a result, or without this client,
         is reported and does not count, and `model` gets back the parameters from which it was
-        trained. Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model`
-        does not fit the round, and ConfigError if the round does not exchange parameters.
+        trained. A model with NaN, or infinite values in a round that takes none, is not submitted:
+        the round goes on without this client, which declines it (`decline`). With
+        `on_error="decline"` the same holds for an exception of `train` or `public_metrics`.
+
+        Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model` does not fit
+        the round, and ConfigError if the round does not exchange parameters.
         """
+        check_one_of("on_error", on_error, ("raise", "decline"))
         with self.service.reporting(report):
             # whether `model` holds a result, which is known to the clients alone in some rounds
             trained = False
@@ -357,14 +377,22 @@ class Client(Member):
                         metrics: Mapping[str, float] = {}
                         if not current.dealing_lost:
                             report(f"{name}: training")
-                            train(model)
-                            metrics = public_metrics(model) if public_metrics else {}
+                            try:
+                                train(model)
+                                metrics = public_metrics(model) if public_metrics else {}
+                            except Exception as error:
+                                if on_error == "raise":
+                                    raise
+                                raise _TrainingFailed(repr(error)) from error
                         self.submit(model, current.round_id, progress, metrics, group)
                         report(f"{name}: submitted, waiting for the result")
                     result, _ = updates.flatten(self.result(current.round_id, group=group))
                     updates.load(result, model)
-                except _ROUND_LOST as error:
+                except (NotFinite, _TrainingFailed, *_ROUND_LOST) as error:
                     updates.load(start, model)
+                    if isinstance(error, NotFinite | _TrainingFailed):
+                        # nobody is to wait for this client
+                        self.decline(current.round_id, error.code)
                     report(f"going on to the next round: {error}")
                     continue
                 trained = True
@@ -429,12 +457,21 @@ class Client(Member):
             self.decline(round_id)
             raise
 
-    def decline(self, round_id: str) -> None:
-        """Tell both servers that this client takes no part in a round, so that none waits."""
+    def decline(self, round_id: str, reason: str = POLICY) -> None:
+        """Tell both servers that this client takes no part in a round, so that none waits.
+
+        `reason` is a code of `status.DECLINED`; servers of release 1.0 are told none.
+        """
+        self._sender.abandon(round_id)
         # S1 first, because S0 may close the round at once
         for party in (1, 0):
+            fields = {"round": round_id}
             try:
-                self.service.ask("decline", {"round": round_id}, timeout_s=0.0, party=party)
+                if reason != POLICY:
+                    info = self.service.ask("info", timeout_s=0.0, party=party).fields
+                    # releases that speak less know no reasons
+                    fields |= {"reason": reason} if agree(f"S{party}", info) >= 3 else {}
+                self.service.ask("decline", fields, timeout_s=0.0, party=party)
             except SecureMedianError as error:
                 self.service.report(f"S{party} was not told of a refusal: {error}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from securemedian.clients.policy import ClientPolicy
-from securemedian.common.addresses import check_endpoint
+from securemedian.common.addresses import check_endpoint, host_and_port
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
 from securemedian.common.toml import read_toml
@@ -55,6 +55,8 @@ class ClientConfig:
     # how much it counts in rounds with weights, such as its number of examples: it takes part in
     # none that gives it another. 0: it states none, and takes part in no round with weights
     weight: int = 0
+    # HOST:PORT of a SOCKS5 proxy without a password, through which both servers are reached
+    socks_proxy: str = ""
     # the rounds that a client takes part in
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     # the limit for the answer to a request, from when the server has taken the last of it
@@ -69,6 +71,8 @@ class ClientConfig:
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
         check_whole("weight", self.weight, 0, MOST_WEIGHT)
+        if self.socks_proxy:
+            host_and_port(self.socks_proxy)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(

@@ -19,19 +19,26 @@ its owner alone: together the halves are the update.
 """
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.upload import ShareHalf
-from securemedian.common.durable import lock_folder, others_may, replace_file
+from securemedian.common.durable import (
+    Lock,
+    check_process,
+    lock_folder,
+    others_may,
+    replace_file,
+)
 from securemedian.common.versions import STORE, check_store
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
@@ -142,7 +149,8 @@ class Journal:
 
     def __init__(self, folder: Path | None, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._wall = folder, wall
-        self._lock: IO[bytes] | None = None
+        self._pid = os.getpid()
+        self._lock: Lock | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
@@ -190,12 +198,18 @@ class Journal:
 
     @property
     def made_within_a_day(self) -> int:
-        """Return for how many rounds an upload was made within the last day."""
+        """Return for how many rounds an upload was made within the last day.
+
+        Raises ConfigError if what a clock that was ahead has noted cannot be corrected.
+        """
         return len(self._of_a_day())
 
     def _of_a_day(self) -> list[float]:
-        since = self._wall() - DAY_S
-        return [made for made in self._made if made > since]
+        now = self._wall()
+        if any(made > now for made in self._made):
+            # The clock was ahead then. These count as made now, for a day and not for years.
+            self._keep_days([min(made, now) for made in self._made])
+        return [made for made in self._made if made > now - DAY_S]
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -292,7 +306,9 @@ class Journal:
 
     def _count(self) -> None:
         """Count a round within the last day. Raises ConfigError if that cannot be written."""
-        made = [*self._of_a_day(), self._wall()]
+        self._keep_days([*self._of_a_day(), self._wall()])
+
+    def _keep_days(self, made: list[float]) -> None:
         if self._folder:
             days = wire.Message(_DAYS, {}, {"made": np.array(made)})
             self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
@@ -381,6 +397,7 @@ class Journal:
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
+        check_process(self._pid, f"what keeps {self._folder}")
         parts = wire.pack(message.type, message.fields, message.arrays)
         content = msgpack.packb([STORE, [bytes(part) for part in parts]])
         try:
@@ -487,7 +504,7 @@ def _message(path: Path) -> wire.Message:
     return wire.unpack(parts)
 
 
-def _lock(folder: Path) -> IO[bytes]:
+def _lock(folder: Path) -> Lock:
     """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):

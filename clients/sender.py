@@ -137,6 +137,12 @@ class Sender:
             arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
         self._servers[party].ask("upload", fields, arrays, patience_s, sent)
 
+    def abandon(self, round_id: str) -> None:
+        """Forget what was made for a round, and deal for it no more: this client declines it."""
+        self._journal.forget(round_id)
+        if self._dealer and self._dealer.round_id == round_id:
+            self._stop_dealing()
+
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""
         self._stop_dealing()

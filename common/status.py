@@ -8,6 +8,16 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
+# Why a client takes no part in a round, by the code that it sends: no text of the client's own,
+# which could tell of its data.
+POLICY, NOT_FINITE, TRAINING, SERVERS = "policy", "not-finite", "training-failed", "servers-differ"
+DECLINED = {
+    POLICY: "its own policy refuses the round",
+    NOT_FINITE: "its update has NaN or infinite values",
+    TRAINING: "its training failed",
+    SERVERS: "it found that the servers do not follow the protocol",
+}
+
 
 def by_reason(left_out: Mapping[str, str]) -> list[str]:
     """Return who is left out and why, a text per reason, that of the fewest clients first."""

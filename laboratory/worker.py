@@ -22,6 +22,7 @@ from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round, number_of
+from securemedian.common.durable import say
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, without
@@ -36,7 +37,7 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.errors import ConfigError, NotFinite, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
@@ -176,10 +177,13 @@ def run(
             if update is not None:
                 client.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
-            print(f"round {current.number}: update {done}", flush=True)
+            say(f"round {current.number}: update {done}")
             private = client.result() if current.params.result_to == "clients" else None
         except SecureMedianError as error:
-            print(f"round {current.number}: {error}", flush=True)
+            if isinstance(error, NotFinite):
+                # nobody is to wait for this client
+                client.decline(current.round_id, error.code)
+            say(f"round {current.number}: {error}")
 
 
 def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
@@ -187,7 +191,7 @@ def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
         if current.dealing_lost:
-            print(f"round {current.number}: it goes on without this client, which was restarted")
+            say(f"round {current.number}: it goes on without this client, which was restarted")
         else:
             yield current
 
@@ -232,7 +236,7 @@ def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> 
     if _about(trainer).items() <= fields.items():
         student = replace(Student.start(trainer, inputs, 0), vector=arrays["network"])
         last = fields["round"]
-        print(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
+        say(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
         for round_id in sent[sent.index(last) + 1 :] if last in sent else sent:
             student = _learn(client, student, round_id)
         return student
@@ -265,10 +269,10 @@ def _learn(client: Client, student: Student, round_id: str) -> Student:
             raise ConfigError(f"round {round_id} exchanged no predictions on this public set")
         labels = labels.reshape(shape)
         student = student.after(labels, number)
-        print(f"round {number}: learnt from {len(labels):,} public images", flush=True)
+        say(f"round {number}: learnt from {len(labels):,} public images")
         _keep(client, student, round_id)
     except SecureMedianError as error:
-        print(f"round {number}: {error}", flush=True)
+        say(f"round {number}: {error}")
     return student
 
 
@@ -298,9 +302,9 @@ def collaborate(
                     flat = sent.reshape(-1)
                     np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
                 client.submit(sent, current.round_id, progress)
-            print(f"round {current.number}: predictions submitted", flush=True)
+            say(f"round {current.number}: predictions submitted")
         except SecureMedianError as error:
-            print(f"round {current.number}: {error}", flush=True)
+            say(f"round {current.number}: {error}")
             continue
         student = _learn(client, student, current.round_id)
     return student

@@ -22,6 +22,7 @@ import numpy as np
 
 from securemedian import __version__
 from securemedian.clients.config import ClientConfig
+from securemedian.common.addresses import listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.toml import read_toml
@@ -226,7 +227,7 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
     host, port = _address(endpoint)
     # zmq writes * for all interfaces
     host = "" if host == "*" else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if host and listens_ipv6(endpoint) else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -283,7 +284,11 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
 
     from securemedian.servers.network.descriptors import limits_of
 
-    _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    try:
+        _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    except ConfigError as error:
+        yield _wrong(str(error))
+        return
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
     # a client deals over connections of its own
@@ -337,8 +342,10 @@ def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
 
-    kernels = kernels_of(protocol)
-    missing = sum(len(kernel.missing) for kernel in kernels)
+    try:
+        missing = sum(len(kernel.missing) for kernel in kernels_of(protocol))
+    except ConfigError as error:
+        return _wrong(str(error))
     if missing:
         return _warning(
             f"{missing} kernels are not compiled for this processor, which takes the server a "

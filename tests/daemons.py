@@ -114,6 +114,7 @@ class Caller:
         # pyzmq types the options of a socket as if they could not be set
         socket: Any = zmq.Context.instance().socket(zmq.DEALER)
         socket.linger, socket.sndtimeo = 0, int(WAIT_S * 1000)
+        socket.ipv6 = "[" in endpoint
         if routing_id:
             socket.routing_id = routing_id
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
@@ -171,12 +172,13 @@ class Pair:
         settings: Mapping[str, Any] = SETTINGS,
         descriptors: int = 1 << 14,
         policy: Policy | None = None,
+        host: str = keygen.LOOPBACK,
     ) -> None:
         self.folder = folder
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
         self.names = keygen.client_names(clients)
-        net = keygen.network("127.0.0.1", "127.0.0.1", None)
+        net = keygen.network(host, host, None)
         keygen.make_all(folder, self.names, net, policy or Policy.unlimited(), min_clients=2)
         for server in ("s0", "s1"):
             self.configure(server, **settings)

@@ -248,7 +248,7 @@ def test_a_refusal_outlasts_a_restart_of_the_server_and_stands(pair: Pair) -> No
     pair.start("s0")
     pair.link()
     assert pair.status()["left_out"] == {"client-2": WHY}
-    with pytest.raises(NotAllowed, match="your own policy has refused"):
+    with pytest.raises(NotAllowed, match="its own policy refuses the round"):
         pair.submit("client-2", MODEL)
     pair.submit("client-1", MODEL)
     with pytest.raises(RoundClosed, match="too late to decline: your upload is stored"):

@@ -257,6 +257,28 @@ def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
         assert connection.ask("hello").type == "hello"
 
 
+def test_a_message_longer_than_a_server_takes_is_not_sent_and_not_repeated() -> None:
+    seen: list[str] = []
+    limit = [1 << 20]
+
+    def limited(message: wire.Message) -> Answer:
+        seen.append(message.type)
+        return message.type, {"max_message_bytes": limit[0]}, {}
+
+    long = {"share": np.zeros(1 << 20, np.uint8)}
+    with serving(limited, 1 << 24) as server, connected(server, timeout_s=60) as connection:
+        connection.ask("hello")
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match="at most 1,048,576 bytes, .* raise max_message_byt"):
+            connection.ask("upload", {}, long, patience_s=3600)
+        assert time.monotonic() - start < 60 and seen == ["hello", "info"]
+        # the server was given a larger limit meanwhile
+        limit[0] = 1 << 22
+        for _ in range(2):
+            connection.ask("upload", {}, long, patience_s=3600)
+        assert seen == ["hello", "info", "info", "upload", "upload"]
+
+
 def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
     with serving(echo) as server:
         connection = Connection("S0", server, MEMBER, 5.0)

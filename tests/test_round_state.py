@@ -576,7 +576,7 @@ def test_who_has_declined_sends_nothing_and_who_has_sent_does_not_decline() -> N
     both = Both(max_clients=4, **DEALT)
     both.feed(0, Declined("key-a"))
     for check in (both.rounds[0].check_dealing, both.rounds[0].check_upload):
-        with pytest.raises(NotAllowed, match="your own policy has refused round"):
+        with pytest.raises(NotAllowed, match="its own policy refuses the round"):
             check("key-a")
     both.send("key-b")
     with pytest.raises(RoundClosed, match="your upload is stored"):

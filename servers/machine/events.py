@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from securemedian.common.receipts import Receipt
+from securemedian.common.status import POLICY
 from securemedian.servers.network.control import (
     Again,
     Check,
@@ -52,9 +53,11 @@ class Stored(LocalEvent):
 
 @dataclass(frozen=True)
 class Declined(LocalEvent):
-    """A client takes no part in the round, because its own policy refuses it."""
+    """A client takes no part in the round."""
 
     client: str
+    # one of `status.DECLINED`
+    reason: str = POLICY
 
 
 @dataclass(frozen=True)

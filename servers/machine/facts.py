@@ -7,6 +7,7 @@ from typing import Any
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE, State
+from securemedian.common.status import POLICY
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import MAX_QUOTE, ClientsDiffer, ConfigError, cut
 from securemedian.mpc.protocols.prg import SEED_BYTES
@@ -99,8 +100,8 @@ class RoundFacts:
     deviation: dict[str, str] = field(default_factory=dict)
     # a disagreement of the two servers that honest servers cannot have
     discord: str = ""
-    # the clients whose own policies refuse the round, as they have told this server
-    declined: list[str] = field(default_factory=list)
+    # the clients that take no part, as they have told this server, and why (`status.DECLINED`)
+    declined: dict[str, str] = field(default_factory=dict)
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
@@ -344,6 +345,9 @@ class RoundFacts:
                 setattr(self, name, {key: bytes.fromhex(text) for key, text in value.items()})
             else:
                 setattr(self, name, set(value))
+        if isinstance(self.declined, list):
+            # release 1.0 keeps no reasons
+            self.declined = dict.fromkeys(self.declined, POLICY)
         self.state = State(self.state)
 
 

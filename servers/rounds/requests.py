@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import DECLINED, POLICY, RoundStatus
 from securemedian.common.versions import own_versions
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
@@ -35,6 +35,7 @@ from securemedian.mpc.errors import (
     cut,
     quoted,
 )
+from securemedian.mpc.options import check_one_of
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
@@ -84,6 +85,18 @@ class OneRound:
 
     def __post_init__(self) -> None:
         _check_round_id(self.round)
+
+
+@dataclass(frozen=True)
+class DeclineFields(OneRound):
+    """The fields with which a client says that it takes no part in a round."""
+
+    # one of `status.DECLINED`
+    reason: str = field(default=POLICY, metadata={"since": 3})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of("reason", self.reason, list(DECLINED))
 
 
 @dataclass(frozen=True)
@@ -502,7 +515,7 @@ class Desk:
         return answered
 
     def _decline(self, call: Call) -> Answer:
-        self._rounds.decline(self._find(call), call.key)
+        self._rounds.decline(self._find(call), call.key, call.fields.reason)
         return Answer()
 
     def _tell(self, call: Call) -> Answer:
@@ -676,7 +689,7 @@ OPS: dict[str, Op] = {
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
     "bound": Op(Desk._bound, OneRound, (CLIENT,), logged=False),
     "folded": Op(Desk._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
-    "decline": Op(Desk._decline, OneRound, (CLIENT,)),
+    "decline": Op(Desk._decline, DeclineFields, (CLIENT,)),
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Desk._metrics, OneRound, leader_only=True),
     "result": Op(Desk._result, ResultFields, logged=False),

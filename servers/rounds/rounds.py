@@ -266,8 +266,8 @@ class Rounds:
         row = entry.spool.put(client, form, share, digest, masks)
         self._shares.append(_Share(entry, row, when_stored))
 
-    def decline(self, entry: Entry, client: str) -> None:
-        """Note that a client takes no part in a round, because its own policy refuses it.
+    def decline(self, entry: Entry, client: str, reason: str) -> None:
+        """Note that a client takes no part in a round, for a reason of `status.DECLINED`.
 
         Raises what `ServerRound.check_decline` raises.
         """
@@ -276,9 +276,10 @@ class Rounds:
         if client in server_round.declined:
             return
         server_round.check_decline(client)
-        self._runner.feed(entry, [events.Declined(client)])
+        self._runner.feed(entry, [events.Declined(client, reason)])
         name = server_round.names[client]
-        logs.event("client-declined", logging.WARNING, **server_round.about, client=name)
+        about = server_round.about
+        logs.event("client-declined", logging.WARNING, **about, client=name, reason=reason)
         self._go_on()
 
     def flush(self) -> None:

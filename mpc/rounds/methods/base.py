@@ -245,6 +245,11 @@ class Method(ABC):
         return False
 
     @property
+    def takes_infinite(self) -> bool:
+        """Return whether an update may have infinite values, which otherwise no client sends."""
+        return False
+
+    @property
     def shares_differences(self) -> bool:
         """Return whether clients share differences to the global model."""
         return False

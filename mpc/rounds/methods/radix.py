@@ -177,6 +177,10 @@ class Radix(Neighbours, Grouped, Counting):
         return super().share_bits_for(max_clients) if self.neighbours else self.word_width
 
     @property
+    def takes_infinite(self) -> bool:
+        return self.encoding in ("float32", "bfloat16") and not self.neighbours
+
+    @property
     def range_buckets(self) -> int:
         return self.buckets if self.encoding == "buckets" else 0
 
