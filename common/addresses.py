@@ -39,6 +39,12 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def host_of(endpoint: str) -> str:
+    """Return the host of tcp://HOST:PORT as other libraries than zmq take it; "" is any address."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    return "" if host == "*" else host.strip("[]")
+
+
 def bracketed(host: str) -> str:
     """Return a host as it stands before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
