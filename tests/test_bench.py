@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import zmq
 
 from securemedian import cli
 from securemedian.benchmarks import by_clients, points, settings, yardstick
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
-from securemedian.benchmarks.work import Point, round_params, weight
+from securemedian.benchmarks.work import Point, Repetition, round_params, run_point, weight
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels.native import processor
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.network.transport import ZmqLink
+from tests.parties import make_parties, run_both
 
 COUNTED = {
     "method",
@@ -253,6 +256,24 @@ def test_whole_rounds_by_the_number_of_clients(
     assert dealt["before_seconds"] > dealt["checking_seconds"] > 0
     assert values["checking_bytes_s0_to_s1"] > 0.9 * values["bytes_s0_to_s1"]
     assert dealt["client_bytes_ahead"] > 0 == values["client_bytes_ahead"]
+
+
+@pytest.mark.parametrize("method", ["bucketed", "mean"])
+def test_dealings_are_checked_before_the_last_upload_and_values_after_it(method: str) -> None:
+    protocol = ProtocolParams(lanes=2)
+    lanes = make_parties(protocol.lanes)
+
+    def run(j: int) -> Repetition:
+        def meet() -> None:
+            lanes[j][0].channel.exchange("ready", np.zeros(1, np.uint8))
+
+        return run_point(Point("median", method, None, 4, 300), lanes[j], protocol, meet)
+
+    for parties, spent in zip(lanes, run_both(run), strict=True):
+        assert spent.cost.checking_seconds > 0
+        made = max(party.pool.spent.seconds for party in parties)
+        checked = spent.cost.checking_seconds if method == "bucketed" else 0.0
+        assert spent.early_seconds == pytest.approx(made + checked)
 
 
 def test_several_methods_have_their_own_options(
