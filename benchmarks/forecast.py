@@ -41,12 +41,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console, Group
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.policy import refuse, unbounded
-from securemedian.laboratory import report
+from securemedian.laboratory import plots, report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.audit.binding import fold
@@ -191,14 +191,19 @@ def add_verbs(verbs: Any) -> None:
         "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
         "and no data.",
         epilog=FORMULA,
-        usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
+        usage="securemedian plan --clients N,.. --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
     add_methods(plan, _add_options, only=PLANNED, default="all methods, to compare them")
     plan.set_defaults(run=run, compiles=True)
 
 
 def _add_options(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--clients", type=int, metavar="N", help="clients that take part (required)")
+    plan.add_argument(
+        "--clients",
+        type=settings.numbers,
+        metavar="N,..",
+        help="clients that take part, one number or several (required)",
+    )
     plan.add_argument("--dim", type=int, metavar="D", help="coordinates of an update (required)")
     plan.add_argument(
         "--bandwidth",
@@ -230,22 +235,37 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         help="leave out what servers with one_malicious_server = true refuse, and say why",
     )
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
+    plan.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE",
+        help="draw the costs by the number of clients, of which --clients has several: a PNG file",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     if options.clients is None or options.dim is None:
         raise ConfigError("plan needs --clients and --dim")
+    counts = sorted(set(options.clients))
+    if options.plot:
+        plots.check()
+        if len(counts) < 2:
+            raise ConfigError(
+                f"--plot draws several numbers of clients, not {counts[0]} alone: give --clients "
+                "more of them, like 4,8,16"
+            )
+        report.check_writable(options.plot)
     console = Console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
-    found, refused = [], list[SecureMedianError]()
+    found, refused = list[Forecast](), list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
     with Console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
-        for build in rounds(options):
+        for build, clients in itertools.product(rounds(options), counts):
             try:
-                params = build()
+                params = build(clients)
                 if params.method.audited and (options.workers or protocol.silent):
                     raise ConfigError(
                         "an audited round takes neither workers nor silent OT: leave out --workers "
@@ -254,10 +274,8 @@ def run(options: argparse.Namespace) -> None:
                 if options.one_malicious_server:
                     refuse("one_malicious_server", unbounded(params))
                 name = params.method.label
-                status.update(name)
-                found.append(
-                    forecast(name, params, options.clients, protocol, link, byte, options.workers)
-                )
+                status.update(f"{name}, {clients} clients")
+                found.append(forecast(name, params, clients, protocol, link, byte, options.workers))
             except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -266,17 +284,30 @@ def run(options: argparse.Namespace) -> None:
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
-    for line in [*cheapest(found), *of_noise(found)]:
-        console.print(line)
+    for clients in counts:
+        rows = [row for row in found if row.clients == clients]
+        about = f"n = {clients}: " if len(counts) > 1 else ""
+        for line in [*cheapest(rows), *of_noise(rows)]:
+            console.print(about + line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
         console.print(f"saved to {options.json}")
+    if options.plot:
+        title = f"Plan: rounds by the number of clients, d = {options.dim:,}"
+        growths = dict[str, dict[str, dict[int, float]]]()
+        for row in found:
+            growth = growths.setdefault(row.name, {"seconds": {}, "OTs": {}, "MB": {}})
+            growth["seconds"][row.clients] = row.seconds
+            growth["OTs"][row.clients] = row.cost.ots / 1e6
+            growth["MB"][row.clients] = (row.cost.bytes_sent + row.cost.bytes_received) / 1e6
+        picture = by_clients.draw(options.plot.with_suffix(""), title, growths)
+        console.print(f"saved to {picture}")
 
 
-def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
-    """Yield one function per round that the options ask for, which returns its parameters.
+def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]]:
+    """Yield one function per round that the options ask for, which takes the number of clients.
 
-    It raises ConfigError if there can be no such round.
+    It returns the round's parameters, and raises ConfigError if there can be no such round.
     """
     given = given_options(options)
     for name in METHODS if options.method is None else (options.method,):
@@ -285,7 +316,7 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
         }
         for values in itertools.product(*compared.values()):
             chosen = given | dict(zip(compared, values, strict=True))
-            yield partial(_round, name, with_fraction(name, chosen), options.dim, options.clients)
+            yield partial(_round, name, with_fraction(name, chosen), options.dim)
 
 
 def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
@@ -608,6 +639,8 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
 def _tables(rows: Sequence[Forecast]) -> Group:
     """Return a table of what the rounds cost, and one of what their seconds consist of."""
     first = rows[0]
+    if len({row.clients for row in rows}) > 1:
+        return Group(_by_clients(rows))
     title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
     seconds = "Of the seconds, for servers like this machine and on this link:"
     if first.workers:
@@ -617,6 +650,22 @@ def _tables(rows: Sequence[Forecast]) -> Group:
         report.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
         report.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
     )
+
+
+def _by_clients(rows: Sequence[Forecast]) -> Any:
+    """Return a table of what the rounds cost, by the number of clients."""
+    first = rows[0]
+    title = f"d = {first.params.dim:,} coordinates, n clients"
+    if first.workers:
+        title += f", {first.workers} workers per server"
+    method, *costs = COSTS
+    cells, before = [], ""
+    for row in rows:
+        name, *figures = _costs(row)
+        # once per method
+        cells.append(["" if name == before else name, f"{row.clients:,}", *figures])
+        before = name
+    return report.table(title, (method, "n", *costs), cells, COSTS_NOTE)
 
 
 def _costs(row: Forecast) -> list[str]:
@@ -646,6 +695,13 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a PNG file, like cost.png")
+    return path
 
 
 def _positive(text: str) -> float:

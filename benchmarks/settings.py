@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks.link import LinkShape
-from securemedian.benchmarks.work import Point
+from securemedian.benchmarks.work import Point, weight
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
@@ -120,26 +120,35 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
     """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from securemedian.benchmarks import harness
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("to go"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(
-            f"{what} starting two processes".strip(), total=len(points) * settings.repeat
+            f"{what} starting two processes".strip(),
+            total=sum(map(weight, points)) * settings.repeat,
         )
         results = harness.run(
             points,
             settings.repeat,
             settings.protocol,
+            # called by both parties
             lambda done, point: progress.update(
-                task, completed=done, description=f"{what} {point.name}".strip()
+                task, advance=weight(point) / 2, description=f"{what} {point.name}".strip()
             ),
             settings.link,
         )

@@ -79,7 +79,15 @@ def test_the_service_is_imported_without_any_extra() -> None:
             ],
         ),
         ("dashboard", [f"dashboard {ROOT}/docs/samples/coordinator.toml"]),
-        ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
+        (
+            "bench",
+            [
+                "bench fig3 --out {folder}",
+                "bench clients --out {folder} mean",
+                "plan --dim 10 --clients 3,4 --plot {folder}/cost.png mean",
+                "experiment fig4 --out {folder}",
+            ],
+        ),
     ],
 )
 def test_a_verb_names_the_extra_it_lacks_in_one_line(
