@@ -341,7 +341,12 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
+    from securemedian.mpc.protocols.kernels.native.processor import COMPILES
 
+    if not COMPILES:
+        return _warning(
+            "NUMBA_DISABLE_JIT is set, and nothing is compiled: a round takes hours; unset it"
+        )
     try:
         missing = sum(len(kernel.missing) for kernel in kernels_of(protocol))
     except ConfigError as error:
