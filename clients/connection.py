@@ -243,7 +243,7 @@ class Connection:
         if size > self._most_bytes:
             raise ConfigError(
                 f"{self._where} takes requests of at most {self._most_bytes:,} bytes, and this "
-                f"{op!r} has {size:,}: ask who runs the servers to raise max_message_bytes"
+                f"{op!r} has {size:,}: have max_message_bytes raised at both servers"
             )
 
     @property

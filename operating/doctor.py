@@ -341,7 +341,12 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
+    from securemedian.mpc.protocols.kernels.native.processor import COMPILES
 
+    if not COMPILES:
+        return _warning(
+            "NUMBA_DISABLE_JIT is set, and nothing is compiled: a round takes hours; unset it"
+        )
     try:
         missing = sum(len(kernel.missing) for kernel in kernels_of(protocol))
     except ConfigError as error:
@@ -378,9 +383,11 @@ def _servers(config: ClientConfig) -> Iterator[Finding]:
                 answers.append(info)
             except SecureMedianError as error:
                 # nothing has listened, or something else has
-                other = _reach(label, server.address, "", zmtp=True)
                 spoken = OTHER_PROTOCOL.format(name=label, endpoint=server.address)
-                yield _wrong(spoken if other.text == spoken else str(error))
+                # a proxy finds the server's address, and this machine may not
+                direct = not config.socks_proxy
+                other = direct and _reach(label, server.address, "", zmtp=True).text == spoken
+                yield _wrong(spoken if other else str(error))
         if len(answers) == len(servers):
             link = _link(answers)
             yield link

@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (`| head`), and 1 after any other error. Such an error is one line too, except in Python's
     development mode and for a verb that sets `traceback`.
     """
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         # one that cannot write a name, such as that of a client, writes its code
         if isinstance(stream, TextIOWrapper):
@@ -130,6 +131,21 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _refused(error: SecureMedianError) -> int:
     print(f"securemedian: {printable(str(error))}", file=sys.stderr)
     return 2
+
+
+def _open_closed() -> None:
+    """Open what the caller has closed of standard input, output and error, to nowhere.
+
+    Otherwise the next file or socket gets that number, and is written to by whoever prints.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest free number
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _drop_unwritten() -> str:

@@ -20,7 +20,7 @@ from numba.core.caching import IndexDataCacheFile
 from securemedian import cli
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import compiling
-from securemedian.mpc.protocols.kernels.jit import KERNELS, Cache, Form, Kernel, callee, kernel
+from securemedian.mpc.protocols.kernels.jit import FORM, KERNELS, Cache, Kernel, callee, kernel
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -123,8 +123,8 @@ def test_processes_add_to_the_cache_one_after_the_other(
         seen.append("ends")
 
     monkeypatch.setattr(IndexDataCacheFile, "save", save)
-    monkeypatch.setattr(Form, "check_cachable", lambda *_: True)
-    monkeypatch.setattr(Form, "reduce", lambda *_: None)
+    monkeypatch.setattr(FORM, "check_cachable", lambda *_: True)
+    monkeypatch.setattr(FORM, "reduce", lambda *_: None)
     caches, compiled = (
         [Cache(add) for _ in range(3)],
         SimpleNamespace(codegen=SimpleNamespace(magic_tuple=lambda: ())),
@@ -171,6 +171,21 @@ class Installed:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("installed"))
+
+
+def test_without_semaphores_one_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers without /dev/shm, where multiprocessing has none."""
+    compiled: list[str] = []
+    told: list[tuple[int, int]] = []
+    one = SimpleNamespace(missing=["u4", "u8"], compile_for=compiled.append)
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(compiling, "all_kernels", lambda: [one])
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", none)
+    compiling.fill_cache(lambda done, total: told.append((done, total)))
+    assert compiled == ["u4", "u8"] and told == [(0, 2), (1, 2), (2, 2)]
 
 
 @pytest.mark.slow

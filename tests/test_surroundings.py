@@ -1,5 +1,6 @@
 """Clients between real servers, in surroundings that others have met: forks, few descriptors."""
 
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -440,12 +441,17 @@ def test_a_training_goes_on_though_its_output_finds_no_room(
     assert model.tolist() == MODEL.tolist()
 
 
-def test_a_name_that_the_terminal_cannot_show_stops_nothing(pair: Pair) -> None:
-    """With an output of another encoding a client's name ended `round status` in a traceback."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "securemedian", "submit", "klinik-s\u00fcd.toml", "u.npy"],
-        capture_output=True,
-        timeout=WAIT_S,
-        env=os.environ | {"PYTHONIOENCODING": "ascii:strict"},
-    )
-    assert shown.returncode == 2 and b"Traceback" not in shown.stderr
+def test_a_client_works_beside_an_event_loop_and_on_any_thread(pair: Pair) -> None:
+    """As in a notebook, whose cells run within a loop, and in servers of other frameworks."""
+    round_id = pair.open(model=MODEL, reset=True, **RADIX)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+
+    async def cell() -> int:
+        assert fit(pair, lambda model: None, []) == 1
+        with Client(config(pair, state_dir="")) as client:
+            # made on one thread and used on another
+            status = await asyncio.to_thread(client.status, round_id)
+            return len(status.included)
+
+    assert asyncio.run(cell()) == 3

@@ -98,14 +98,21 @@ def fill_cache(told: Told = untold) -> None:
     context = get_context("spawn")
     processes = min(os.cpu_count() or 1, PROCESSES, len(lacking))
     others = active_children()
-    with _deaf():
-        # it starts the process that keeps what workers share, which unblocks them again
-        workers = ProcessPoolExecutor(processes, context, initializer=_end_with_parent)
+    try:
+        with _deaf():
+            # it starts the process that keeps what workers share, which unblocks them again
+            workers = ProcessPoolExecutor(processes, context, initializer=_end_with_parent)
+    except (OSError, ImportError, NotImplementedError):
+        # a system without semaphores, such as a container without /dev/shm
+        for done, each in enumerate(lacking, 1):
+            _compile_one(*each)
+            told(done, len(lacking))
+        return
     try:
         with _deaf():
             compiled = [workers.submit(_compile_one, *each) for each in lacking]
-        for done, each in enumerate(as_completed(compiled, LIMIT_S), 1):
-            each.result()
+        for done, ended in enumerate(as_completed(compiled, LIMIT_S), 1):
+            ended.result()
             told(done, len(lacking))
     except BaseException:
         # such as Ctrl-C: nobody waits for what is being compiled

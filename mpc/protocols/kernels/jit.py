@@ -42,16 +42,17 @@ except ImportError:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# of numba, without its types, which are not complete
-FILE: Any = IndexDataCacheFile
 
-
-class Form(CompileResultCacheImpl):  # type: ignore[misc]
+class _Form(CompileResultCacheImpl):  # type: ignore[misc]
     """The form of compiled code on disk, in NUMBA_CACHE_DIR or beside the package."""
 
     _locator_classes = (UserProvidedCacheLocator, InTreeCacheLocator)
 
 
+# of numba, without its types, which are not complete
+FORM: Any = _Form
+FILE: Any = IndexDataCacheFile
+CONFIG: Any = numba.config
 # the dtypes of ring elements
 RINGS = ("u1", "u2", "u4", "u8")
 
@@ -74,11 +75,11 @@ class Cache(NullCache):
     @cached_property
     def _form(self) -> Any:
         try:
-            return Form(self._function)
+            return FORM(self._function)
         except RuntimeError:
             # numba found neither folder
-            numba.config.CACHE_DIR = str(_another_folder())
-            return Form(self._function)
+            CONFIG.CACHE_DIR = str(_another_folder())
+            return FORM(self._function)
 
     @cached_property
     def _files(self) -> list[Any]:
