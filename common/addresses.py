@@ -13,7 +13,8 @@ PROBE_S = 2.0
 def check_endpoint(endpoint: str) -> None:
     """Raise ConfigError unless `endpoint` is an address that zmq can use over a network."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if endpoint.startswith("tcp://") and bare:
         raise ConfigError(
             f"an IPv6 address stands in brackets: {quoted(endpoint)}; write tcp://[ADDRESS]:PORT"
         )
