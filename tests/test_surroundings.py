@@ -100,7 +100,7 @@ def test_a_fork_changes_nothing_of_what_is_kept(pair: Pair) -> None:
 def test_a_client_is_not_sent_to_workers_of_torch(pair: Pair, method: str) -> None:
     torch = pytest.importorskip("torch")
 
-    class Rows(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined]
         def __len__(self) -> int:
             return 1
 
