@@ -22,6 +22,7 @@ from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import GUARDED
+from securemedian.servers.network import descriptors
 from securemedian.servers.network.control import LOAD_BYTES, Load
 from securemedian.servers.network.link_probe import LIMIT_S, PIECES, LinkProbe
 from securemedian.servers.network.peer import COMPILING
@@ -241,6 +242,8 @@ def test_the_link_is_measured_once_for_all_who_ask() -> None:
 
 def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (5, 5))
+    assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "a server needs 64")
+    monkeypatch.setattr(descriptors, "LEAST", 1)
     assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
 
 
