@@ -158,6 +158,18 @@ def test_a_forked_worker_that_lives_on_does_not_hold_the_state_folder(pair: Pair
         worker.join()
 
 
+def test_a_lock_ends_with_close_though_its_descriptor_lives_on(tmp_path: Path) -> None:
+    """As in a fork that Python does not know of."""
+    lock = lock_folder(tmp_path, "locked")
+    other = os.dup(lock.fileno())
+    try:
+        assert is_locked(tmp_path)
+        lock.close()
+        assert not is_locked(tmp_path)
+    finally:
+        os.close(other)
+
+
 def test_a_lock_ends_with_its_process_though_a_fork_lives_on(tmp_path: Path) -> None:
     script = (
         "import os, sys, time; from pathlib import Path\n"
