@@ -191,6 +191,28 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apa
                 connection.ask("info")
 
 
+@pytest.mark.parametrize(("highest", "fields"), [(2, {}), (3, {"reason": "not-finite"})])
+def test_servers_are_told_a_reason_if_they_know_reasons(
+    tmp_path: Path, highest: int, fields: dict[str, str]
+) -> None:
+    """Release 1.0.0, wire version 2, refuses a request with a field that it does not know."""
+    told: list[dict[str, Any]] = []
+
+    def handler(message: wire.Message) -> Answer:
+        if message.type == "decline":
+            told.append({name: message.fields[name] for name in message.fields if name != "id"})
+        return message.type, own_versions() | {"wire": [1, highest]}, {}
+
+    with (
+        serving(handler) as s0,
+        serving(handler, keys=OTHER) as s1,
+        Client(ClientConfig("a", write_keys(tmp_path), s0, s1)) as client,
+    ):
+        client.decline(ROUND, "not-finite")
+        client.decline(ROUND)
+    assert told == 2 * [{"round": ROUND} | fields] + 2 * [{"round": ROUND}]
+
+
 @pytest.mark.parametrize("caller", [MEMBER, STRANGER], ids=["on the list", "not on it"])
 def test_the_key_of_the_other_server_is_told_at_once(caller: KeyPair) -> None:
     with serving(echo) as server:

@@ -334,7 +334,7 @@ def test_a_round_through_a_socks_proxy_that_alone_resolves_names(tmp_path: Path)
         for name, server in (("s0", coordinator.s0), ("s1", coordinator.s1))
     }
     with running(pair), closing(Socks(names)) as proxy:
-        changed = {
+        changed: dict[str, Any] = {
             "socks_proxy": f"127.0.0.1:{proxy.port}",
             "s0": replace(coordinator.s0, address="tcp://s0.hospital.invalid:7000"),
             "s1": replace(coordinator.s1, address="tcp://s1.hospital.invalid:7001"),

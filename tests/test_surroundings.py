@@ -100,7 +100,7 @@ def test_a_fork_changes_nothing_of_what_is_kept(pair: Pair) -> None:
 def test_a_client_is_not_sent_to_workers_of_torch(pair: Pair, method: str) -> None:
     torch = pytest.importorskip("torch")
 
-    class Rows(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
+    class Rows(torch.utils.data.Dataset):  # type: ignore[name-defined]
         def __len__(self) -> int:
             return 1
 
@@ -156,6 +156,18 @@ def test_a_forked_worker_that_lives_on_does_not_hold_the_state_folder(pair: Pair
     finally:
         worker.kill()
         worker.join()
+
+
+def test_a_lock_ends_with_close_though_its_descriptor_lives_on(tmp_path: Path) -> None:
+    """As in a fork that Python does not know of."""
+    lock = lock_folder(tmp_path, "locked")
+    other = os.dup(lock.fileno())
+    try:
+        assert is_locked(tmp_path)
+        lock.close()
+        assert not is_locked(tmp_path)
+    finally:
+        os.close(other)
 
 
 def test_a_lock_ends_with_its_process_though_a_fork_lives_on(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ except ImportError:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Form(CompileResultCacheImpl):  # type: ignore[misc]
+class _Form(CompileResultCacheImpl):
     """The form of compiled code on disk, in NUMBA_CACHE_DIR or beside the package."""
 
-    _locator_classes = (UserProvidedCacheLocator, InTreeCacheLocator)
+    _locator_classes: list[Any] = [UserProvidedCacheLocator, InTreeCacheLocator]
 
 
 # of numba, without its types, which are not complete
