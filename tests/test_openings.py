@@ -5,6 +5,7 @@ The attacks are those of a review of 1.0.0, where they read what they wanted and
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -57,7 +58,7 @@ def rush(channel: Channel, label: str, choose: Choose) -> None:
         channel.send(given, choose(array, theirs))
         return theirs
 
-    channel.exchange = exchange  # type: ignore[method-assign]
+    setattr(channel, "exchange", exchange)  # noqa: B010
 
 
 def outcomes(function: Callable[[int], Any]) -> list[Any]:
@@ -148,10 +149,12 @@ def test_an_old_commitment_cannot_be_sent_again() -> None:
             pair[0].open("open.bits", 0, words, nonce())
             return pair[0].open("open.bits", 0, words, nonce())
         true = pair[1].send
-        pair[1].send = lambda label, array: (  # type: ignore[method-assign]
-            old.append((label, array)),
-            true(label, array),
-        )[-1]
+
+        def send(label: str, array: Words) -> None:
+            old.append((label, array))
+            true(label, array)
+
+        setattr(pair[1], "send", send)  # noqa: B010
         pair[1].open("open.bits", 1, words, nonce())
         for label, array in old[:]:
             true(label, array)
@@ -193,8 +196,7 @@ def questions(
                 seen = np.asarray(open_bits(party, shares, dim))
                 answers.append(seen ^ flips[step].astype(np.uint8))
             else:
-                now.clear()
-                now.append(lambda truth, at=at: said(at, truth))
+                now[:] = [partial(said, at)]
                 answers.append(np.asarray(open_bits(party, shares, dim)))
                 seen = said(at, answers[-1])
             found += (seen == 0) << step

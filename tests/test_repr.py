@@ -117,17 +117,18 @@ def test_values_are_not_printed_through_what_holds_them() -> None:
     rng, coin = np.random.default_rng(2), b"the coin of a ro"
     halves = split(rng.integers(0, 2**64, (1, 4), np.uint64), 64)
     party = make_parties()[0][0]
+    delta = getattr(party.pool.ends.sender, "delta")  # noqa: B009
     params: Any = None
     given = [1, 1], (), halves[0].layout, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
     chunk = Chunk(list(halves), *given)
-    held = [
+    held: list[tuple[Any, list[Any]]] = [
         (chunk, [coin, b"the noise of one", halves[0].seed, halves[1].packed]),
         (RoundInput(params, list(halves), [1], [], coin, coin), [coin, halves[0].seed]),
         (Tossed(coin, b"a token"), [coin, b"a token"]),
         (Check("1-3fa9c1d2", ["key"], coin), [coin]),
         (wire.Message("upload", {"seed": coin}, {"share": halves[1].packed}), [coin]),
-        (party, [party.pool.ends.sender.delta]),
-        (party.pool, [party.pool.ends.sender.delta]),
+        (party, [delta]),
+        (party.pool, [delta]),
     ]
     for holder, secrets in held:
         for secret in secrets:

@@ -87,8 +87,9 @@ class Bucketed(Grouped, Counting):
     audit: bool = option(
         False,
         text="each server proves to the other one, before anything is signed, that the result is "
-        "that of the uploads; clients answer once more while they wait for it. Needs uploads "
-        "dealt, schedule bisect and one group (default: no)",
+        "that of the uploads. Of a server that asks other questions, each bit that it wants beyond "
+        "the result is found with a chance of one half. Clients answer once more while they wait. "
+        "Needs uploads dealt, schedule bisect and one group (default: no)",
         since=2,
     )
 
