@@ -31,11 +31,12 @@ from securemedian.clients.journal import (
     Submission,
     fingerprint,
 )
-from securemedian.clients.lookup import Lookup
+from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
+from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.mpc.errors import (
     ChannelTimeout,
@@ -96,7 +97,12 @@ def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
         )
 
 
-def _choose_group(current: Round, model: Any, loss: Callable[[Any], float] | None) -> int:
+def _choose_group(
+    current: Round,
+    model: Any,
+    loss: Callable[[Any], float] | None,
+    keep_local: Sequence[str] = (),
+) -> int:
     """Return the group whose model has the smallest loss, which `model` is used to compute."""
     if current.params.method.groups == 1:
         return 0
@@ -107,7 +113,7 @@ def _choose_group(current: Round, model: Any, loss: Callable[[Any], float] | Non
         )
 
     def loss_of(vector: NDArray[np.float32]) -> float:
-        updates.load(vector, model)
+        updates.load(vector, model, keep_local, current.form)
         return loss(model)
 
     return current.choose(loss_of)
@@ -214,6 +220,8 @@ class Client(Member):
         progress: Progress = unseen,
         public_metrics: Mapping[str, float] | None = None,
         group: int | None = None,
+        keep_local: Sequence[str] = (),
+        saturate: bool | None = None,
     ) -> None:
         """Share the trained parameters, in any form of `clients.update`, between the servers.
 
@@ -235,19 +243,27 @@ class Client(Member):
         In a round of several groups `group` is the one, 0-based, whose model was trained
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
+        Entries whose names fit a pattern of `keep_local` (`fnmatch`) are not sent, and come back
+        unchanged with the result. The others go in the order of the round's form (`Round.form`), by
+        their names. Where the round has no form, that of the first client becomes it. Values that
+        the method would cut are an error, unless `saturate`, by default that of the configuration,
+        is set: then RangeWarning tells.
+
         Raises PolicyRefused if this client's own policy refuses the round, which both servers are
         told; ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
-        round's public set; InputError if the update does not fit the round; DuplicateUpload if
-        this client has submitted to the round already or has dealt for it before a restart;
-        RoundClosed if the round `round_id` is not open; NotAllowed if the servers have found the
-        dealing wrong; and PeerProtocolError, before anything of the update is sent, if they say
-        different things or have not opened what they should have of the dealing.
+        round's public set; InputError if the update does not fit the round, has another form than
+        it, or has values that it would cut; DuplicateUpload if this client has submitted to the
+        round already or has dealt for it before a restart; RoundClosed if the round `round_id` is
+        not open; NotAllowed if the servers have found the dealing wrong; and PeerProtocolError,
+        before anything of the update is sent, if they say different things or have not opened what
+        they should have of the dealing.
         """
-        vector, spec = updates.flatten(update)
+        vector, spec = updates.flatten(update, keep_local)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
         self._check_takes_part(current.round_id, current.params)
         current.params.exchange.check_shape(spec.shapes, current.params.dim)
+        vector, spec = updates.arrange(vector, spec, self._form_of(current, spec))
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
         again = made is not None
@@ -256,7 +272,10 @@ class Client(Member):
         try:
             if made is None:
                 self._check_free(current)
-                values = self.encode(vector, current.of_group(group))
+                mine = current.of_group(group)
+                cuts = self.config.saturate if saturate is None else saturate
+                upload.check_range(vector, mine, spec.name_at, cuts)
+                values = self.encode(vector, mine)
                 values = current.params.method.in_group(values, group)
                 made = self._sender.make(vector, values, current, progress, group)
             if metrics:
@@ -298,6 +317,8 @@ class Client(Member):
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,
+        keep_local: Sequence[str] = (),
+        saturate: bool | None = None,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -312,6 +333,9 @@ class Client(Member):
         smallest `loss(model)` is trained (`Round.choose`); the result is that of its group. If
         that has fewer than `min_clients`, this is reported and its model stays.
 
+        Entries that fit a pattern of `keep_local` (`fnmatch`) are neither loaded nor sent: what is
+        sent is reported once. `saturate` is that of `submit`.
+
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s`). A round without a result, or without this client,
         is reported and does not count, and `model` gets back the parameters from which it was
@@ -322,6 +346,8 @@ class Client(Member):
             # whether `model` holds a result, which is known to the clients alone in some rounds
             trained = False
             done = 0
+            if keep_local:
+                report(updates.flatten(model, keep_local)[1].summary)
             while rounds is None or done < rounds:
                 try:
                     current = self.wait_for_round(timeout_s)
@@ -344,11 +370,11 @@ class Client(Member):
                 # the one that an upload from before a restart is for
                 group = self.chosen_group(current.round_id)
                 if group is None:
-                    group = _choose_group(current, model, loss)
+                    group = _choose_group(current, model, loss, keep_local)
                 mine = current.of_group(group)
                 if mine.model is not None and not goes_on:
-                    mine.load_into(model)
-                start, _ = updates.flatten(model)
+                    mine.load_into(model, keep_local)
+                start, _ = updates.flatten(model, keep_local)
                 try:
                     if current.submitted:
                         report(
@@ -360,12 +386,20 @@ class Client(Member):
                             report(f"{name}: training")
                             train(model)
                             metrics = public_metrics(model) if public_metrics else {}
-                        self.submit(model, current.round_id, progress, metrics, group)
+                        self.submit(
+                            model,
+                            current.round_id,
+                            progress,
+                            metrics,
+                            group,
+                            keep_local,
+                            saturate,
+                        )
                         report(f"{name}: submitted, waiting for the result")
-                    result, _ = updates.flatten(self.result(current.round_id, group=group))
-                    updates.load(result, model)
+                    result, form = self._flat_result(current, group)
+                    updates.load(result, model, keep_local, form)
                 except _ROUND_LOST as error:
-                    updates.load(start, model)
+                    updates.load(start, model, keep_local)
                     report(f"going on to the next round: {error}")
                     continue
                 trained = True
@@ -377,6 +411,27 @@ class Client(Member):
                     else f"{name}: the result is loaded"
                 )
             return done
+
+    def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
+        """Return the form of a round's models; without one, that of `spec` becomes the round's.
+
+        It is None if the round has no models, or S0 is of release 1.0.
+        """
+        if current.form or not current.has_form:
+            return current.form
+        own = spec.form if spec else None
+        fits = own is not None and own.size == current.params.dim
+        text = own.text if own is not None and fits else ""
+        return ask_form(self.service, current.round_id, current.params, text)
+
+    def _flat_result(self, current: Round, group: int) -> tuple[NDArray[Any], ModelForm | None]:
+        """Wait for a round's result, and return it flat, and the form in whose order it is."""
+        params, vectors = self._fetched(current.round_id, None)
+        vector = vectors[self._wanted(current.round_id, params, group)]
+        shared = self._shared.get(current.round_id)
+        if shared and shared.spec:
+            return vector, shared.spec.form
+        return vector, self._form_of(current, None)
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""

@@ -20,7 +20,7 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Survey
+from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Survey, ValueRange
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
 AUTO, OFF = "auto", "off"
@@ -143,6 +143,9 @@ class Bounded(FixedPoint):
             return super().encode(vector, max_clients, published)
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        return None if self.bounded else super().value_range(dim, max_clients)
 
     def whole_difference(
         self, vector: NDArray[np.float64], published: Published
