@@ -47,13 +47,14 @@ from rich.console import Console, Group
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
+from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
+from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.audit.binding import fold
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, check, deal
@@ -208,7 +209,15 @@ def add_verbs(verbs: Any) -> None:
 
 def _add_options(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--clients", type=int, metavar="N", help="clients that take part (required)")
-    plan.add_argument("--dim", type=int, metavar="D", help="coordinates of an update (required)")
+    plan.add_argument(
+        "--dim", type=int, metavar="D", help="coordinates of an update (required without --model)"
+    )
+    plan.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="the start model: leave out methods whose range does not hold its values",
+    )
     plan.add_argument(
         "--bandwidth",
         type=_positive,
@@ -249,8 +258,12 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
+    start = None
+    if options.model:
+        start, _ = files.read_start(options.model)
+        options.dim = options.dim or start.shape[-1]
     if options.clients is None or options.dim is None:
-        raise ConfigError("plan needs --clients and --dim")
+        raise ConfigError("plan needs --clients, and --dim or --model")
     console = Console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
@@ -261,6 +274,8 @@ def run(options: argparse.Namespace) -> None:
         for build in rounds(options):
             try:
                 params = build()
+                if start is not None:
+                    params.check_start(start)
                 if params.method.audited and (options.workers or protocol.silent):
                     raise ConfigError(
                         "an audited round takes neither workers nor silent OT: leave out --workers "
@@ -272,7 +287,7 @@ def run(options: argparse.Namespace) -> None:
                 status.update(name)
                 row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
                 found.append(through(row, options.doors or 1))
-            except (ConfigError, PolicyRefused) as error:
+            except (ConfigError, InputError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
         raise refused[0]
@@ -281,7 +296,7 @@ def run(options: argparse.Namespace) -> None:
     for reason in dict.fromkeys(map(str, refused)):
         console.print(f"left out: {reason}")
     taken = taking(found) if options.doors else []
-    for line in [*taken, *cheapest(found), *of_noise(found)]:
+    for line in [*taken, *cheapest(found), *of_noise(found), *ranges(found)]:
         console.print(line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -392,6 +407,15 @@ def taking(rows: Sequence[Forecast]) -> list[str]:
         f"the {in_full(row.params, row.clients) / 1e9:.3g} GB that it takes, while clients train"
         for row in rows
     ]
+
+
+def ranges(rows: Sequence[Forecast]) -> list[str]:
+    """Return a sentence per range on the methods that take such values alone."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        if taken := row.params.value_range:
+            methods.setdefault(str(taken), []).append(row.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {taken}" for taken, names in methods.items()]
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
-from securemedian.clients.flags import add_cohort, add_public
+from securemedian.clients.flags import add_cohort, add_keep_local, add_public
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
 
@@ -27,14 +27,17 @@ def _add_submit(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "submit",
         description=(
-            "Wait for the next open round and submit the trained parameters in a .npy or .npz "
-            "file, or predictions on a public set in a .npy file (samples, classes)."
+            "Wait for the next open round and submit the trained parameters in a .npy, .npz or "
+            ".safetensors file, or predictions on a public set in a .npy file (samples, classes)."
         ),
     )
     verb.add_argument("config", metavar="CONFIG", help="this client's client.toml")
     add_cohort(verb)
     verb.add_argument(
-        "update", type=Path, metavar="FILE", help="the trained parameters: .npy or .npz"
+        "update",
+        type=Path,
+        metavar="FILE",
+        help="the trained parameters: .npy, .npz or .safetensors",
     )
     add_public(verb)
     verb.add_argument(
@@ -59,6 +62,13 @@ def _add_submit(subparsers: "Verbs") -> None:
             "a number to send along in the clear, for everybody in the cohort to read, such as "
             "examples=120; can be given again"
         ),
+    )
+    add_keep_local(verb)
+    verb.add_argument(
+        "--saturate",
+        action="store_true",
+        default=None,
+        help="cut values that are beyond the range of the round's method, instead of refusing",
     )
     add_receipt(verb)
     verb.set_defaults(run=_submit)
@@ -86,7 +96,7 @@ def add_receipt(verb: argparse.ArgumentParser) -> None:
 def _submit(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
     from securemedian.clients.public import PublicSet
-    from securemedian.clients.update import flatten, unflatten
+    from securemedian.clients.update import arrange, flatten, unflatten
 
     update = files.read(options.update)
     wanted = [path for path in (options.result, options.receipt) if path]
@@ -100,7 +110,7 @@ def _submit(options: argparse.Namespace) -> None:
                 f"round {current.round_id} has an upload of this client already, and takes no other"
             )
         else:
-            _submit_and_warn(client, update, dict(options.public_metric), options.group)
+            _submit_and_warn(client, update, options)
             print(f"submitted to round {current.round_id}")
             if not wanted:
                 if current.params.method.audited:
@@ -108,9 +118,11 @@ def _submit(options: argparse.Namespace) -> None:
                 return
         result = client.result(group=options.group)
         if options.result:
-            # an earlier process may have submitted it, whose update this one has read again
-            vector, _ = flatten(result)
-            files.write(options.result, unflatten(vector, flatten(update)[1]))
+            if not isinstance(result, dict):
+                # an earlier process may have submitted it, whose update this one has read again
+                own = flatten(update, options.keep_local)
+                result = unflatten(result.reshape(-1), arrange(*own, current.form)[1])
+            files.write(options.result, result)
         say_result(client, current.round_id, options)
 
 
@@ -118,16 +130,21 @@ def tell(text: str) -> None:
     print(f"securemedian: {text}", file=sys.stderr, flush=True)
 
 
-def _submit_and_warn(
-    client: "Client", update: Any, metrics: dict[str, float], group: int | None
-) -> None:
+def _submit_and_warn(client: "Client", update: Any, options: argparse.Namespace) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
     from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
     with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update, progress=progress, public_metrics=metrics, group=group)
+        client.submit(
+            update,
+            progress=progress,
+            public_metrics=dict(options.public_metric),
+            group=options.group,
+            keep_local=options.keep_local,
+            saturate=options.saturate,
+        )
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 

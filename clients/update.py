@@ -115,18 +115,25 @@ def flat_models(
     rows = [vector]
     for other in model[1:] if groups > 1 else ():
         rows.append(arrange(*flatten(other, keep_local), spec.form)[0])
-    return finite(np.stack(rows) if groups > 1 else vector), spec.form
+    if groups == 1:
+        return finite(vector, spec), spec.form
+    return finite(np.stack(rows)), spec.form
 
 
-def finite(model: NDArray[Any]) -> NDArray[np.float32]:
-    """Return flat start models as float32. Raises InputError for a value that is not finite."""
+def finite(model: NDArray[Any], spec: Spec | None = None) -> NDArray[np.float32]:
+    """Return flat start models as float32. Raises InputError for a value that is not finite.
+
+    With a `spec` the error names the entry.
+    """
     with np.errstate(over="ignore"):
         made = np.asarray(model, np.float32)
     bad = np.flatnonzero(~np.isfinite(made))
     if bad.size:
+        where = repr(spec.name_at(int(bad[0]))) if spec else f"index {bad[0]}"
+        first = np.asarray(model).reshape(-1)[bad[0]]
         raise InputError(
             f"the start model has {bad.size:,} values that are no finite float32, the first "
-            f"{np.asarray(model).reshape(-1)[bad[0]]:g} at index {bad[0]}: give another one"
+            f"{first:g} at {where}: give another one"
         )
     return made
 
@@ -184,6 +191,25 @@ def load(
             entry.detach().copy_(values[name])
         else:
             entry[...] = values[name]
+
+
+def to_arrays(vector: NDArray[Any], spec: Spec) -> dict[str, NDArray[Any]]:
+    """Return what is sent of a model as arrays of numpy's by name, as files can hold them.
+
+    A bfloat16 becomes one of BFLOAT16. Raises InputError for other dtypes that numpy lacks.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    pieces = np.split(vector, np.cumsum(spec.sizes)[:-1])
+    for name, piece in zip(spec.sent, pieces, strict=True):
+        entry = spec.entries[name]
+        dtype, shaped = _dtype_name(entry), piece.reshape(entry.shape)
+        if dtype == "bfloat16":
+            arrays[str(name)] = to_bfloat16(shaped)
+        elif dtype in ("float16", "float32", "float64"):
+            arrays[str(name)] = shaped.astype(dtype)
+        else:
+            raise InputError(f"{name!r} is {dtype}, which such a file cannot hold: use bfloat16")
+    return arrays
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[Any]:
