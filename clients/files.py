@@ -163,6 +163,8 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
             raise ValueError(f"{len(data) - begin - expected} bytes too many")
         # in the order of the header
         return {name: arrays[name] for name in header}
+    except InputError:
+        raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise InputError(
             f"{path} is no .safetensors file, or is damaged ({quoted(str(error))}): save it again"

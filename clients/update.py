@@ -374,9 +374,10 @@ def _dtype_name(entry: Any) -> str:
 
 
 def _copy(entry: Any) -> Any:
-    """Return a copy of an entry that stays local; of one that is no array, the entry itself."""
+    """Return a copy of an entry that stays local; of one that has no values, the entry itself."""
     if _is_tensor(entry):
-        return entry.detach().clone()
+        lazy = isinstance(entry, sys.modules["torch"].nn.parameter.UninitializedTensorMixin)
+        return entry if lazy else entry.detach().clone()
     return entry.copy() if isinstance(entry, np.ndarray) else entry
 
 
