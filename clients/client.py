@@ -10,10 +10,14 @@ request without an answer is repeated with the same bytes (`clients.journal`). W
 this also holds for a client that is restarted.
 """
 
+import gc
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +62,10 @@ from securemedian.mpc.rounds.params import RoundParams
 
 # what costs a client one round, and nothing beyond it
 _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
+
+
+# the Clients of this process that are open, by process and state folder
+_open_here: WeakValueDictionary[tuple[int, Path], "Client"] = WeakValueDictionary()
 
 
 def _say(text: str) -> None:
@@ -128,8 +136,10 @@ class Client(Member):
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, trained=self._trained, **options)
         self.public = public
+        # this process and the state folder, if there is one
+        self._here = 0, Path()
         try:
-            self._journal = Journal(config.state_folder)
+            self._journal = self._own_journal(config.state_folder)
         except BaseException:
             super().close()
             raise
@@ -145,6 +155,24 @@ class Client(Member):
         self._submitted = ""
         # the latest rounds for which this object has shared an update
         self._shared: dict[str, _Shared] = {}
+
+    def _own_journal(self, folder: Path | None) -> Journal:
+        """Return the journal in a state folder. Raises ConfigError if another Client has it."""
+        if folder is None:
+            return Journal(None)
+        here = os.getpid(), folder.resolve()
+        if here in _open_here:
+            # one that nobody can close any more
+            gc.collect()
+        if here in _open_here:
+            raise ConfigError(
+                f"another Client of this process has the state folder {folder}, perhaps one of a "
+                "notebook's cell that ran before: close() that one, or use `with`"
+            )
+        made = Journal(folder)
+        _open_here[here] = self
+        self._here = here
+        return made
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -209,9 +237,11 @@ class Client(Member):
         return upload.encode_update(vector, current)
 
     def close(self) -> None:
-        """End background work, and close all connections."""
+        """End background work, and close all connections. Nothing can be asked for after it."""
         self._sender.close()
         super().close()
+        if self._here in _open_here and _open_here[self._here] is self:
+            del _open_here[self._here]
 
     def submit(
         self,
@@ -258,6 +288,7 @@ class Client(Member):
         before anything of the update is sent, if they say different things or have not opened what
         they should have of the dealing.
         """
+        self.service.check_open()
         vector, spec = updates.flatten(update, keep_local)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
@@ -556,6 +587,7 @@ class Client(Member):
         It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
         outlast the process. Raises ConfigError if they cannot be written.
         """
+        self.service.check_open()
         self._journal.keep_own(fields, arrays)
 
     @property
@@ -574,6 +606,7 @@ class Client(Member):
         Call it before an update of these steps is submitted. Raises ConfigError if it cannot be
         written.
         """
+        self.service.check_open()
         self._journal.charge(noised)
 
     def _fetched(
