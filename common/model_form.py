@@ -48,7 +48,8 @@ class ModelForm:
         names = [entry.name.replace(_COMPILED, "") for entry in entries]
         while names and all(name.startswith(_PARALLEL) for name in names):
             names = [name.removeprefix(_PARALLEL) for name in names]
-        made = cls(tuple(e._replace(name=name) for e, name in zip(entries, names, strict=True)))
+        renamed = zip(names, entries, strict=True)
+        made = cls(tuple(FormEntry(name, each.dtype, each.shape) for name, each in renamed))
         if made.named and len({*names}) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(f"two entries are called {quoted(twice)}: rename one of them")
