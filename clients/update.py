@@ -26,6 +26,8 @@ from securemedian.mpc.errors import InputError, quoted
 _ALONE = "the update"
 # a bfloat16 in a file, where numpy has no dtype for it: a structure of its 16 bits
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+# how much larger a number may be than the greatest of a dtype, and be rounded to it
+_ROUNDED = 1.08
 # the kinds of numpy's dtypes that hold floats, and that stay local
 _FLOATS, _WHOLE = "f", "iub"
 # the names of dtypes that other packages bring, whose kind is "V"
@@ -180,7 +182,7 @@ def load(
     values = _values(vector, spec)
     for name in spec.sent:
         entry = spec.entries[name]
-        if not (_is_tensor(entry) or entry.flags.writeable):
+        if not (_holds_each(entry) if _is_tensor(entry) else entry.flags.writeable):
             raise InputError(f"{name!r} is an array that cannot be written to: give a copy of it")
     if _has_state_dict(model):
         model.load_state_dict(values)
@@ -361,6 +363,12 @@ def _has_state_dict(model: Any) -> bool:
     return callable(getattr(model, "state_dict", None))
 
 
+def _holds_each(tensor: Any) -> bool:
+    """Return whether a tensor has a place for each of its values: an expanded one has not."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return all(size <= 1 or stride for size, stride in sizes)
+
+
 def _is_tensor(entry: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(entry, torch.Tensor)
@@ -404,15 +412,20 @@ def _like(name: Any, entry: Any, values: NDArray[Any]) -> Any:
     """
     shaped = values.reshape(entry.shape)
     made: Any
+    most = np.inf
     if _is_tensor(entry):
+        torch = sys.modules["torch"]
         # tensor() copies, to() takes over dtype and device
-        made = sys.modules["torch"].tensor(shaped).to(entry)
+        made = torch.tensor(shaped).to(entry)
+        # some 8-bit floats take the greatest number for larger ones
+        most = _ROUNDED * torch.finfo(entry.dtype).max
     else:
         # what overflows is found below
         with np.errstate(over="ignore"):
             narrow = entry.dtype == BFLOAT16
             made = to_bfloat16(shaped) if narrow else shaped.astype(entry.dtype)
-    lost = np.isfinite(shaped) & ~np.isfinite(_to_float64(name, made))
+    cut = ~np.isfinite(_to_float64(name, made)) | (np.abs(shaped) > most)
+    lost = np.isfinite(shaped) & cut
     if lost.any():
         raise InputError(
             f"{name!r} is {_dtype_name(entry)}, which cannot hold {shaped[lost].flat[0]:g}: "

@@ -26,6 +26,9 @@ BOTH = ("s0", "s1")
 ONE, OTHER = [-0.5, 0.5, 0.25, -0.25, 0.0, 0.75], [0.5, -0.5, 0.5, 0.25, 0.125, 0.0]
 LOWER = [min(pair) for pair in zip(ONE, OTHER, strict=True)]
 
+# what S0 logs of a client that knows no form of models
+LATER = "no-model-form"
+
 # a client's part in a round: it submits the last argument, and prints its result
 CLIENT = """
 import json, numpy as np
@@ -125,6 +128,24 @@ def test_a_round_with_one_server_and_one_client_of_the_release_before(parties: P
     assert said["s1"]["release"] == securemedian.__version__
     parties.open(RADIX, anew=False, by_older=False)
     assert parties.take_part() == LOWER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["", *BOTH])
+def test_a_client_of_the_release_before_is_matched_by_length(
+    parties: Parties, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It knows no form of models. A server that knows none takes none, and the round goes on."""
+    parties.start(*([server] if server else []))
+    model = {"a": np.zeros(2), "b": np.zeros(4)}
+    with Coordinator.from_config(parties.config("coordinator")) as coordinator:
+        coordinator.open_round(RADIX, model)
+    assert ("takes no form" in caplog.text) == (server == "s0")
+    said = parties.pair.caller("client-1", "s0").ask("round").fields
+    assert bool(said.get("model_form")) == (server == "")
+    assert parties.take_part() == LOWER
+    warned = [line["client"] for line in parties.pair.events("s0") if line["event"] == LATER]
+    assert warned == (["client-1"] if server == "" else [])
 
 
 @pytest.mark.release

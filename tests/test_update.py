@@ -238,9 +238,48 @@ def test_what_a_dtype_cannot_hold_is_an_error() -> None:
     update.load(np.array([1.0, np.inf]), half)
     assert half["w"].tolist() == [1, np.inf]
     torch = pytest.importorskip("torch")
+    eight = {"w": torch.zeros(2).to(torch.float8_e4m3fn)}
+    with pytest.raises(InputError, match="'w' is float8_e4m3fn, which cannot hold 600"):
+        update.load(np.array([1.0, 600.0]), eight)
     network = torch.nn.Linear(1, 1).half()
     with pytest.raises(InputError, match="'bias' is float16, which cannot hold 70000"):
         update.load(np.array([1.0, 7e4]), network)
+
+
+def test_arrays_of_any_layout_go_there_and_back() -> None:
+    """Flower and others have refused, or mixed up, what is not contiguous."""
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    model = {"fortran": np.asfortranarray(base), "turned": base.T, "reversed": base[::-1]}
+    vector, spec = flatten(model)
+    back = unflatten(vector, spec)
+    assert all(np.array_equal(back[name], model[name]) for name in model)
+    view = np.zeros((4, 3), np.float32).T
+    update.load(np.arange(12.0), [view])
+    assert np.array_equal(view, base)
+    torch = pytest.importorskip("torch")
+    network = torch.nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    vector, spec = flatten(network)
+    update.load(vector * 2, network)
+    assert np.array_equal(flatten(network)[0], vector * 2)
+    with pytest.raises(InputError, match="'w' is an array that cannot be written to"):
+        update.load(np.arange(3.0), {"w": torch.ones(1).expand(3)})
+
+
+def test_extra_state_of_a_module_is_named_and_may_stay() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Scaled(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def get_extra_state(self) -> dict[str, int]:
+            return {"amax": 1}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            assert state == {"amax": 1}
+
+    network = torch.nn.Sequential(Scaled(2, 2))
+    with pytest.raises(InputError, match="'0._extra_state' is a dict"):
+        flatten(network)
+    update.load(np.ones(6), network, ["*_extra_state"])
+    assert flatten(network, ["*_extra_state"])[0].tolist() == [1] * 6
 
 
 def test_layers_stay_local_by_pattern() -> None:
