@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 # of the header, as other readers of the format have it
 _MAX_HEADER = 100_000_000
 # the format's names for dtypes; those of 8-bit floats are in no dtype of numpy's
-_DTYPES = {
+_DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),

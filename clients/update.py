@@ -417,13 +417,16 @@ def _like(name: Any, entry: Any, values: NDArray[Any]) -> Any:
         torch = sys.modules["torch"]
         # tensor() copies, to() takes over dtype and device
         made = torch.tensor(shaped).to(entry)
-        # some 8-bit floats take the greatest number for larger ones
-        most = _ROUNDED * torch.finfo(entry.dtype).max
+        if made.element_size() == 1:
+            # some of these floats take the greatest number for larger ones
+            most = _ROUNDED * torch.finfo(entry.dtype).max
     else:
         # what overflows is found below
         with np.errstate(over="ignore"):
             narrow = entry.dtype == BFLOAT16
             made = to_bfloat16(shaped) if narrow else shaped.astype(entry.dtype)
+    if shaped.itemsize <= (made.element_size() if _is_tensor(made) else made.itemsize):
+        return made
     cut = ~np.isfinite(_to_float64(name, made)) | (np.abs(shaped) > most)
     lost = np.isfinite(shaped) & cut
     if lost.any():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,38 @@ def test_a_form_goes_through_its_text() -> None:
     assert ModelForm.parse(form.text, 7) == form
     with pytest.raises(InputError, match="take .* bytes, more than"):
         ModelForm.of([FormEntry(f"{'x' * 90}{n}", "float32", (1,)) for n in range(3000)])
+
+
+def test_train_keeps_layers_local_over_restarts() -> None:
+    """`securemedian train --keep-local`: the network of a client is its own there."""
+    pytest.importorskip("torch")
+    from securemedian.laboratory import models, worker
+
+    store: dict[str, Any] = {"stored": ({}, {})}
+    client: Any = SimpleNamespace(
+        stored=({}, {}), store=lambda fields, arrays: store.update(stored=(fields, arrays))
+    )
+    rng = np.random.default_rng(1)
+    network = models.MODELS["heart"]
+    images = rng.normal(size=(8, 13)).astype(np.float32)
+    trainer = worker.Trainer(network, images, rng.integers(0, 2, 8), (1, 0))
+    every = network.build().state_dict()
+    last = list(every)[-1]
+    kept = worker.Kept.of(client, trainer, [last])
+    start = models.start(network, 1)
+    assert np.array_equal(kept.vector, start)
+    assert kept.sent.sum() == start.size - every[last].numel()
+    part = np.zeros(int(kept.sent.sum()), np.float32)
+    whole = kept.whole(part)
+    assert not whole[kept.sent].any() and np.array_equal(whole[~kept.sent], start[~kept.sent])
+    trained = trainer.update(whole, 2)
+    assert np.array_equal(kept.keep(trainer, trained), trained[kept.sent])
+    assert not np.array_equal(trained[~kept.sent], start[~kept.sent])
+    client.stored = store["stored"]
+    again = worker.Kept.of(client, trainer, [last])
+    assert np.array_equal(again.whole(part)[~kept.sent], trained[~kept.sent])
+    with pytest.raises(InputError, match="give `init` and all clients the same --keep-local"):
+        again.whole(part[1:])
 
 
 # With servers

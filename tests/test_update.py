@@ -186,7 +186,7 @@ def refused_arrays() -> dict[str, tuple[Any, str]]:
         "spans": (np.array([1], "m8[s]"), "timedelta64"),
         "structure": (np.zeros(2, [("a", "f4")]), "only floats are sent"),
         "void": (np.zeros(2, "V2"), r"\|V2, which is what .npy and .npz make of bfloat16"),
-        "masked": (np.ma.masked_array([1.0, 2.0], [0, 1]), "masked array"),
+        "masked": (np.ma.masked_array([1.0, 2.0], [False, True]), "masked array"),
         "complex": (np.ones(2, complex), "real and imaginary parts as two arrays"),
         "none": (None, "is a NoneType"),
         "number": (1.5, "is a float"),
@@ -268,7 +268,7 @@ def test_arrays_of_any_layout_go_there_and_back() -> None:
 def test_extra_state_of_a_module_is_named_and_may_stay() -> None:
     torch = pytest.importorskip("torch")
 
-    class Scaled(torch.nn.Linear):  # type: ignore[misc, name-defined]
+    class Scaled(torch.nn.Linear):  # type: ignore[name-defined]
         def get_extra_state(self) -> dict[str, int]:
             return {"amax": 1}
 
