@@ -302,8 +302,14 @@ def test_a_hostile_form_is_refused(pair: Pair, coordinator: Coordinator) -> None
 @pytest.mark.slow
 def test_fit_keeps_layers_local(pair: Pair, coordinator: Coordinator) -> None:
     """FedBN, personal heads and LoRA: each client keeps its own values of some layers."""
-    params = RoundParams(Radix(), dim=4, max_clients=2)
-    models = {number: model(0, number, swapped=number == 2) for number in (1, 2)}
+    params = RoundParams(Radix(), dim=8, max_clients=2)
+
+    def with_head(fc1: float, fc2: float, swapped: bool = False) -> dict[str, np.ndarray]:
+        made = {**model(fc1, fc2), "fc3": np.full((2, 2), 3.0, np.float32)}
+        return dict(reversed(made.items())) if swapped else made
+
+    # one has its layers the other way round
+    models = {number: with_head(0, number, swapped=number == 2) for number in (1, 2)}
     said: list[str] = []
 
     def fit(number: int) -> None:
@@ -316,14 +322,15 @@ def test_fit_keeps_layers_local(pair: Pair, coordinator: Coordinator) -> None:
             client.fit(models[number], train, 2, WAIT_S, report=report, keep_local=["fc2"])
 
     waiting = [in_background(partial(fit, number)) for number in (1, 2)]
-    for start in (model(7, 70), None):
+    for start in (with_head(7, 70), None):
         coordinator.open_round(params, start, keep_local=["fc2"])
         pair.wait("published")
     for join in waiting:
         join()
     assert values(models[1]) == (9, 201)
     assert values(models[2]) == (9, 202)
-    assert said[0] == "1 of 2 entries are sent, with 4 values: fc1; local: fc2"
+    assert {float(each) for one in models.values() for each in one["fc3"].flat} == {3}
+    assert said[0] == "2 of 3 entries are sent, with 8 values: fc1, fc3; local: fc2"
     with member(pair) as client, pytest.raises(InputError, match="no entry fits: 'bn.*'"):
         client.fit(models[1], print, keep_local=["bn.*"])
 
