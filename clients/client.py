@@ -42,6 +42,7 @@ from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
@@ -459,10 +460,17 @@ class Client(Member):
         """Wait for a round's result, and return it flat, and the form in whose order it is."""
         params, vectors = self._fetched(current.round_id, None)
         vector = vectors[self._wanted(current.round_id, params, group)]
-        shared = self._shared.get(current.round_id)
+        return vector, self._form_of_result(current.round_id, params)
+
+    def _form_of_result(self, round_id: str, params: RoundParams) -> ModelForm | None:
+        """Return the form in whose order a result is; None if it has none."""
+        shared = self._shared.get(round_id)
         if shared and shared.spec:
-            return vector, shared.spec.form
-        return vector, self._form_of(current, None)
+            return shared.spec.form
+        said = self.service.ask("info").fields
+        if params.exchange.fixed is not None or agree("S0", said) < 3:
+            return None
+        return ask_form(self.service, round_id, params, "")
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""
@@ -548,18 +556,30 @@ class Client(Member):
         self._submitted = made.round_id
 
     def result(
-        self, round_id: str = "", timeout_s: float | None = None, group: int | None = None
+        self,
+        round_id: str = "",
+        timeout_s: float | None = None,
+        group: int | None = None,
+        like: Any = None,
+        keep_local: Sequence[str] = (),
     ) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
 
-        It has the form of the update, or is a flat vector after a restart. With several groups it
+        It has the form of the update, or is a flat vector after a restart, in the order of the
+        round's layers. Give a model as `like`, and the `keep_local` of the update, and it has the
+        form of that in any case, with the model's own local layers. With several groups it
         is that of `group`, 0-based, by default the one submitted to. Raises RoundFailed, with the
         reason, if there will be no result, UnknownRound if the servers have forgotten the round
         (they keep four), and InputError if it is not known which round or group is meant.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         params, vectors = self._fetched(round_id, timeout_s)
-        return self._formed(round_id, vectors[self._wanted(round_id, params, group)])
+        vector = vectors[self._wanted(round_id, params, group)]
+        if like is None:
+            return self._formed(round_id, vector)
+        own = updates.flatten(like, keep_local)
+        form = self._form_of_result(round_id, params)
+        return updates.unflatten(vector, updates.arrange(*own, form)[1])
 
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
         """Wait for all results of a round and return them, otherwise like `result`.

@@ -276,6 +276,11 @@ def test_a_form_outlasts_s0(pair: Pair, coordinator: Coordinator) -> None:
             other.submit(model(2, 20, swapped=True))
             assert values(other.result()) == (1, 10)
         assert values(one.result()) == (1, 10)
+    # a client that was restarted has not seen its update, and its layers are the other way round
+    round_id = coordinator.status().round
+    with member(pair, 2) as other:
+        assert other.result(round_id).tolist() == [1.0] * 4 + [10.0] * 4
+        assert values(other.result(round_id, like=model(0, 0, swapped=True))) == (1, 10)
 
 
 @pytest.mark.slow
