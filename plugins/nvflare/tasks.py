@@ -53,7 +53,8 @@ def receive(task: Shareable, local: Mapping[str, Any]) -> tuple[Arrays, str, lis
     task.set_header(ReservedHeaderKey.CONTENT_TYPE, _USUAL_CONTENT_TYPE)
     dxo = from_shareable(task)
     if local and {*local} <= {*dxo.data}:
-        dxo.data.update({name: array.copy() for name, array in local.items()})
+        # other sites of this process may have the same message
+        dxo.data = {**dxo.data, **{name: array.copy() for name, array in local.items()}}
         dxo.update_shareable(task)
     keep_local = [str(pattern) for pattern in task.get_header(KEEP_LOCAL) or []]
     return in_order(dxo.data), str(task.get_header(ROUND)), keep_local
