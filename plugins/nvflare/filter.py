@@ -17,7 +17,7 @@ from nvflare.job_config.defs import FilterType
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.nvflare import tasks
-from securemedian.plugins.rounds import Arrays, check, local_part, same_form, submit
+from securemedian.plugins.rounds import check, local_part, same_form, submit
 
 # a site's own client.toml, or a link to it, in the folder `local` of its workspace
 CONFIG_FILE = "securemedian.toml"
@@ -44,8 +44,6 @@ class SecureMedianFilter(DXOFilter):
         super().__init__(tasks.KINDS, tasks.KINDS)
         # NVFlare writes an argument into the job from the attribute of its name
         self.config = config
-        # the weights that each site of this process has kept for itself, by the site's name
-        self._local: dict[str, Arrays] = {}
 
     def add_to_fed_job(self, job: Any, ctx: Any, **options: Any) -> None:
         """Add the filter to both chains of a job, for the named tasks or those with weights."""
@@ -88,12 +86,14 @@ class SecureMedianFilter(DXOFilter):
             submit(self._client_config(fl_ctx), update, round_id, keep_local)
         else:
             self.log_warning(fl_ctx, "securemedian: no round could be opened for this update")
-        self._local[fl_ctx.get_identity_name()] = local_part(update, keep_local)
+        # for the tasks to come, whose filters are other objects
+        local = local_part(update, keep_local)
+        fl_ctx.set_prop(tasks.LOCAL, local, private=True, sticky=True)
         return tasks.token(dxo, round_id)
 
     def _receive(self, task: Shareable, fl_ctx: FLContext) -> None:
         """Give the model of a task its usual form back, and note the round and the model."""
-        if received := tasks.receive(task, self._local.get(fl_ctx.get_identity_name(), {})):
+        if received := tasks.receive(task, fl_ctx.get_prop(tasks.LOCAL) or {}):
             # mistakes are found before hours of training
             check(self._client_config(fl_ctx), received[1])
             # which may change the model in place

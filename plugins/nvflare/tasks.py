@@ -20,6 +20,8 @@ from securemedian.plugins.rounds import Arrays
 ROUND = "securemedian.round"
 # the header with the patterns of weights that each site keeps for itself
 KEEP_LOCAL = "securemedian.keep_local"
+# the weights that a site keeps for itself, in its context
+LOCAL = "securemedian.local"
 # what a site without the filter reads in NVFlare's error
 _CONTENT_TYPE = "DXO for SecureMedianFilter"
 _USUAL_CONTENT_TYPE = "DXO"
