@@ -44,11 +44,12 @@ from rich.console import Console, Group
 from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
+from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.policy import refuse, unbounded
 from securemedian.laboratory import plots, report
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
+from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.audit.binding import fold
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, check, deal
@@ -204,7 +205,15 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         metavar="N,..",
         help="clients that take part, one number or several (required)",
     )
-    plan.add_argument("--dim", type=int, metavar="D", help="coordinates of an update (required)")
+    plan.add_argument(
+        "--dim", type=int, metavar="D", help="coordinates of an update (required without --model)"
+    )
+    plan.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="the start model: leave out methods whose range does not hold its values",
+    )
     plan.add_argument(
         "--bandwidth",
         type=_positive,
@@ -245,8 +254,12 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
+    start = None
+    if options.model:
+        start, _ = files.read_start(options.model)
+        options.dim = options.dim or start.shape[-1]
     if options.clients is None or options.dim is None:
-        raise ConfigError("plan needs --clients and --dim")
+        raise ConfigError("plan needs --clients, and --dim or --model")
     counts = sorted(set(options.clients))
     if options.plot:
         plots.check()
@@ -266,6 +279,8 @@ def run(options: argparse.Namespace) -> None:
         for build, clients in itertools.product(rounds(options), counts):
             try:
                 params = build(clients)
+                if start is not None:
+                    params.check_start(start)
                 if params.method.audited and (options.workers or protocol.silent):
                     raise ConfigError(
                         "an audited round takes neither workers nor silent OT: leave out --workers "
@@ -276,7 +291,7 @@ def run(options: argparse.Namespace) -> None:
                 name = params.method.label
                 status.update(f"{name}, {clients} clients")
                 found.append(forecast(name, params, clients, protocol, link, byte, options.workers))
-            except (ConfigError, PolicyRefused) as error:
+            except (ConfigError, InputError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
         raise refused[0]
@@ -287,7 +302,7 @@ def run(options: argparse.Namespace) -> None:
     for clients in counts:
         rows = [row for row in found if row.clients == clients]
         about = f"n = {clients}: " if len(counts) > 1 else ""
-        for line in [*cheapest(rows), *of_noise(rows)]:
+        for line in [*cheapest(rows), *of_noise(rows), *ranges(rows)]:
             console.print(about + line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
@@ -385,6 +400,15 @@ def with_audit(
         ahead_seconds=row.ahead_seconds - ots * speed.ot,
         checking_seconds=row.checking_seconds + time_audit(row.params, weights, protocol),
     )
+
+
+def ranges(rows: Sequence[Forecast]) -> list[str]:
+    """Return a sentence per range on the methods that take such values alone."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        if taken := row.params.value_range:
+            methods.setdefault(str(taken), []).append(row.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {taken}" for taken, names in methods.items()]
 
 
 @cache

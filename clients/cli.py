@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
-from securemedian.clients.flags import add_cohort, add_public
+from securemedian.clients.flags import add_cohort, add_keep_local, add_public
 from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
@@ -31,14 +31,17 @@ def _add_submit(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "submit",
         description=(
-            "Wait for the next open round and submit the trained parameters in a .npy or .npz "
-            "file, or predictions on a public set in a .npy file (samples, classes)."
+            "Wait for the next open round and submit the trained parameters in a .npy, .npz or "
+            ".safetensors file, or predictions on a public set in a .npy file (samples, classes)."
         ),
     )
     verb.add_argument("config", metavar="CONFIG", help="this client's client.toml")
     add_cohort(verb)
     verb.add_argument(
-        "update", type=Path, metavar="FILE", help="the trained parameters: .npy or .npz"
+        "update",
+        type=Path,
+        metavar="FILE",
+        help="the trained parameters: .npy, .npz or .safetensors",
     )
     add_public(verb)
     verb.add_argument(
@@ -70,6 +73,13 @@ def _add_submit(subparsers: "Verbs") -> None:
             "examples=120; can be given again"
         ),
     )
+    add_keep_local(verb)
+    verb.add_argument(
+        "--saturate",
+        action="store_true",
+        default=None,
+        help="cut values that are beyond the range of the round's method, instead of refusing",
+    )
     add_receipt(verb)
     verb.set_defaults(run=_submit)
 
@@ -96,7 +106,7 @@ def add_receipt(verb: argparse.ArgumentParser) -> None:
 def _submit(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
     from securemedian.clients.public import PublicSet
-    from securemedian.clients.update import flatten, unflatten
+    from securemedian.clients.update import arrange, flatten, unflatten
 
     update = files.read(options.update)
     wanted = [path for path in (options.result, options.receipt) if path]
@@ -106,14 +116,14 @@ def _submit(options: argparse.Namespace) -> None:
         raise ConfigError("--round submits nothing: give --result or --receipt, too")
     public = PublicSet.load(options.public) if options.public else None
     with Client.from_config(options.config, options.cohort, public=public, report=tell) as client:
-        round_id = options.round
+        round_id, form = options.round, None
         if not round_id:
             current = client.wait_for_round()
-            round_id = current.round_id
+            round_id, form = current.round_id, current.form
             if current.submitted and wanted:
                 say(f"round {round_id} has an upload of this client already, and takes no other")
             else:
-                _submit_and_warn(client, update, dict(options.public_metric), options.group)
+                _submit_and_warn(client, update, options)
                 say(f"submitted to round {round_id}")
                 if not wanted:
                     if current.params.method.audited:
@@ -122,9 +132,11 @@ def _submit(options: argparse.Namespace) -> None:
         result = client.result(round_id, group=options.group)
         with kept_at_servers(round_id):
             if options.result:
-                # an earlier process may have submitted it, whose update this one has read again
-                vector, _ = flatten(result)
-                files.write(options.result, unflatten(vector, flatten(update)[1]))
+                if not isinstance(result, dict):
+                    # an earlier process may have submitted it, whose update this one has read again
+                    own = flatten(update, options.keep_local)
+                    result = unflatten(result.reshape(-1), arrange(*own, form)[1])
+                files.write(options.result, result)
             say_result(client, round_id, options)
 
 
@@ -144,16 +156,21 @@ def tell(text: str) -> None:
     print(f"securemedian: {text}", file=sys.stderr, flush=True)
 
 
-def _submit_and_warn(
-    client: "Client", update: Any, metrics: dict[str, float], group: int | None
-) -> None:
+def _submit_and_warn(client: "Client", update: Any, options: argparse.Namespace) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
     from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
 
     with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
-        client.submit(update, progress=progress, public_metrics=metrics, group=group)
+        client.submit(
+            update,
+            progress=progress,
+            public_metrics=dict(options.public_metric),
+            group=options.group,
+            keep_local=options.keep_local,
+            saturate=options.saturate,
+        )
     for warning in caught:
         print(f"securemedian: warning: {warning.message}", file=sys.stderr)
 

@@ -10,10 +10,14 @@ request without an answer is repeated with the same bytes (`clients.journal`). W
 this also holds for a client that is restarted.
 """
 
-from collections.abc import Callable, Mapping
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +34,13 @@ from securemedian.clients.journal import (
     Submission,
     fingerprint,
 )
-from securemedian.clients.lookup import Lookup
+from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.durable import say
+from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import POLICY, SERVERS, TRAINING
 from securemedian.common.versions import agree
@@ -62,6 +67,10 @@ from securemedian.mpc.rounds.params import RoundParams
 
 # what costs a client one round, and nothing beyond it
 _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
+
+
+# the Clients of this process that are open, by process and state folder
+_open_here: WeakValueDictionary[tuple[int, Path], "Client"] = WeakValueDictionary()
 
 
 class _TrainingFailed(SecureMedianError):
@@ -103,7 +112,12 @@ def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
         )
 
 
-def _choose_group(current: Round, model: Any, loss: Callable[[Any], float] | None) -> int:
+def _choose_group(
+    current: Round,
+    model: Any,
+    loss: Callable[[Any], float] | None,
+    keep_local: Sequence[str] = (),
+) -> int:
     """Return the group whose model has the smallest loss, which `model` is used to compute."""
     if current.params.method.groups == 1:
         return 0
@@ -114,7 +128,7 @@ def _choose_group(current: Round, model: Any, loss: Callable[[Any], float] | Non
         )
 
     def loss_of(vector: NDArray[np.float32]) -> float:
-        updates.load(vector, model)
+        updates.load(vector, model, keep_local, current.form)
         return loss(model)
 
     return current.choose(loss_of)
@@ -129,8 +143,10 @@ class Client(Member):
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, trained=self._trained, **options)
         self.public = public
+        # this process and the state folder, if there is one
+        self._here = 0, Path()
         try:
-            self._journal = Journal(config.state_folder)
+            self._journal = self._own_journal(config.state_folder)
         except BaseException:
             super().close()
             raise
@@ -146,6 +162,24 @@ class Client(Member):
         self._submitted = ""
         # the latest rounds for which this object has shared an update
         self._shared: dict[str, _Shared] = {}
+
+    def _own_journal(self, folder: Path | None) -> Journal:
+        """Return the journal in a state folder. Raises ConfigError if another Client has it."""
+        if folder is None:
+            return Journal(None)
+        here = os.getpid(), folder.resolve()
+        if here in _open_here:
+            # one that nobody can close any more
+            gc.collect()
+        if here in _open_here:
+            raise ConfigError(
+                f"another Client of this process has the state folder {folder}, perhaps one of a "
+                "notebook's cell that ran before: close() that one, or use `with`"
+            )
+        made = Journal(folder)
+        _open_here[here] = self
+        self._here = here
+        return made
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -216,9 +250,11 @@ class Client(Member):
         return upload.encode_update(vector, current)
 
     def close(self) -> None:
-        """End background work, and close all connections."""
+        """End background work, and close all connections. Nothing can be asked for after it."""
         self._sender.close()
         super().close()
+        if self._here in _open_here and _open_here[self._here] is self:
+            del _open_here[self._here]
 
     def submit(
         self,
@@ -227,6 +263,8 @@ class Client(Member):
         progress: Progress = unseen,
         public_metrics: Mapping[str, float] | None = None,
         group: int | None = None,
+        keep_local: Sequence[str] = (),
+        saturate: bool | None = None,
     ) -> None:
         """Share the trained parameters, in any form of `clients.update`, between the servers.
 
@@ -248,19 +286,28 @@ class Client(Member):
         In a round of several groups `group` is the one, 0-based, whose model was trained
         (`Round.choose`). Nobody else learns it, unless `membership` is visible.
 
+        Entries whose names fit a pattern of `keep_local` (`fnmatch`) are not sent, and come back
+        unchanged with the result. The others go in the order of the round's form (`Round.form`), by
+        their names. Where the round has no form, that of the first client becomes it. Values that
+        the method would cut are an error, unless `saturate`, by default that of the configuration,
+        is set: then RangeWarning tells.
+
         Raises PolicyRefused if this client's own policy refuses the round, which both servers are
         told; ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
-        round's public set; InputError if the update does not fit the round; DuplicateUpload if
-        this client has submitted to the round already or has dealt for it before a restart;
-        RoundClosed if the round `round_id` is not open; NotAllowed if the servers have found the
-        dealing wrong; and PeerProtocolError, before anything of the update is sent, if they say
-        different things or have not opened what they should have of the dealing.
+        round's public set; InputError if the update does not fit the round, has another form than
+        it, or has values that it would cut; DuplicateUpload if this client has submitted to the
+        round already or has dealt for it before a restart; RoundClosed if the round `round_id` is
+        not open; NotAllowed if the servers have found the dealing wrong; and PeerProtocolError,
+        before anything of the update is sent, if they say different things or have not opened what
+        they should have of the dealing.
         """
-        vector, spec = updates.flatten(update)
+        self.service.check_open()
+        vector, spec = updates.flatten(update, keep_local)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
         self._check_takes_part(current.round_id, current.params)
         current.params.exchange.check_shape(spec.shapes, current.params.dim)
+        vector, spec = updates.arrange(vector, spec, self._form_of(current, spec))
         group = _group_of(current, group)
         made = self._journal.submission(current.round_id)
         again = made is not None
@@ -269,7 +316,10 @@ class Client(Member):
         try:
             if made is None:
                 self._check_free(current)
-                values = self.encode(vector, current.of_group(group))
+                mine = current.of_group(group)
+                cuts = self.config.saturate if saturate is None else saturate
+                upload.check_range(vector, mine, spec.name_at, cuts)
+                values = self.encode(vector, mine)
                 values = current.params.method.in_group(values, group)
                 made = self._sender.make(vector, values, current, progress, group)
             if metrics:
@@ -312,6 +362,8 @@ class Client(Member):
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,
         on_error: str = "raise",
+        keep_local: Sequence[str] = (),
+        saturate: bool | None = None,
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -325,6 +377,9 @@ class Client(Member):
         In rounds of several groups each published model is loaded in turn, and the one with the
         smallest `loss(model)` is trained (`Round.choose`); the result is that of its group. If
         that has fewer than `min_clients`, this is reported and its model stays.
+
+        Entries that fit a pattern of `keep_local` (`fnmatch`) are neither loaded nor sent: what is
+        sent is reported once. `saturate` is that of `submit`.
 
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s`). A round without a result, or without this client,
@@ -341,6 +396,8 @@ class Client(Member):
             # whether `model` holds a result, which is known to the clients alone in some rounds
             trained = False
             done = 0
+            if keep_local:
+                report(updates.flatten(model, keep_local)[1].summary)
             while rounds is None or done < rounds:
                 try:
                     current = self.wait_for_round(timeout_s)
@@ -363,11 +420,11 @@ class Client(Member):
                 # the one that an upload from before a restart is for
                 group = self.chosen_group(current.round_id)
                 if group is None:
-                    group = _choose_group(current, model, loss)
+                    group = _choose_group(current, model, loss, keep_local)
                 mine = current.of_group(group)
                 if mine.model is not None and not goes_on:
-                    mine.load_into(model)
-                start, _ = updates.flatten(model)
+                    mine.load_into(model, keep_local)
+                start, _ = updates.flatten(model, keep_local)
                 try:
                     if current.submitted:
                         report(
@@ -384,12 +441,20 @@ class Client(Member):
                                 if on_error == "raise":
                                     raise
                                 raise _TrainingFailed(repr(error)) from error
-                        self.submit(model, current.round_id, progress, metrics, group)
+                        self.submit(
+                            model,
+                            current.round_id,
+                            progress,
+                            metrics,
+                            group,
+                            keep_local,
+                            saturate,
+                        )
                         report(f"{name}: submitted, waiting for the result")
-                    result, _ = updates.flatten(self.result(current.round_id, group=group))
-                    updates.load(result, model)
+                    result, form = self._flat_result(current, group)
+                    updates.load(result, model, keep_local, form)
                 except (NotFinite, _TrainingFailed, *_ROUND_LOST) as error:
-                    updates.load(start, model)
+                    updates.load(start, model, keep_local)
                     if isinstance(error, NotFinite | _TrainingFailed):
                         # nobody is to wait for this client
                         self.decline(current.round_id, error.code)
@@ -404,6 +469,34 @@ class Client(Member):
                     else f"{name}: the result is loaded"
                 )
             return done
+
+    def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
+        """Return the form of a round's models; without one, that of `spec` becomes the round's.
+
+        It is None if the round has no models, or S0 is of release 1.0.
+        """
+        if current.form or not current.has_form:
+            return current.form
+        own = spec.form if spec else None
+        fits = own is not None and own.size == current.params.dim
+        text = own.text if own is not None and fits else ""
+        return ask_form(self.service, current.round_id, current.params, text)
+
+    def _flat_result(self, current: Round, group: int) -> tuple[NDArray[Any], ModelForm | None]:
+        """Wait for a round's result, and return it flat, and the form in whose order it is."""
+        params, vectors = self._fetched(current.round_id, None)
+        vector = vectors[self._wanted(current.round_id, params, group)]
+        return vector, self._form_of_result(current.round_id, params)
+
+    def _form_of_result(self, round_id: str, params: RoundParams) -> ModelForm | None:
+        """Return the form in whose order a result is; None if it has none."""
+        shared = self._shared.get(round_id)
+        if shared and shared.spec:
+            return shared.spec.form
+        said = self.service.ask("info").fields
+        if params.exchange.fixed is not None or agree("S0", said) < 3:
+            return None
+        return ask_form(self.service, round_id, params, "")
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""
@@ -507,18 +600,30 @@ class Client(Member):
         self._submitted = made.round_id
 
     def result(
-        self, round_id: str = "", timeout_s: float | None = None, group: int | None = None
+        self,
+        round_id: str = "",
+        timeout_s: float | None = None,
+        group: int | None = None,
+        like: Any = None,
+        keep_local: Sequence[str] = (),
     ) -> Any:
         """Wait for the result of a round, by default the one last submitted to, and return it.
 
-        It has the form of the update, or is a flat vector after a restart. With several groups it
+        It has the form of the update, or is a flat vector after a restart, in the order of the
+        round's layers. Give a model as `like`, and the `keep_local` of the update, and it has the
+        form of that in any case, with the model's own local layers. With several groups it
         is that of `group`, 0-based, by default the one submitted to. Raises RoundFailed, with the
         reason, if there will be no result, UnknownRound if the servers have forgotten the round
         (they keep four), and InputError if it is not known which round or group is meant.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         params, vectors = self._fetched(round_id, timeout_s)
-        return self._formed(round_id, vectors[self._wanted(round_id, params, group)])
+        vector = vectors[self._wanted(round_id, params, group)]
+        if like is None:
+            return self._formed(round_id, vector)
+        own = updates.flatten(like, keep_local)
+        form = self._form_of_result(round_id, params)
+        return updates.unflatten(vector, updates.arrange(*own, form)[1])
 
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
         """Wait for all results of a round and return them, otherwise like `result`.
@@ -546,6 +651,7 @@ class Client(Member):
         It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
         outlast the process. Raises ConfigError if they cannot be written.
         """
+        self.service.check_open()
         self._journal.keep_own(fields, arrays)
 
     @property

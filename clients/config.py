@@ -67,6 +67,8 @@ class ClientConfig:
     wait_timeout_s: float = 86400.0
     # the time between two requests while waiting
     poll_interval_s: float = 0.5
+    # whether values beyond the range of a round's method are cut, with a warning, and no error
+    saturate: bool = False
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)

@@ -446,13 +446,19 @@ def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
     """Ask S1 for the latest round, and compare it with what S0 has said of it.
 
     Raises VersionsDiffer if it takes another release, RoundClosed if it is another one, and
-    PeerProtocolError if its parameters or the model that it starts from differ: a corrupt S0 could
-    give some clients another model than the others.
+    PeerProtocolError if its parameters, the model that it starts from or the form of the models
+    differ: a corrupt S0 could give some clients another model than the others.
     """
     found = s1.ask("round", patience_s=patience_s).fields
     agree("S1", found)
     if found["round"] != current.round_id:
         raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    form = found.get("model_form")
+    if form and form != (current.form.digest if current.form else ""):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other forms of the model: "
+            "one of them does not tell the truth, and nothing was sent"
+        )
     theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
     if theirs != (current.params.digest, current.start.hex()):
         raise PeerProtocolError(

@@ -1,6 +1,14 @@
-"""Updates and results in .npy and .npz files, for their owner alone, never as pickled objects."""
+"""Updates and results in files, for their owner alone, never as pickled objects.
 
+They are .npy, .npz or .safetensors: 8 bytes with the length of a JSON header, little-endian, that
+header, and the arrays one after the other. numpy has no bfloat16: arrays of it are read and written
+as `clients.update.BFLOAT16`.
+"""
+
+import json
+import math
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,24 +17,63 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients.update import BFLOAT16, finite, flatten
 from securemedian.common.durable import open_private
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.common.model_form import ModelForm
+from securemedian.mpc.errors import ConfigError, InputError, quoted
+
+SAFETENSORS = ".safetensors"
+_LENGTH = struct.Struct("<Q")
+# of the header, as other readers of the format have it
+_MAX_HEADER = 100_000_000
+# the format's names for dtypes; those of 8-bit floats are in no dtype of numpy's
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+# what torch.save has in its archives
+_PICKLE = "data.pkl"
 
 
 def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """Return the array in a .npy file or those in a .npz file by name. Raises InputError."""
+    """Return the array in a .npy file, or those in a .npz or .safetensors file by name.
+
+    Raises InputError.
+    """
+    if path.suffix == SAFETENSORS:
+        return _read_safetensors(path)
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded
         with loaded:
+            if any(Path(name).name == _PICKLE for name in loaded.files):
+                raise InputError(
+                    f"{path} is a file of torch.save, which holds Python objects: load it with "
+                    "torch.load(.., weights_only=True), and save the state_dict as .safetensors"
+                )
             arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except InputError:
+        raise
     # numpy parses the header as Python and the archive by zipfile: a damaged file raises whatever
     # the tokenizer, the decompressor or the allocation of an absurd shape raises
     except Exception as error:
-        raise InputError(f"{path} is no .npy or .npz file of plain numbers") from error
+        raise InputError(
+            f"{path} is no .npy or .npz file of plain numbers: save it as such, or as .safetensors"
+        ) from error
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise InputError(f"{path} is an archive that holds more than arrays")
     return arrays
@@ -47,18 +94,38 @@ def read_models(path: Path) -> NDArray[Any]:
     return models
 
 
+def read_start(path: Path) -> tuple[NDArray[np.float32], ModelForm | None]:
+    """Return the start model in a file, or one per group, and its form if the file has names.
+
+    A .npy file has flat models. Raises InputError, also for a value that is no finite float32.
+    """
+    if path.suffix == ".npy" or not isinstance(found := read(path), dict):
+        return finite(read_models(path)), None
+    vector, spec = flatten(found)
+    return finite(vector, spec), spec.form
+
+
 def check_writable(path: Path) -> None:
     """Raise ConfigError unless `path` can be written; to be called before the work."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    # of a link, what it points to
+    target = path.resolve()
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
         raise ConfigError(
             f"cannot write {path}: choose a file in a folder that exists and that you may write to"
         )
 
 
 def write(path: Path, model: Any) -> None:
-    """Write an array as .npy, or named arrays as .npz, at this path. Raises ConfigError."""
+    """Write an array as .npy, or named arrays as .npz or .safetensors, at this path.
+
+    Raises ConfigError.
+    """
     with writing(path) as file:
-        if isinstance(model, dict):
+        if path.suffix == SAFETENSORS:
+            named = model if isinstance(model, dict) else {"model": model}
+            for part in _safetensors(named):
+                file.write(part)
+        elif isinstance(model, dict):
             np.savez(file, **model)
         else:
             np.save(file, model)
@@ -75,3 +142,66 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; make room or choose another file"
         ) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays in a .safetensors file by name. Raises InputError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        begin = _LENGTH.size + length
+        if length > _MAX_HEADER or begin > len(data):
+            raise ValueError(f"a header of {length:,} bytes")
+        header = json.loads(data[_LENGTH.size : begin])
+        header.pop("__metadata__", None)
+        arrays, expected = {}, 0
+        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = about["dtype"], tuple(about["shape"])
+            first, last = about["data_offsets"]
+            if dtype not in _DTYPES:
+                raise InputError(
+                    f"{path}: {quoted(name)} has the dtype {quoted(dtype)}, which is not read: "
+                    "save it as bfloat16 or float32"
+                )
+            if not all(type(size) is int and size >= 0 for size in shape):
+                raise ValueError(f"the shape {shape}")
+            count = math.prod(shape)
+            if (first, last) != (expected, expected + count * _DTYPES[dtype].itemsize):
+                raise ValueError(f"{name} at {first} to {last}")
+            found = np.frombuffer(data, _DTYPES[dtype], count, begin + first)
+            arrays[name], expected = found.reshape(shape).copy(), last
+        if begin + expected != len(data):
+            raise ValueError(f"{len(data) - begin - expected} bytes too many")
+        # in the order of the header
+        return {name: arrays[name] for name in header}
+    except InputError:
+        raise
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
+        raise InputError(
+            f"{path} is no .safetensors file, or is damaged ({quoted(str(error))}): save it again"
+        ) from error
+
+
+def _safetensors(arrays: dict[str, NDArray[Any]]) -> list[bytes]:
+    """Return the bytes of a .safetensors file, in parts. Raises InputError for another dtype."""
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    header, parts, begin = {}, [], 0
+    for name, array in arrays.items():
+        dtype = array.dtype.newbyteorder("<")
+        if dtype not in names:
+            raise InputError(f"{name!r} has the dtype {dtype}, which .safetensors cannot hold here")
+        parts.append(np.ascontiguousarray(array, dtype).tobytes())
+        end = begin + len(parts[-1])
+        header[str(name)] = {
+            "dtype": names[dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header).encode()
+    # arrays begin at a multiple of 8
+    text += b" " * (-len(text) % 8)
+    return [_LENGTH.pack(len(text)), text, *parts]

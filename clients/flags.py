@@ -27,6 +27,17 @@ def add_cohort(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_keep_local(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--keep-local",
+        type=list_of(str),
+        default=[],
+        metavar="PATTERN,..",
+        help="leave out the layers whose names fit a pattern like bn.* or head.*: each client "
+        "keeps its own",
+    )
+
+
 def add_public(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--public",

@@ -6,9 +6,33 @@ from securemedian.clients.journal import Journal
 from securemedian.clients.outcomes import Outcomes
 from securemedian.clients.service import Service
 from securemedian.clients.upload import Round
-from securemedian.mpc.errors import RoundClosed, UnknownRound
+from securemedian.common.model_form import ModelForm
+from securemedian.mpc.errors import (
+    InputError,
+    PeerProtocolError,
+    RoundClosed,
+    UnknownRound,
+    quoted,
+)
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
+
+
+def ask_form(
+    service: Service, round_id: str, params: RoundParams, own: str, timeout_s: float | None = None
+) -> ModelForm | None:
+    """Return the form of a round's models at S0; without one, `own` becomes the round's.
+
+    `own` is the text of this client's form, or "". Raises PeerProtocolError.
+    """
+    fields = {"round": round_id, "model_form": own}
+    text = service.ask("form", fields, timeout_s=timeout_s).fields.get("model_form")
+    try:
+        if not isinstance(text, str):
+            raise InputError(f"not a text: {quoted(text)}")
+        return ModelForm.parse(text, params.dim) if text else None
+    except InputError as error:
+        raise PeerProtocolError(f"S0 sent no form of round {round_id}: {error}") from error
 
 
 class Lookup:
@@ -69,10 +93,26 @@ class Lookup:
             published.policy,
             published.groups,
             start,
+            self._form(found, params, timeout_s) if of_model else None,
+            of_model and "model_form" in found,
             part=params.part_of(self._service.keys.public.decode()),
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
+
+    def _form(
+        self, found: dict[str, Any], params: RoundParams, timeout_s: float | None
+    ) -> ModelForm | None:
+        """Return the form of a round's models, if S0 has one. Raises PeerProtocolError."""
+        if not (digest := found.get("model_form")):
+            return None
+        form = ask_form(self._service, found["round"], params, "", timeout_s)
+        if form is None or form.digest != digest:
+            raise PeerProtocolError(
+                f"S0 sent another form of the model than the one that it says round "
+                f"{found['round']} has: nothing was sent"
+            )
+        return form
 
     def _forget_ended(self, latest: str, timeout_s: float | None) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""

@@ -12,7 +12,7 @@ from securemedian.clients.connection import Connection, Report, connect
 from securemedian.common.keys import load_keys
 from securemedian.common.status import RoundStatus
 from securemedian.common.versions import agree
-from securemedian.mpc.errors import ChannelTimeout, ServerUnreachable
+from securemedian.mpc.errors import ChannelTimeout, ConfigError, ServerUnreachable
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -38,14 +38,27 @@ class Service:
         self.config, self.report = config, report
         # what is done between two looks of a wait
         self.meanwhile: Callable[[], object] = lambda: None
+        self._closed = False
         self.servers = self.connect()
 
     def connect(self) -> tuple[Connection, ...]:
         return connect(self.config, self.keys, report=lambda text: self.report(text))
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         for server in self.servers:
+            server.cancel()
             server.close()
+
+    def check_open(self) -> None:
+        """Raise ConfigError if it is closed."""
+        if self._closed:
+            raise ConfigError(
+                f"{self.config.name} was closed here, by close() or at the end of a `with`: make "
+                "another one, as in Client.from_config"
+            )
 
     @contextmanager
     def reporting(self, report: Report) -> Iterator[None]:
@@ -66,6 +79,7 @@ class Service:
         party: int = 0,
     ) -> wire.Message:
         """Return a server's answer; one that is away is asked for `timeout_s` (`retry_limit_s`)."""
+        self.check_open()
         patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
         return self.servers[party].ask(op, fields, arrays, patience_s)
 
@@ -109,6 +123,7 @@ class Service:
         may be away until the limit. Raises ChannelTimeout with `what`, which names the missing
         thing, at the limit.
         """
+        self.check_open()
         while True:
             self.meanwhile()
             try:

@@ -3,22 +3,27 @@
 import os
 import random
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients.update import flatten
+from securemedian.clients.update import Spec, finite, flatten
 from securemedian.mpc.errors import ConfigError, InputError
 
 
-def start_model(source: str, seed: int) -> NDArray[np.float32]:
+def start_model(
+    source: str, seed: int, keep_local: Sequence[str] = ()
+) -> tuple[NDArray[np.float32], Spec]:
     """Call the function `source`, written package.module:build, and flatten the model it returns.
+
+    Entries that fit a pattern of `keep_local` are left out.
 
     Before the call the random numbers of Python, numpy and, if the module imports it, torch are
     seeded. Raises ConfigError if there is no such function or it fails, and InputError if it
-    returns no model.
+    returns no model, or one with a value that is no finite float32.
     """
     build = function_of(source)
     random.seed(seed)
@@ -31,9 +36,10 @@ def start_model(source: str, seed: int) -> NDArray[np.float32]:
     except Exception as error:
         raise ConfigError(f"{source} failed: {in_one_line(error)}") from error
     try:
-        return flatten(model)[0].astype(np.float32)
+        vector, spec = flatten(model, keep_local)
     except InputError as error:
         raise InputError(f"{source} returned no model: {error}") from error
+    return finite(vector, spec), spec
 
 
 def function_of(source: str) -> Any:

@@ -1,7 +1,7 @@
 """Updates in two shares, and results from two shares (docs/protocols.md, section 2)."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import update as updates
+from securemedian.common.model_form import ModelForm
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
 from securemedian.mpc.protocols import ring, share
@@ -69,6 +70,10 @@ class Round:
     groups: tuple[Published, ...] = ()
     # the digest of the run that the round starts from
     start: bytes = b""
+    # the form of the models, which says in which order their entries are sent; None if no form is
+    # known yet, or S0 is of release 1.0 (`has_form` is False)
+    form: ModelForm | None = None
+    has_form: bool = False
     # how much this client counts, of 1 for the heaviest
     part: float = 1.0
     # whether S0 has an upload of this client already, for example from before a restart
@@ -124,8 +129,11 @@ class Round:
         buckets = self.params.method.range_buckets
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
-    def load_into(self, model: Any) -> None:
-        """Put the published model into one of yours, in place. Raises InputError or ConfigError."""
+    def load_into(self, model: Any, keep_local: Sequence[str] = ()) -> None:
+        """Put the published model into one of yours, in place. Raises InputError or ConfigError.
+
+        Entries that fit a pattern of `keep_local` keep their values.
+        """
         if self.model is None:
             raise ConfigError(
                 f"round {self.round_id} publishes no model to train from: "
@@ -136,7 +144,7 @@ class Round:
                 )
             )
         try:
-            updates.load(self.model, model)
+            updates.load(self.model, model, keep_local, self.form)
         except InputError as error:
             raise InputError(f"the model of round {self.round_id} does not fit: {error}") from error
 
@@ -174,6 +182,34 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     if params.uses_range and params.exchange.fixed is None:
         _warn_of_range(values, current)
     return values
+
+
+def check_range(
+    vector: NDArray[Any], current: Round, name_at: Callable[[int], Any], saturate: bool
+) -> None:
+    """Raise InputError if the round would cut a value of an update, or warn if it may (`saturate`).
+
+    `name_at` returns the name of the entry that a value belongs to. What lies beyond the outer
+    buckets or is longer than a norm bound is cut on purpose: `encode_update` warns of that.
+    """
+    params = current.params
+    if (taken := params.value_range) is None or vector.shape != (params.dim,):
+        return
+    beyond = np.flatnonzero(taken.outside(vector, current.model))
+    if not beyond.size:
+        return
+    first = int(beyond[0])
+    said = (
+        f"{beyond.size:,} values are beyond the range of round {current.round_id}, the first "
+        f"{vector[first]:g} in {name_at(first)!r}: {params.method.name} takes {taken}, with "
+        f"{params.dim:,} values and {params.max_clients} clients"
+    )
+    if not saturate:
+        raise InputError(
+            f"{said}; keep that entry local (keep_local), scale it, ask the coordinator for "
+            "another method, or set saturate to have the values cut"
+        )
+    warnings.warn(f"{said}; they are cut to it", RangeWarning, stacklevel=3)
 
 
 def _warn_of_range(values: NDArray[Any], current: Round) -> None:

@@ -104,9 +104,10 @@ def _add_round_options(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--model",
         type=Path,
-        metavar="FILE.npy",
-        help="start a new run from this flat model, or from one per group as rows (default: go on "
-        "with the last run)",
+        metavar="FILE",
+        help="start a new run from this model: .npz or .safetensors, whose names and shapes all "
+        "clients' models must have, or a flat .npy, with a row per group where there are several "
+        "(default: go on with the last run)",
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new run from the model that S0 has"
@@ -187,7 +188,10 @@ def _open(options: argparse.Namespace) -> None:
             keep_range=options.keep_range,
             participants=plan.participants or None,
             release=options.release,
+            form=plan.form,
         )
+        if taken := asked.value_range:
+            tell(f"{asked.method.name} takes {taken}: clients refuse to send others")
         most = min(asked.max_clients, len(plan.participants) or asked.max_clients)
         if most < FEW_CLIENTS:
             tell(

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.member import Member
-from securemedian.common.versions import check_known
+from securemedian.clients.update import flat_models
+from securemedian.common.model_form import ModelForm
+from securemedian.common.versions import agree, check_known
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.optimiser import Optimiser
 from securemedian.mpc.rounds.params import RoundParams
@@ -21,7 +23,7 @@ class Coordinator(Member):
     def open_round(
         self,
         params: RoundParams,
-        model: NDArray[Any] | None = None,
+        model: Any = None,
         range_policy: RangePolicy | None = None,
         reset: bool = False,
         optimiser: Optimiser | None = None,
@@ -30,28 +32,42 @@ class Coordinator(Member):
         participants: Sequence[str] | None = None,
         release: bool = False,
         timeout_s: float | None = None,
+        keep_local: Sequence[str] = (),
+        form: ModelForm | None = None,
     ) -> str:
         """Open a round and return its id; S0 opens one round even if it is asked again.
 
         With a `request`, 32 hex digits that the caller keeps, the caller can repeat the call
         itself, also after its own restart: S0 answers a repeated request with the same round.
 
-        A `model` (flat) starts a new run, and so does `reset`; otherwise the last run goes on,
+        A `model` starts a new run, and so does `reset`; otherwise the last run goes on,
         with `keep_range` from the `model`. Without a `range_policy` or an `optimiser` the current
         one is kept.
+
+        The `model` is flat, (d,) or (groups, d), or has any form of `clients.update`, in a list of
+        one per group where there are several. Then its names, shapes and dtypes are the form that
+        all clients' models must have, and entries that fit a pattern of `keep_local` are left out.
+        With a flat model `form` gives it. Without a form the run keeps its own, and otherwise that
+        of the first client counts. Servers of release 1.0 take none, which is reported.
 
         After an attempt that may have opened values, the same clients take part again, unless the
         `model` is another one or `release` is set, which both servers log and receipts show.
 
         Only the `participants`, names of clients, can take part, if they are given, and the round
         closes once all of them have uploaded. Raises ConfigError if S0 does not know all of them,
-        or if they are fewer than the round or a server asks for, and VersionsDiffer if S0 does not
-        work with this release, or a server does not know an option of the round.
+        or if they are fewer than the round or a server asks for, InputError if the model does not
+        fit the round or lies beyond the range of its method, and VersionsDiffer if S0 does not work
+        with this release, or a server does not know an option of the round.
         """
         if participants is not None and not participants:
             raise ConfigError("`participants` is empty: leave it out for a round of all clients")
-        check_known("S0", self.service.ask("info", timeout_s=timeout_s).fields, params)
-        arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
+        start, own = flat_models(model, params.method.groups, keep_local)
+        form = form or own
+        if start is not None:
+            params.check_start(start)
+        said = self.service.ask("info", timeout_s=timeout_s).fields
+        check_known("S0", said, params)
+        arrays = {} if start is None else {"model": start}
         fields = {
             "params": params.to_dict(),
             "range": range_policy.to_dict() if range_policy else {},
@@ -62,6 +78,10 @@ class Coordinator(Member):
             "participants": list(participants or ()),
             "release": release,
         }
+        if form and agree("S0", said) < 3:
+            self.service.report("S0 is of a release that takes no form: entries go by their order")
+        elif form:
+            fields["model_form"] = form.text
         answer = self.service.ask("open", fields, arrays, timeout_s=timeout_s)
         return str(answer.fields["round"])
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients import files
 from securemedian.clients.public import PublicSet
+from securemedian.common.model_form import ModelForm
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
@@ -29,7 +30,8 @@ class RoundPlan:
     optimiser: dict[str, Any] = field(default_factory=dict)
     # the names of the clients that take part; [] for all of the cohort
     participants: list[str] = field(default_factory=list)
-    # the .npy file of the model to start from; "" where S0 keeps one or the method needs none
+    # the .npy, .npz or .safetensors file of the model to start from; "" where S0 keeps one or the
+    # method needs none
     model: str = ""
     # the folder of the public set, whose digest and size become parameters of the round (which then
     # says `classes`); "" where parameters are exchanged
@@ -48,7 +50,16 @@ class RoundPlan:
 
     def start(self) -> NDArray[np.float32] | None:
         """Return the model to start from, or one per group, if a file is named."""
-        return files.read_models(Path(self.model)).astype(np.float32) if self.model else None
+        return self._start[0]
+
+    @property
+    def form(self) -> ModelForm | None:
+        """Return the form of that model, if the file has names."""
+        return self._start[1]
+
+    @cached_property
+    def _start(self) -> tuple[NDArray[np.float32] | None, ModelForm | None]:
+        return files.read_start(Path(self.model)) if self.model else (None, None)
 
     def params(self, dim: int) -> RoundParams:
         """Return the parameters of the round, for updates of `dim` values unless it says so."""

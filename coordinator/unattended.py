@@ -249,6 +249,7 @@ class UnattendedRun:
                     optimiser=self._step if first else None,
                     request=request,
                     participants=self._plan.participants or None,
+                    form=self._plan.form if first else None,
                 )
             except ServerUnreachable:
                 raise

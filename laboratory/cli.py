@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from securemedian.clients import files
-from securemedian.clients.flags import add_cohort
+from securemedian.clients.flags import add_cohort, add_keep_local
 from securemedian.clients.public import PublicSet
 from securemedian.laboratory.data import SOURCES
 from securemedian.laboratory.models import MODELS
@@ -28,8 +28,8 @@ def _add_init(subparsers: Any) -> None:
     verb = subparsers.add_parser(
         "init",
         description=(
-            "Write a start model as one flat vector: of a model of your own, "
-            "or PyTorch's usual initialisation of a network that `train` knows."
+            "Write a start model: of a model of your own, or PyTorch's usual initialisation of a "
+            "network that `train` knows."
         ),
     )
     verb.add_argument(
@@ -45,7 +45,11 @@ def _add_init(subparsers: Any) -> None:
         ),
     )
     verb.add_argument(
-        "file", type=Path, metavar="FILE", help="the .npy file to write, for `round open --model`"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="the file to write, for `round open --model`: .npz or .safetensors with the names of "
+        "layers, by which clients' models are matched, or .npy, one flat vector",
     )
     verb.add_argument(
         "--from",
@@ -65,6 +69,7 @@ def _add_init(subparsers: Any) -> None:
         help="write K start models as rows, of this seed and the next ones, for rounds of K groups "
         "(default: %(default)s)",
     )
+    add_keep_local(verb)
     verb.set_defaults(run=_init)
 
 
@@ -79,19 +84,29 @@ def _init(options: argparse.Namespace) -> None:
         )
     if options.source is not None:
         from securemedian.clients.start import start_model
+        from securemedian.clients.update import to_arrays
 
         starts = [
-            start_model(options.source, options.seed + group) for group in range(options.groups)
+            start_model(options.source, options.seed + group, options.keep_local)
+            for group in range(options.groups)
         ]
-        model = np.stack(starts) if len(starts) > 1 else starts[0]
-        files.write(options.file, model)
+        (first, spec), named = starts[0], options.file.suffix != ".npy"
+        if named and (options.groups > 1 or spec.form is None):
+            raise ConfigError(
+                f"{options.file} cannot hold a model without names or several groups: write a .npy"
+            )
+        flat = np.stack([model for model, _ in starts]) if len(starts) > 1 else first
+        files.write(options.file, to_arrays(first, spec) if named else flat)
         rows = f"{options.groups} models of " if options.groups > 1 else ""
-        print(f"{options.file}: {rows}{model.shape[-1]:,} values of {options.source}")
+        print(f"{options.file}: {rows}{first.size:,} values of {options.source}")
+        if options.keep_local:
+            print(spec.summary)
         return
     from securemedian.laboratory import models
 
     name = options.network if options.network in MODELS else SOURCES[options.network].model
-    files.write(options.file, models.starts(MODELS[name], options.seed, options.groups))
+    start = models.starts(MODELS[name], options.seed, options.groups)
+    files.write(options.file, start[..., models.sent(MODELS[name], options.keep_local)])
 
 
 def _add_public_set(subparsers: Any) -> None:
@@ -127,6 +142,7 @@ def _add_train(subparsers: Any) -> None:
     )
     add_cohort(verb)
     add_worker_options(verb)
+    add_keep_local(verb)
     verb.set_defaults(run=_train)
 
 
@@ -144,4 +160,5 @@ def _train(options: argparse.Namespace) -> None:
         Client.from_config(options.config, options.cohort, public=public, report=say) as client,
         shown_on_terminal() as progress,
     ):
-        worker.take_part(client, trainer, options, progress=progress)
+        kept = worker.Kept.of(client, trainer, options.keep_local) if options.keep_local else None
+        worker.take_part(client, trainer, options, progress=progress, kept=kept)

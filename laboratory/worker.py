@@ -37,7 +37,7 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, NotFinite, SecureMedianError
+from securemedian.mpc.errors import ConfigError, InputError, NotFinite, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
@@ -144,19 +144,60 @@ def trainer(
     )
 
 
+@dataclass
+class Kept:
+    """The network of a client that keeps some layers for itself, over restarts, too."""
+
+    client: Client
+    # which of its values are sent, shape (d,), and all of them
+    sent: NDArray[np.bool_]
+    vector: Float32s
+
+    @classmethod
+    def of(cls, client: Client, trainer: Trainer, keep_local: Sequence[str]) -> Self:
+        """Return the network that an earlier process has kept, or an untrained one.
+
+        Raises InputError for a pattern that no layer fits.
+        """
+        sent = models.sent(trainer.model, keep_local)
+        fields, arrays = client.stored
+        if _about(trainer).items() <= fields.items() and "network" in arrays:
+            return cls(client, sent, np.array(arrays["network"]))
+        return cls(client, sent, models.start(trainer.model, trainer.seed[0]))
+
+    def whole(self, part: NDArray[Any]) -> Float32s:
+        """Return the network with these values of what is sent, flat."""
+        if part.shape != (self.sent.sum(),):
+            raise InputError(
+                f"the round has {part.size:,} values, and {self.sent.sum():,} are sent here: "
+                "give `init` and all clients the same --keep-local"
+            )
+        whole = self.vector.copy()
+        whole[self.sent] = part
+        return whole
+
+    def keep(self, trainer: Trainer, vector: Float32s) -> Float32s:
+        """Keep a trained network, and return what is sent of it, flat."""
+        self.vector = vector
+        self.client.store(_about(trainer), {"network": vector})
+        return vector[self.sent]
+
+
 def run(
     client: Client,
     trainer: Trainer,
     rounds: int | None = None,
     record: Path | None = None,
     progress: Progress = unseen,
+    kept: Kept | None = None,
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
     what `Client.submit` gives it. `record` is for the laboratory alone: a directory that receives
     every update IN THE CLEAR as round-NUMBER-NAME.npy, and the group that was chosen as
-    group-NUMBER-NAME.npy, to compare results with. Never use it with private data.
+    group-NUMBER-NAME.npy, to compare results with. Never use it with private data. With `kept`
+    some layers stay with this client.
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
@@ -167,8 +208,10 @@ def run(
             update = None
         else:
             if current.params.method.groups > 1:
-                group = current.choose(trainer.loss)
-            update = _update(current.of_group(group), trainer, private)
+                group = current.choose(
+                    lambda part: trainer.loss(kept.whole(part) if kept else part)
+                )
+            update = _update(current.of_group(group), trainer, private, kept)
             if record is not None:
                 name = f"{current.number}-{client.config.name}"
                 np.save(record / f"round-{name}.npy", update)
@@ -196,7 +239,9 @@ def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
             yield current
 
 
-def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> Float32s:
+def _update(
+    current: Round, trainer: Trainer, private: NDArray[Any] | None, kept: Kept | None
+) -> Float32s:
     """Return the update for a round, trained from its model or from the clients' own result.
 
     Raises ConfigError if there is neither.
@@ -207,7 +252,10 @@ def _update(current: Round, trainer: Trainer, private: NDArray[Any] | None) -> F
             f"round {current.round_id} publishes no model to train from: "
             "the coordinator has to open it with --model"
         )
-    return trainer.update(np.asarray(start, np.float32), current.number)
+    start = np.asarray(start, np.float32)
+    if kept is None:
+        return trainer.update(start, current.number)
+    return kept.keep(trainer, trainer.update(kept.whole(start), current.number))
 
 
 def take_part(
@@ -216,10 +264,11 @@ def take_part(
     options: argparse.Namespace,
     record: Path | None = None,
     progress: Progress = unseen,
+    kept: Kept | None = None,
 ) -> None:
     """Take part in rounds, by `run` or `collaborate` as the client has a public set."""
     if client.public is None:
-        run(client, trainer, options.rounds, record, progress)
+        run(client, trainer, options.rounds, record, progress, kept)
         return
     warm_up = WARM_UP if options.warm_up is None else options.warm_up
     student = resume(client, trainer, client.public.inputs, warm_up)
@@ -337,7 +386,9 @@ def main() -> None:
         public = public_set(options)
         trains = trainer(options, fault(options), public, options.quarters)
         # it sees public data only
-        config = replace(ClientConfig.load(options.config), policy=ClientPolicy.unlimited())
+        config = replace(
+            ClientConfig.load(options.config), policy=ClientPolicy.unlimited(), saturate=True
+        )
         attack = trains.attack
         malformed = isinstance(attack, Malformed)
         with (

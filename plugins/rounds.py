@@ -6,9 +6,10 @@ service for each round of that training; at its clients `submit` takes the updat
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.update import flatten, unflatten
+from securemedian.clients.update import finite, flatten, unflatten
 from securemedian.common.keys import load_keys
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.lease import Lease
@@ -86,6 +87,8 @@ class RoundOptions:
     wait_s: float
     # other parameters of a round, by name
     others: dict[str, Any] = field(default_factory=dict)
+    # patterns of the names of layers that each client keeps for itself
+    keep_local: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_one_of("on_failure", self.on_failure, ("stop", "skip"))
@@ -168,8 +171,8 @@ class FrameworkRounds:
         return self.wait(lambda: self._open(model, clients, participants), _PASSES)
 
     def _open(self, model: Arrays, clients: int, participants: list[str] | None) -> str:
-        vector, _ = flatten(model)
-        start = vector.astype(np.float32)
+        vector, spec = flatten(model, self.options.keep_local)
+        start = finite(vector, spec)
         params = self.options.params(start.size, clients)
         if self._lease is None:
             self._lease = Lease(self._lease_file, self._stop)
@@ -188,7 +191,10 @@ class FrameworkRounds:
                 # a model that an optimiser has changed
                 keep_range=given is not None and not first,
                 participants=participants,
+                form=spec.form,
             )
+        if first and self.options.keep_local:
+            self._log.info("%s", spec.summary)
         self._lease.round_id = round_id
         self._kept = start
         self._log.info("round %s is open for %d clients", round_id, clients)
@@ -205,9 +211,10 @@ class FrameworkRounds:
         if self._lease:
             self._lease.round_id = ""
         self.submitted = frozenset(status.complete)
-        result: Arrays = unflatten(vector, flatten(model)[1])
+        keep_local = self.options.keep_local
+        result: Arrays = unflatten(vector, flatten(model, keep_local)[1])
         # in float16 it is S0's model as far as that form can say
-        self._kept = flatten(result)[0].astype(np.float32)
+        self._kept = flatten(result, keep_local)[0].astype(np.float32)
         left_out = [f"{name} ({reason})" for name, reason in status.left_out.items()]
         self._log.info(
             "round %s: the result of %d clients%s",
@@ -276,11 +283,13 @@ def check(config: ClientConfig, round_id: str) -> None:
             client.check_round(round_id)
 
 
-def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
+def submit(
+    config: ClientConfig, update: Arrays, round_id: str, keep_local: Sequence[str] = ()
+) -> str:
     """Submit an update in shares, and return this client's name. Raises as `Client.submit`."""
     with Client(config) as client:
         try:
-            client.submit(update, round_id)
+            client.submit(update, round_id, keep_local=keep_local)
             client.attend()
             return client.name()
         except NotFinite as error:
@@ -289,6 +298,15 @@ def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
             raise
         except DuplicateUpload as error:
             raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error
+
+
+def local_part(arrays: Mapping[str, NDArray[Any]], keep_local: Sequence[str]) -> Arrays:
+    """Return the arrays whose names fit one of the patterns: a client keeps them for itself."""
+    return {
+        name: np.array(array)
+        for name, array in arrays.items()
+        if any(fnmatchcase(name, pattern) for pattern in keep_local)
+    }
 
 
 def same_form(given: Mapping[str, NDArray[Any]], expected: Arrays) -> Arrays:

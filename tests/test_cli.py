@@ -1,6 +1,7 @@
 """The command itself: quick, without torch, and kind about mistakes; and its verbs' files."""
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ import securemedian
 from securemedian import cli
 from securemedian.clients import client, files
 from securemedian.clients.service import Limit, Service
+from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common.receipts import Receipt, Record
 from securemedian.common.status import by_reason
@@ -188,6 +190,11 @@ def test_arrays_and_named_arrays_go_through_files(tmp_path: Path) -> None:
         ("a.npy", np.arange(3.0)),
         ("a.npz", {"x": np.ones((2, 2), np.float32), "y": np.zeros(1)}),
         ("noending", np.ones(2)),
+        (
+            "a.safetensors",
+            {"x": np.ones((2, 2), np.float32), "n": np.array(3), "b": to_bfloat16(np.ones((1, 2)))},
+        ),
+        ("b.npz", {"b": to_bfloat16(np.ones((1, 2)))}),
     ):
         files.write(tmp_path / name, model)
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
@@ -208,6 +215,120 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         files.read_models(tmp_path / "matrix.npy")
     with pytest.raises(ConfigError, match="cannot write"):
         files.write(tmp_path / "no" / "a.npy", np.ones(2))
+
+
+def test_safetensors_are_those_of_others(tmp_path: Path) -> None:
+    """The files of the format's own package are read, and it reads ours."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    arrays = {
+        "z": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a": np.array(2.5, np.float16),
+        "n": np.array([True, False]),
+        "empty": np.zeros((0, 3)),
+        "counts": np.array([1, -2], np.int64),
+    }
+    safetensors.save_file(arrays, tmp_path / "theirs.safetensors", {"format": "np"})
+    np.testing.assert_equal(files.read(tmp_path / "theirs.safetensors"), arrays)
+    files.write(tmp_path / "ours.safetensors", arrays)
+    np.testing.assert_equal(safetensors.load_file(tmp_path / "ours.safetensors"), arrays)
+    torch = pytest.importorskip("torch")
+    saved = pytest.importorskip("safetensors.torch")
+    state = {"w": torch.tensor([[1.0, -2.5]]).bfloat16(), "b": torch.ones(1)}
+    saved.save_file(state, tmp_path / "torch.safetensors")
+    vector, spec = flatten(files.read(tmp_path / "torch.safetensors"))
+    assert sorted(vector.tolist()) == [-2.5, 1, 1]
+    assert spec.form and {entry.dtype for entry in spec.form.entries} == {"bfloat16", "float32"}
+    files.write(tmp_path / "back.safetensors", unflatten(vector * 2, spec))
+    back = saved.load_file(tmp_path / "back.safetensors")
+    assert back["w"].dtype == torch.bfloat16 and back["w"].tolist() == [[2, -5]]
+    eight = {"w": torch.ones(2).to(torch.float8_e4m3fn)}
+    saved.save_file(eight, tmp_path / "eight.safetensors")
+    with pytest.raises(InputError, match="'w' has the dtype 'F8_E4M3', which is not read: save"):
+        files.read(tmp_path / "eight.safetensors")
+
+
+def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    files.write(path, {"w": np.ones(4, np.float32), "b": np.zeros(2)})
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+
+    def with_header(text: bytes) -> bytes:
+        return len(text).to_bytes(8, "little") + text + whole[8 + length :]
+
+    def changed(**about: Any) -> bytes:
+        return with_header(json.dumps(header | {"w": header["w"] | about}).encode())
+
+    for data in (
+        b"",
+        whole[:7],
+        whole[:20],
+        whole[:-1],
+        whole + b"x",
+        (1 << 62).to_bytes(8, "little") + whole[8:],
+        with_header(b"[]"),
+        with_header(b"[" * 100_000),
+        with_header(b'{"w": 3}'),
+        with_header(b"\xff"),
+        changed(data_offsets=[0, 8]),
+        changed(data_offsets=[8, 24]),
+        changed(data_offsets="ab"),
+        changed(shape=[5]),
+        changed(shape=[-4]),
+        changed(shape=[2.0, 2]),
+        changed(dtype=["F32"]),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="no .safetensors file, or is damaged"):
+            files.read(path)
+    path.unlink()
+    with pytest.raises(InputError, match="cannot read .*No such file"):
+        files.read(path)
+
+
+def test_files_of_torch_and_bfloat16_in_npz_say_what_to_do(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    with pytest.raises(InputError, match="is a file of torch.save.*as .safetensors"):
+        files.read(tmp_path / "model.pt")
+    np.savez(tmp_path / "half.npz", w=np.ones(2, ml_dtypes.bfloat16))
+    with pytest.raises(InputError, match=r"'w' has the dtype \|V2.*save it as float32"):
+        flatten(files.read(tmp_path / "half.npz"))
+
+
+def test_a_link_is_what_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    good, bad = tmp_path / "good.npy", tmp_path / "bad.npy"
+    good.symlink_to(tmp_path / "there" / "result.npy")
+    bad.symlink_to(tmp_path / "gone" / "result.npy")
+    files.write(good, np.ones(2))
+    assert np.load(tmp_path / "there" / "result.npy").shape == (2,)
+    with pytest.raises(ConfigError, match="cannot write .*bad.npy"):
+        files.check_writable(bad)
+    with pytest.raises(InputError, match="cannot read .*bad.npy: No such file"):
+        files.read(bad)
+
+
+def test_a_start_model_has_finite_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1e39 became infinite with a warning of numpy's, and NaN was found by S0."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for number, said in (("1e39", "1e+39"), ("np.nan", "nan"), ("-np.inf", "-inf")):
+        name = f"start_{said.strip('-').replace('+', '')}"
+        Path(f"{name}.py").write_text(
+            "import numpy as np\ndef build():\n"
+            f"    return {{'a': np.ones(2), 'b': np.array([{number}])}}\n"
+        )
+        assert cli.main(["init", "start.npy", "--from", f"{name}:build"]) == 2
+        assert f"no finite float32, the first {said} at 'b'" in capsys.readouterr().err
+        assert not Path("start.npy").exists()
+    np.save("wide.npy", np.array([1.0, 1e39]))
+    with pytest.raises(InputError, match=r"1e\+39 at index 1"):
+        files.read_start(Path("wide.npy"))
 
 
 @pytest.mark.slow
@@ -254,7 +375,7 @@ def test_a_round_can_be_a_file_which_flags_change(
     )
     file = ["round", "open", "unused.toml", "--params", str(tmp_path / "round.toml")]
     assert cli.main(file) == 0
-    named = {"keep_range": False, "participants": ["a", "b"], "release": False}
+    named = {"keep_range": False, "participants": ["a", "b"], "release": False, "form": None}
     params = RoundParams(Radix(ring_bits=16), dim=5, max_clients=9)
     assert asked[0] == params and np.array_equal(asked[1], np.ones(5))
     assert asked[2:] == [MeanRange(), False, Adam(rate=0.5), named]
@@ -263,7 +384,7 @@ def test_a_round_can_be_a_file_which_flags_change(
     assert asked[0] == RoundParams(
         Radix(ring_bits=16, quantiles=[0.5]), dim=5, max_clients=8, min_clients=3
     )
-    named = {"keep_range": False, "participants": ["c", "d", "e"], "release": True}
+    named = {"keep_range": False, "participants": ["c", "d", "e"], "release": True, "form": None}
     assert asked[2:] == [MeanRange(), True, Momentum(), named]
     # without METHOD, and what stands before it is not undone
     assert cli.main(["round", "open", "unused.toml", "--max-clients", "8", "--dim", "4"]) == 0

@@ -39,7 +39,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.records import ARRAYS, CLIENT
+from securemedian.flower.records import ARRAYS, CLIENT, put_local
 from securemedian.mpc.errors import ConfigError, InputError
 from tests import wrong
 from tests.daemons import ROOT, Pair, running, wait_until
@@ -104,6 +104,8 @@ class InProcessGrid(Grid):
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         self.seconds: list[float] = []
+        # what Flower keeps of each node between messages
+        self.states: dict[int, RecordDict] = {}
         # messages carry what flwr's own process would have set
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
@@ -119,7 +121,8 @@ class InProcessGrid(Grid):
     def _call(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         self.sent.append(copy.deepcopy(message))
-        context = Context(1, node, self.configs[node], RecordDict(), self.run_config)
+        state = self.states.setdefault(node, RecordDict())
+        context = Context(1, node, self.configs[node], state, self.run_config)
         try:
             return copy.deepcopy(self.app(copy.deepcopy(message), context))
         # as flwr's run_clientapp reports it
@@ -483,6 +486,39 @@ def test_the_order_of_names_is_the_models(pair: Pair) -> None:
     grid = grid_of(pair, lambda node, m: dict(reversed(shifted(node, m).items())))
     result = run(secure(pair), grid)
     assert np.array_equal(result.arrays["w"].numpy(), shifted(1, START)["w"])
+
+
+def test_layers_stay_with_their_nodes(pair: Pair) -> None:
+    """Each node trains and evaluates from its own `b`, which nobody else gets."""
+    seen: list[tuple[int, float]] = []
+    evaluated: list[tuple[int, float]] = []
+
+    def train(node: int, model: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        seen.append((node, float(model["b"][0])))
+        return shifted(node, model)
+
+    class Looking(InProcessGrid):
+        def _call(self, message: Message) -> Message:
+            reply = super()._call(message)
+            if message.metadata.message_type == MessageType.EVALUATE:
+                node = message.metadata.dst_node_id
+                content = copy.deepcopy(message.content)
+                put_local(content, self.states[node])
+                evaluated.append((node, float(content["arrays"]["b"].numpy()[0])))
+            return reply
+
+    grid = Looking(client_app(train), node_configs(pair))
+    strategy = secure(pair, keep_local=["b"])
+    result = run(strategy, grid, rounds=2)
+    assert sorted(seen[:3]) == [(1, 0.0), (2, 0.0), (3, 0.0)]
+    assert sorted(seen[3:]) == [(node, -SHIFTS[node]) for node in (1, 2, 3)]
+    assert sorted(evaluated[3:]) == [(node, -2 * SHIFTS[node]) for node in (1, 2, 3)]
+    arrays = arrays_of(result.arrays)
+    # the ServerApp keeps those that it began with, and the median of the rest
+    assert arrays["b"].tolist() == [0, 0]
+    expected = shifted(1, shifted(1, START))["w"]
+    assert np.allclose(arrays["w"], expected)
+    assert pair.status()["params"]["dim"] == 6
 
 
 # What may be wrong with the apps

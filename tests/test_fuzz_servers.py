@@ -327,6 +327,7 @@ def requests(draw: st.DrawFn, server: Server) -> tuple[str, list[bytes]]:
         "values": draw(st.booleans()),
         "request": draw(st.sampled_from(["", "0123456789abcdef" * 2])),
         "binding": draw(st.sampled_from([BINDING, BINDING, COIN, b""])),
+        "model_form": draw(st.sampled_from(["", f'[["a","float32",[{DIM}]]]', "[]", "[" * 999])),
         "metrics": draw(st.sampled_from([{}, {"loss": 0.5}, {"loss": 1}, {"": 1}, {"loss": "x"}])),
     }
     op = draw(st.sampled_from(sorted(OPS)))

@@ -380,6 +380,31 @@ def test_the_result_is_the_median_and_no_update_leaves_a_site(
     assert nothing_is_open(pair)
 
 
+@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_weights_stay_with_their_sites(kind: str, pair: Pair, tmp_path: Path) -> None:
+    """Each site trains from its own `b`, which nobody else gets."""
+    seen: list[tuple[int, float]] = []
+
+    def train(site: int, model: Arrays) -> Arrays:
+        seen.append((site, float(model["b"][0])))
+        return shifted(site, model)
+
+    job = Job(pair, tmp_path, train, kind=kind)
+    result = job.run(secure(pair, keep_local=["b"]), 2)
+    assert not job.reason
+    begun = float(START["b"][0])
+    assert sorted(seen[:3]) == [(site, begun) for site in (1, 2, 3)]
+    assert sorted(seen[3:]) == [(site, begun - SHIFTS[site]) for site in (1, 2, 3)]
+    expected: Arrays = START
+    for _ in range(2):
+        expected = START | median_of(shifted, expected)
+    assert np.abs(result["w"] - expected["w"]).max() < 1e-5
+    # the server keeps those that it began with
+    assert np.array_equal(result["b"], START["b"])
+    assert pair.status()["params"]["dim"] == START["w"].size
+    no_array_left(job)
+
+
 def test_the_search_for_arrays_finds_what_nvflare_itself_sends(pair: Pair, tmp_path: Path) -> None:
     job = Job(pair, tmp_path, filters=())
     job.run(None)

@@ -513,7 +513,8 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
             os.killpg(script.pid, signal.SIGKILL)
             script.wait()
     assert script.returncode == 0, output
-    assert files.read_models(folder / "start.npy").shape == (174,)
+    start, form = files.read_start(folder / "start.npz")
+    assert start.shape == (174,) and form and form.entries[0].name == "0.weight"
     assert output.count("the result is loaded") == 6, output
     assert output.count("submitted to round 3-") == 2, output
     second = files.read_models(folder / "second.npy")
@@ -521,3 +522,54 @@ def test_the_page_runs_as_it_stands(pair: Pair, coordinator: Coordinator) -> Non
     for number in (1, 2, 3):
         state = torch.load(folder / f"trained-{number}.pt", weights_only=True)
         assert np.array_equal(flatten(state)[0].astype(np.float32), second)
+
+
+# Mistakes in notebooks
+
+
+@pytest.mark.slow
+def test_a_cell_that_runs_twice_is_told_so(pair: Pair) -> None:
+    first = Client.from_config(toml(pair, "client-3"))
+    with pytest.raises(ConfigError, match=r"another Client of this process.*close\(\) that one"):
+        Client.from_config(toml(pair, "client-3"))
+    first.close()
+    second = Client.from_config(toml(pair, "client-3"))
+    # the first one's end is not the second one's
+    first.close()
+    with pytest.raises(ConfigError, match="another Client of this process"):
+        Client.from_config(toml(pair, "client-3"))
+    # one that nobody holds any more has ended
+    del second
+    with Client.from_config(toml(pair, "client-3")) as third:
+        assert third.name() == "client-3"
+
+
+@pytest.mark.slow
+def test_a_call_after_close_says_so(pair: Pair, coordinator: Coordinator) -> None:
+    round_id = coordinator.open_round(PARAMS, START)
+    client = member(pair, 1)
+    client.wait_for_round()
+    client.close()
+    client.close()
+    calls: list[Any] = [
+        client.name,
+        client.wait_for_round,
+        client.check_round,
+        client.attend,
+        partial(client.submit, START),
+        partial(client.submit, START, round_id),
+        partial(client.result, round_id),
+        partial(client.receipt, round_id),
+        partial(client.fit, own_model(), print, rounds=1),
+        partial(client.store, {}, {}),
+        client.status,
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="client-1 was closed here"):
+            call()
+    assert pair.status()["clients"]["client-1"] == "none"
+    other = Coordinator.from_config(toml(pair, "coordinator"))
+    other.close()
+    for call in (other.dim, other.status, partial(other.open_round, PARAMS)):
+        with pytest.raises(ConfigError, match="was closed here"):
+            call()

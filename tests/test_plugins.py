@@ -21,7 +21,14 @@ from securemedian.mpc.errors import (
     RoundFailed,
     ServerUnreachable,
 )
-from securemedian.plugins.rounds import FrameworkRounds, RoundOptions, listed, same_form, submit
+from securemedian.plugins.rounds import (
+    FrameworkRounds,
+    RoundOptions,
+    listed,
+    local_part,
+    same_form,
+    submit,
+)
 from tests.daemons import ROOT, Pair, running
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
@@ -203,3 +210,26 @@ def test_an_update_gets_the_order_of_the_model() -> None:
 def test_a_few_of_many_are_listed() -> None:
     assert listed(["a", "b"]) == "a, b"
     assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+@pytest.mark.slow
+def test_layers_stay_with_the_nodes_of_a_framework(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds = rounds_of(pair, keep_local=["head*"])
+    model = {**MODEL, "head.w": np.full(2, 5.0)}
+    with caplog.at_level(logging.INFO, "tests"):
+        round_id = rounds.open(model, 2)
+    assert "entries are sent" in caplog.text and "local: steps, head.w" in caplog.text
+    for number, value in ((1, 4.0), (2, -1.5)):
+        config = ClientConfig.load(pair.folder / f"client-{number}.toml")
+        mine = {"head.w": np.full(2, float(number)), **MODEL, "w": MODEL["w"] + np.float32(value)}
+        # another order at one of them, and a head of its own, which is not sent
+        given = mine if number == 1 else dict(reversed(mine.items()))
+        submit(config, given, round_id, ["head*"])
+        assert local_part(given, ["head*"])["head.w"].tolist() == [number, number]
+    result = rounds.result(round_id, model)
+    assert result["w"].tolist() == [[-1.5, -1.5], [-1.5, -1.5]]
+    # the framework's server keeps the head that it began with
+    assert result["head.w"].tolist() == [5, 5]
+    rounds.end()

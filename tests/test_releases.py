@@ -31,6 +31,9 @@ BOTH = ("s0", "s1")
 ONE, OTHER = [-0.5, 0.5, 0.25, -0.25, 0.0, 0.75], [0.5, -0.5, 0.5, 0.25, 0.125, 0.0]
 LOWER = [min(pair) for pair in zip(ONE, OTHER, strict=True)]
 
+# what S0 logs of a client that knows no form of models
+LATER = "no-model-form"
+
 # a client's part in a round: it submits the last argument, and prints its result
 CLIENT = """
 import json, numpy as np
@@ -181,6 +184,24 @@ def test_long_shares_go_whole_between_releases(
     assert [ours.min(), ours.max()] == pytest.approx([wanted, wanted], abs=0.1)
     assert [float(each) for each in said.split()] == [ours.min(), ours.max()]
     assert parties.pair.status("s0", round_id)["state"] == "published"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_older", [(), BOTH], ids=["our servers", "our client"])
+def test_a_client_of_the_release_before_is_matched_by_length(
+    parties: Parties, of_older: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It knows no form of models. A server that knows none takes none, and the round goes on."""
+    parties.start(*of_older)
+    model = {"a": np.zeros(2), "b": np.zeros(4)}
+    with Coordinator.from_config(parties.config("coordinator")) as coordinator:
+        coordinator.open_round(RADIX, model)
+    assert ("takes no form" in caplog.text) == bool(of_older)
+    said = parties.pair.caller("client-1", "s0").ask("round").fields
+    assert bool(said.get("model_form")) == (not of_older)
+    assert parties.take_part() == LOWER
+    warned = [line["client"] for line in parties.pair.events("s0") if line["event"] == LATER]
+    assert warned == ([] if of_older else ["client-1"])
 
 
 @pytest.mark.release

@@ -3,6 +3,7 @@
 A new model is a `Model` in `networks`, and its line in `MODELS`. Only functions import torch.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,15 @@ def starts(model: Model, seed: int, groups: int) -> Float32s:
     if groups == 1:
         return start(model, seed)
     return np.stack([start(model, seed + group) for group in range(groups)])
+
+
+def sent(model: Model, keep_local: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which values of a network's vector are in no layer of `keep_local`, shape (d,)."""
+    state = model.build().state_dict()
+    _, every = flatten(state)
+    _, chosen = flatten(state, keep_local)
+    is_sent = [name in {*chosen.sent} for name in every.sent]
+    return np.repeat(is_sent, every.sizes)
 
 
 def train(

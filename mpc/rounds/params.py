@@ -5,9 +5,18 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from securemedian.mpc.arrays import PublicValues, Words
 from securemedian.mpc.canonical import build, digest, flat, newer
-from securemedian.mpc.errors import ConfigError, PeerProtocolError, TooFewClients, quoted
+from securemedian.mpc.errors import (
+    ConfigError,
+    InputError,
+    PeerProtocolError,
+    TooFewClients,
+    quoted,
+)
 from securemedian.mpc.options import (
     check_one_of,
     check_whole,
@@ -19,7 +28,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout, Upload
 from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
-from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey, effective
+from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey, ValueRange, effective
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
@@ -140,6 +149,28 @@ class RoundParams:
     def weights(self) -> Mapping[str, int]:
         """Return the weight of each client by its public key. It is empty where all weigh 1."""
         return self.method.named_weights
+
+    @property
+    def value_range(self) -> ValueRange | None:
+        """Return the values that clients share whole, None where the round cuts on purpose."""
+        fixed = self.exchange.fixed is not None
+        return None if fixed else self.method.value_range(self.dim, self.max_clients)
+
+    def check_start(self, models: NDArray[Any]) -> None:
+        """Raise InputError if start models, shape (d,) or (groups, d), are beyond `value_range`."""
+        taken = self.value_range
+        if taken is None or taken.differences or models.shape[-1] != self.dim:
+            return
+        outside = taken.outside(models.reshape(-1), None)
+        if outside.any():
+            first = int(np.flatnonzero(outside)[0])
+            raise InputError(
+                f"the start model has {int(outside.sum()):,} values beyond the range of "
+                f"{self.method.name}, the first {models.reshape(-1)[first]:g} at index "
+                f"{first % self.dim}: with {self.dim:,} values and {self.max_clients} clients it "
+                f"takes {taken}; take another method or fewer fraction_bits, or keep that layer "
+                "local"
+            )
 
     @property
     def opened_bits(self) -> int:

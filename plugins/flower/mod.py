@@ -19,8 +19,9 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
 
     It belongs first among the ClientApp's mods: those after it, such as Flower's for differential
     privacy, then work on the arrays before they are shared. The reply keeps its metrics, loses its
-    arrays, and says which client the node is. Replies to messages other than `train` must have no
-    arrays.
+    arrays, and says which client the node is. Layers that the strategy keeps local stay in the
+    node's state, and are in the models that the ClientApp gets. Replies to messages other than
+    `train` must have no arrays.
 
     Before anything is trained, raises ConfigError for a wrong or missing client.toml or round, and
     PolicyRefused for a round that this client's own policy refuses;
@@ -28,6 +29,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     the text of an error to the SuperLink: names, shapes and counts, and no values.
     """
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+        if message.has_content():
+            records.put_local(message.content, context.state)
         reply = call_next(message, context)
         if reply.has_content() and reply.content.array_records:
             raise InputError(
@@ -37,7 +40,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
         return reply
     # mistakes are found before hours of training
     config = ClientConfig.load(_config_file(context))
-    message.content, sent, round_id = records.receive(message.content)
+    content, sent, round_id, keep_local = records.receive(message.content, context.state)
+    message.content = content
     check(config, round_id)
     reply = call_next(message, context)
     if not reply.has_content():
@@ -49,7 +53,9 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
             "trained parameters"
         )
     ((key, trained),) = found.items()
-    name = submit(config, same_form(records.to_arrays(trained), sent), round_id)
+    update = same_form(records.to_arrays(trained), sent)
+    name = submit(config, update, round_id, keep_local)
+    records.keep(context.state, update, keep_local)
     records.add_client(reply.content, name)
     del reply.content[key]
     return reply

@@ -5,7 +5,7 @@ ours. The mod gives them back their usual name. So a ClientApp without the mod f
 train from, and a mod without the strategy finds no round to submit to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,39 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.plugins.rounds import Arrays
+from securemedian.plugins.rounds import Arrays, local_part
 
 # the record that names the round and the usual name of the arrays
 ROUND = "securemedian.round"
 # the arrays, on their way to the nodes
 ARRAYS = "securemedian.arrays"
+# a node's own layers, in the state that Flower keeps for it
+LOCAL = "securemedian.local"
 # the record of a reply that says which client the node is
 CLIENT = "securemedian.client"
 
 
-def address(content: RecordDict, arrays_key: str, round_id: str) -> RecordDict:
-    """Return the content of a train message for a round; `arrays_key` is the arrays' usual name."""
+def address(
+    content: RecordDict, arrays_key: str, round_id: str, keep_local: Sequence[str] = ()
+) -> RecordDict:
+    """Return the content of a train message for a round; `arrays_key` is the arrays' usual name.
+
+    Layers that fit a pattern of `keep_local` are those of the node.
+    """
     records = {ARRAYS if key == arrays_key else key: record for key, record in content.items()}
-    records[ROUND] = ConfigRecord({"round": round_id, "arrays": arrays_key})
+    about: dict[str, Any] = {"round": round_id, "arrays": arrays_key}
+    if keep_local:
+        about["keep-local"] = list(keep_local)
+    records[ROUND] = ConfigRecord(about)
     return RecordDict(records)
 
 
-def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
-    """Return the usual content, its arrays and the round's id. Raises ConfigError if none."""
+def receive(content: RecordDict, state: RecordDict) -> tuple[RecordDict, Arrays, str, list[str]]:
+    """Return the usual content, its arrays, the round's id and the patterns of local layers.
+
+    The layers that the node has kept in its `state` are in their places. Raises ConfigError if the
+    content names no round.
+    """
     about, arrays = content.get(ROUND), content.get(ARRAYS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ConfigError(
@@ -39,9 +53,28 @@ def receive(content: RecordDict) -> tuple[RecordDict, Arrays, str]:
             "securemedian_mod needs the strategy SecureMedian in the ServerApp"
         )
     usual, round_id = str(about["arrays"]), str(about["round"])
+    keep_local = [str(pattern) for pattern in about.get("keep-local", [])]
     records = {usual if key == ARRAYS else key: record for key, record in content.items()}
     del records[ROUND]
-    return RecordDict(records), to_arrays(arrays), round_id
+    made = RecordDict(records)
+    put_local(made, state)
+    return made, to_arrays(made.array_records[usual]), round_id, keep_local
+
+
+def keep(state: RecordDict, trained: Arrays, keep_local: Sequence[str]) -> None:
+    """Keep a node's own layers of a trained model in its state, for its next messages."""
+    if local := local_part(trained, keep_local):
+        state[LOCAL] = to_record(local)
+
+
+def put_local(content: RecordDict, state: RecordDict) -> None:
+    """Put the layers that a node has kept into every model of a message."""
+    local = state.get(LOCAL)
+    if not isinstance(local, ArrayRecord):
+        return
+    for key, record in content.array_records.items():
+        if all(name in record for name in local):
+            content[key] = ArrayRecord({name: local.get(name, record[name]) for name in record})
 
 
 def add_client(content: RecordDict, client: str) -> None:

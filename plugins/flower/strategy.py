@@ -1,7 +1,7 @@
 """The strategy for a ServerApp: its aggregate is a round of the service."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class SecureMedian(Strategy):
         on_failure: str = "stop",
         wait_s: float = 600.0,
         options: dict[str, Any] | None = None,
+        keep_local: Sequence[str] = (),
     ) -> None:
         """Check the coordinator's configuration and the options of the rounds.
 
@@ -69,7 +70,8 @@ class SecureMedian(Strategy):
         servers refuse to compute. A round closes after `deadline_s`, by default the `timeout` of
         `start`. Without a result, `on_failure` says "stop" the run or "skip" the round and keep
         the model. In each round `wait_s` is waited for nodes, servers and the end of another's
-        round. `options` are the method's.
+        round. `options` are the method's. Layers whose names fit a pattern of `keep_local`
+        (`fnmatch`) are not sent: each node keeps its own, and the model here keeps the first ones.
 
         Raises ConfigError, which says what is wrong.
         """
@@ -77,7 +79,14 @@ class SecureMedian(Strategy):
         self._timed = deadline_s is None
         limit_s = _TIMEOUT_S if deadline_s is None else deadline_s
         chosen = RoundOptions(
-            method, min_clients, limit_s, range_policy, on_failure, wait_s, options or {}
+            method,
+            min_clients,
+            limit_s,
+            range_policy,
+            on_failure,
+            wait_s,
+            options or {},
+            keep_local,
         )
         self._rounds = FrameworkRounds(coordinator, chosen, log, "flwr stop")
         self._strategy = FedAvg() if strategy is None else strategy
@@ -148,7 +157,10 @@ class SecureMedian(Strategy):
             return []
         for message in messages:
             message.content = records.address(
-                message.content, inner.arrayrecord_key, self._round_id
+                message.content,
+                inner.arrayrecord_key,
+                self._round_id,
+                self._rounds.options.keep_local,
             )
         return messages
 

@@ -1,5 +1,6 @@
 """The aggregator for a server: its aggregate is a round of the service."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class SecureMedian(ModelAggregator):
         on_failure: str = "stop",
         wait_s: float = 600.0,
         options: dict[str, Any] | None = None,
+        keep_local: Sequence[str] = (),
     ) -> None:
         """Check the options of the rounds.
 
@@ -53,16 +55,25 @@ class SecureMedian(ModelAggregator):
         `min_clients` the servers refuse to compute. A round closes after `deadline_s`. Without a
         result, `on_failure` says "stop" the job or "skip" the round and keep the model. In each
         round `wait_s` is waited for servers and the end of another's round. `options` are the
-        method's. Raises ConfigError.
+        method's. Weights whose names fit a pattern of `keep_local` (`fnmatch`) are not sent: each
+        site keeps its own while the job runs, and the model here keeps the first ones. Raises
+        ConfigError.
         """
         super().__init__()
         # NVFlare writes an argument into the job from the attribute of its name
         self.coordinator = coordinator
         self.method, self.min_clients, self.deadline_s = method, min_clients, deadline_s
         self.range_policy, self.on_failure, self.wait_s = range_policy, on_failure, wait_s
-        self.options = options or {}
+        self.options, self.keep_local = options or {}, list(keep_local)
         self._checked = RoundOptions(
-            method, min_clients, deadline_s, range_policy, on_failure, wait_s, self.options
+            method,
+            min_clients,
+            deadline_s,
+            range_policy,
+            on_failure,
+            wait_s,
+            self.options,
+            self.keep_local,
         )
         # from the start of the run to its end
         self._rounds: FrameworkRounds | None = None
@@ -79,7 +90,8 @@ class SecureMedian(ModelAggregator):
         if event_type == AppEventType.ROUND_STARTED:
             self._open(fl_ctx)
         elif event_type == AppEventType.BEFORE_TRAIN_TASK and self._round_id is not None:
-            sent = tasks.address(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE), self._round_id)
+            task = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+            sent = tasks.address(task, self._round_id, self.keep_local)
             self._sent = sent or self._sent
         elif event_type == EventType.END_RUN and self._rounds:
             if self._round_id and self._rounds.nobody_submitted(self._round_id):

@@ -17,7 +17,7 @@ from nvflare.job_config.defs import FilterType
 from securemedian.clients.config import ClientConfig
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.nvflare import tasks
-from securemedian.plugins.rounds import check, same_form, submit
+from securemedian.plugins.rounds import check, local_part, same_form, submit
 
 # a site's own client.toml, or a link to it, in the folder `local` of its workspace
 CONFIG_FILE = "securemedian.toml"
@@ -77,20 +77,23 @@ class SecureMedianFilter(DXOFilter):
         received = fl_ctx.get_prop(tasks.ROUND)
         if received is None:
             raise _no_round(fl_ctx)
-        sent, round_id = received
+        sent, round_id, keep_local = received
         trained = dxo.data
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
             trained = {name: _after(sent.get(name), change) for name, change in trained.items()}
         update = same_form(trained, sent)
         if round_id:
-            submit(self._client_config(fl_ctx), update, round_id)
+            submit(self._client_config(fl_ctx), update, round_id, keep_local)
         else:
             self.log_warning(fl_ctx, "securemedian: no round could be opened for this update")
+        # for the tasks to come, whose filters are other objects
+        local = local_part(update, keep_local)
+        fl_ctx.set_prop(tasks.LOCAL, local, private=True, sticky=True)
         return tasks.token(dxo, round_id)
 
     def _receive(self, task: Shareable, fl_ctx: FLContext) -> None:
         """Give the model of a task its usual form back, and note the round and the model."""
-        if received := tasks.receive(task):
+        if received := tasks.receive(task, fl_ctx.get_prop(tasks.LOCAL) or {}):
             # mistakes are found before hours of training
             check(self._client_config(fl_ctx), received[1])
             # which may change the model in place

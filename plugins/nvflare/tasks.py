@@ -6,7 +6,7 @@ filter but without the aggregator finds no round to submit to. A result has a to
 weights.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
@@ -18,6 +18,10 @@ from securemedian.plugins.rounds import Arrays
 
 # the header of a task with the id of its round, "" if none could be opened; the token in a result
 ROUND = "securemedian.round"
+# the header with the patterns of weights that each site keeps for itself
+KEEP_LOCAL = "securemedian.keep_local"
+# the weights that a site keeps for itself, in its context
+LOCAL = "securemedian.local"
 # what a site without the filter reads in NVFlare's error
 _CONTENT_TYPE = "DXO for SecureMedianFilter"
 _USUAL_CONTENT_TYPE = "DXO"
@@ -25,24 +29,37 @@ _USUAL_CONTENT_TYPE = "DXO"
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
-def address(task: Shareable, round_id: str) -> Arrays | None:
-    """Address a task with weights to the clients of a round, and return its model."""
+def address(task: Shareable, round_id: str, keep_local: Sequence[str] = ()) -> Arrays | None:
+    """Address a task with weights to the clients of a round, and return its model.
+
+    Weights that fit a pattern of `keep_local` are those of the site.
+    """
     if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _USUAL_CONTENT_TYPE:
         return None
     dxo = from_shareable(task)
     if dxo.data_kind != DataKind.WEIGHTS:
         return None
     task.set_header(ROUND, round_id)
+    task.set_header(KEEP_LOCAL, list(keep_local))
     task.set_header(ReservedHeaderKey.CONTENT_TYPE, _CONTENT_TYPE)
     return in_order(dxo.data)
 
 
-def receive(task: Shareable) -> tuple[Arrays, str] | None:
-    """Give a task of `SecureMedian`'s its usual form, and return its model and round id."""
+def receive(task: Shareable, local: Mapping[str, Any]) -> tuple[Arrays, str, list[str]] | None:
+    """Give a task of `SecureMedian`'s its usual form; return its model, round id and patterns.
+
+    The site's own weights, `local`, are put into the model of the task.
+    """
     if task.get_header(ReservedHeaderKey.CONTENT_TYPE) != _CONTENT_TYPE:
         return None
     task.set_header(ReservedHeaderKey.CONTENT_TYPE, _USUAL_CONTENT_TYPE)
-    return in_order(from_shareable(task).data), str(task.get_header(ROUND))
+    dxo = from_shareable(task)
+    if local and {*local} <= {*dxo.data}:
+        # other sites of this process may have the same message
+        dxo.data = {**dxo.data, **{name: array.copy() for name, array in local.items()}}
+        dxo.update_shareable(task)
+    keep_local = [str(pattern) for pattern in task.get_header(KEEP_LOCAL) or []]
+    return in_order(dxo.data), str(task.get_header(ROUND)), keep_local
 
 
 def token(dxo: DXO, round_id: str) -> DXO:

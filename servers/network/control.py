@@ -131,6 +131,8 @@ class Open(RoundMessage):
     one_malicious_server: bool = False
     # how often S0 runs the protocol for this round at most
     runs: int = MOST_RUNS
+    # the text of the form of clients' models (`common.model_form`); "" if it is not known yet
+    model_form: str = field(default="", metadata={"since": 3})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -92,6 +92,10 @@ class PeerWatch:
         if params:
             check_known(self.name, self._said, params, peer=True)
 
+    def knows(self, version: int) -> bool:
+        """Return whether the peer speaks a wire version, too."""
+        return agree(self.name, self._said) >= version
+
     def hello(self, message: Hello, now: float, ours: str) -> Change | None:
         """Take a sign of life, and return what it changes; `ours` is our own instance."""
         known = self.linked and message.instance == self.instance

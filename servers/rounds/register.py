@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
+from securemedian.common.model_form import ModelForm
 from securemedian.common.policy import refuse, unbounded
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
@@ -69,6 +70,8 @@ class Entry:
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
+    # the clients that have asked S0 for the form of the round's model
+    informed: set[str] = field(default_factory=set)
     # what the other server has said first of each kind that waits for what is computed here, and
     # until when
     heard: dict[type, RoundMessage] = field(default_factory=dict)
@@ -193,10 +196,11 @@ class Register:
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
         PolicyRefused, PeerProtocolError if S0 asks for a round with another `one_malicious_server`,
-        ConfigError if it cannot audit an audited round, if uploads are too long or `max_clients`,
-        the participants or the clients on its list are fewer than the round needs, ClientsDiffer
-        if they leave out clients of an earlier attempt that must take part again or if this server
-        does not list a participant, and NotStored if the disk is full.
+        InputError for the form of another model, ConfigError if it cannot audit an audited round,
+        if uploads are too long or `max_clients`, the participants or the clients on its list are
+        fewer than the round needs, ClientsDiffer if they leave out clients of an earlier attempt
+        that must take part again or if this server does not list a participant, and NotStored if
+        the disk is full.
         """
         config = self._config
         if self._closed:
@@ -213,6 +217,8 @@ class Register:
             refuse(config.name, unbounded(params))
         if params.method.audited:
             config.check_audits()
+        if asked.model_form:
+            ModelForm.parse(asked.model_form, params.dim)
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
@@ -260,6 +266,25 @@ class Register:
             # model, scale and up to two moments
             leaves += 4 * 4 * dim * method.groups
         return self._store.spool(round_id, params.layout, params.dealing, rows, leaves)
+
+    def model_form_after(self, cohort: str, dim: int) -> str:
+        """Return the form of the models in a cohort's latest round, if they have `dim` values."""
+        latest = self.latest(cohort)
+        if latest is None or latest.server_round.params.dim != dim:
+            return ""
+        return latest.server_round.asked.model_form
+
+    def take_model_form(self, entry: Entry, text: str) -> None:
+        """Make the form of a client's model that of a round that has none, and store it.
+
+        Raises InputError for the form of another model, and NotStored if the disk is full.
+        """
+        server_round = entry.server_round
+        ModelForm.parse(text, server_round.params.dim)
+        asked = replace(server_round.asked, model_form=text)
+        with self._store.database.transaction():
+            self._store.database.set_asked(server_round.round_id, flat(asked) | {"session": ""})
+        server_round.asked = asked
 
     def begin(self, cohort: str) -> None:
         """Count a round that both servers take part in, for the policy's rounds per hour."""

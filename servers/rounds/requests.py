@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.model_form import digest_of
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
 from securemedian.common.status import DECLINED, POLICY, RoundStatus
@@ -141,6 +142,14 @@ class FoldedFields(OneRound):
 
     # the id of the binding that it is for
     binding: bytes
+
+
+@dataclass(frozen=True)
+class FormFields(OneRound):
+    """The fields with which a client asks for the form of a round's models."""
+
+    # that of its own model (`common.model_form`), which becomes the round's if there is none
+    model_form: str = ""
 
 
 @dataclass(frozen=True)
@@ -432,6 +441,7 @@ class Desk:
                 "index": list(server_round.names).index(call.key),
                 "state": server_round.state.value,
                 "start": server_round.asked.start,
+                "model_form": digest_of(server_round.asked.model_form),
                 "dealt": call.key in server_round.dealt_here,
                 "submitted": call.key in server_round.here,
                 "left_out": server_round.left_out.get(call.name, ""),
@@ -449,6 +459,12 @@ class Desk:
             },
             before.arrays,
         )
+
+    def _form(self, call: Call) -> Answer:
+        entry = self._find(call)
+        _check_listed(call, entry.server_round)
+        text = self._rounds.model_form(entry, call.key, call.fields.model_form)
+        return Answer({"model_form": text})
 
     def _deal(self, call: Call) -> None:
         entry, fields = self._find(call), call.fields
@@ -473,7 +489,18 @@ class Desk:
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer())
         fields, masks = call.fields, _masks_of(call, entry.server_round)
+        self._warn_of_form(call, entry)
         self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group, masks)
+
+    def _warn_of_form(self, call: Call, entry: Entry) -> None:
+        """Log that a client of release 1.0 uploads, whose values are matched by their number."""
+        server_round = entry.server_round
+        has_form = self._config.party == 0 and server_round.asked.model_form
+        if has_form and call.key not in entry.informed:
+            # once
+            entry.informed.add(call.key)
+            about = server_round.about
+            self._log.event("no-model-form", call.key, logging.WARNING, **about, client=call.name)
 
     def _bound(self, call: Call) -> Answer:
         """Say whether the caller is asked for a fold, and under which coin."""
@@ -684,6 +711,7 @@ OPS: dict[str, Op] = {
     "status": Op(Desk._status, AnyRound, logged=False),
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
+    "form": Op(Desk._form, FormFields, (CLIENT,), leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),

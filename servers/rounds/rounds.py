@@ -20,6 +20,7 @@ from securemedian.common.receipts import SERVICE
 from securemedian.common.states import State
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import (
+    ConfigError,
     LocalProtocolError,
     PeerDeviated,
     RoundAborted,
@@ -203,6 +204,7 @@ class Rounds:
             spent=self.register.spent(cohort),
             one_malicious_server=self._config.one_malicious_server,
             runs=self._config.max_attempts,
+            model_form=self._model_form(opening, params, model is not None),
         )
         entry = self.register.admit(asked, params, before, request)
         entry.when_opened = [when_opened]
@@ -211,6 +213,42 @@ class Rounds:
         except SecureMedianError:
             entry.spool.drop()
             raise
+
+    def _model_form(self, opening: Opening, params: RoundParams, new_model: bool) -> str:
+        """Return the form of models that a round begins with: the one given, or that of the run.
+
+        A server of release 1.0 cannot be told one: then the first client's counts.
+        """
+        form = opening.model_form
+        if params.exchange.fixed is not None:
+            if form:
+                raise ConfigError(
+                    f"a round of {params.exchange.name} has no model: leave out `model_form`"
+                )
+            return ""
+        goes_on = not opening.reset and (not new_model or opening.keep_range)
+        if not form and goes_on:
+            form = self.register.model_form_after(opening.cohort, params.dim)
+        return form if self.peer.knows(3) else ""
+
+    def model_form(self, entry: Entry, client: str, text: str) -> str:
+        """Return the form of a round's models, which the first client's becomes if there is none.
+
+        `text` is the form of the client's own model, or "". Raises what
+        `Register.take_model_form` raises.
+        """
+        server_round = entry.server_round
+        entry.informed.add(client)
+        first = not server_round.asked.model_form and text
+        if (
+            first
+            and server_round.state is State.OPEN
+            and server_round.params.exchange.fixed is None
+        ):
+            self.register.take_model_form(entry, text)
+            name = server_round.names[client]
+            logs.event("model-form-taken", **server_round.about, client=name)
+        return server_round.asked.model_form
 
     def deal(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
         """Store a piece of a client's dealing.

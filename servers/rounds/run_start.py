@@ -43,6 +43,8 @@ class Opening:
     participants: list[str] = field(default_factory=list)
     # whether other clients may take part than in an earlier attempt that may have opened values
     release: bool = False
+    # the text of the form of clients' models (`common.model_form`); "" keeps that of the run
+    model_form: str = ""
 
     def __post_init__(self) -> None:
         if self.request and not _REQUEST.fullmatch(self.request):

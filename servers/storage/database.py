@@ -289,6 +289,11 @@ class Database:
             (json.dumps(saved), json.dumps(times), after, result, round_id),
         )
 
+    def set_asked(self, round_id: str, asked: Mapping[str, Any]) -> None:
+        self._connection.execute(
+            "UPDATE rounds SET asked = ? WHERE round = ?", (json.dumps(asked), round_id)
+        )
+
     def forget_round(self, round_id: str) -> None:
         """Delete a round and what its clients have sent."""
         self.drop_uploads(round_id)

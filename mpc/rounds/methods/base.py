@@ -85,6 +85,36 @@ class Published:
 
 
 @dataclass(frozen=True)
+class ValueRange:
+    """The values x that a client can share whole: low <= x < high, with `closed` also x = high."""
+
+    low: float
+    high: float
+    # whether x is the difference to the global model
+    differences: bool = False
+    closed: bool = False
+    # whether infinities are values of their own
+    infinite: bool = False
+
+    def outside(self, vector: NDArray[Any], model: NDArray[Any] | None) -> NDArray[np.bool_]:
+        """Return which values of a vector (d,) lie outside, shape (d,); NaN does not."""
+        x = np.asarray(vector, np.float64)
+        if self.differences and model is not None:
+            x = x - model.astype(np.float64)
+        beyond = (x < self.low) | (x > self.high if self.closed else x >= self.high)
+        return beyond & np.isfinite(x) if self.infinite else beyond
+
+    def __str__(self) -> str:
+        what = "differences to the model" if self.differences else "values"
+        to = "to" if self.closed else "to below"
+        return f"{what} from {_bound(self.low)} {to} {_bound(self.high)}"
+
+
+def _bound(number: float) -> str:
+    return f"{number:,.15g}" if abs(number) < 1e15 else f"{number:.6g}"
+
+
+@dataclass(frozen=True)
 class Clear:
     """A round in the clear: the updates (n, d) of its clients, and what a server knows of it."""
 
@@ -298,6 +328,13 @@ class Method(ABC):
         Where clients deal, they are bucket indices, which their `OwnDealing` turns into rotations.
         Raises InputError for NaN.
         """
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        """Return the values that `encode` does not cut, for updates of `dim` values.
+
+        It is None where values are cut on purpose: to the outer buckets, or to a norm bound.
+        """
+        return None
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         """Say how `encode` shortens a vector (d,) as a whole; "" where it does not."""
@@ -710,6 +747,10 @@ class FixedPoint(Method):
         """Return t: a client shares values in [-2^t, 2^t), if its update has `dim`."""
         most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
         return most - norms.spare_bits(dim) if self.upload_check(dim, max_clients) else most
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        top = 2.0 ** (self.range_bits(dim, max_clients) - self.fraction_bits)
+        return ValueRange(-top, top, self.shares_differences)
 
     def upload_check(self, dim: int, max_clients: int) -> Survey | None:
         """Return the check of all values at once, where the ring has bits to spare for it."""

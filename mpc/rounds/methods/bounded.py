@@ -20,7 +20,13 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, Survey
+from securemedian.mpc.rounds.methods.base import (
+    Clear,
+    FixedPoint,
+    Published,
+    Survey,
+    ValueRange,
+)
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
 AUTO, OFF = "auto", "off"
@@ -150,6 +156,9 @@ class Bounded(FixedPoint):
             return super().encode(scaled, max_clients, published)
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        return None if self.bounded else super().value_range(dim, max_clients)
 
     def whole_difference(
         self, vector: NDArray[np.float64], published: Published

@@ -38,6 +38,7 @@ from securemedian.mpc.rounds.methods.base import (
     Published,
     SizedFixedPoint,
     Survey,
+    ValueRange,
 )
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
@@ -143,6 +144,9 @@ class Neighbours(Method):
 
     def _whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
         return bounded.whole_difference(vector, published, self.fraction_bits, nearest.LONGEST)
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        return None if self.neighbours else super().value_range(dim, max_clients)
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         if not self.neighbours:

@@ -51,7 +51,7 @@ from securemedian.mpc.protocols.correlations.kinds import PlaneOts
 from securemedian.mpc.protocols.kernels import planes as kernels
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published, ValueRange
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.mixing import FRACTION, MIXED_FRACTION, Neighbours
 from securemedian.mpc.rounds.methods.reveal import open_rows, stacked
@@ -188,6 +188,19 @@ class Radix(Neighbours, Grouped, Counting):
         if self.neighbours:
             return self.encode_difference(vector, published)
         return self.words(vector, published)[None]
+
+    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
+        if self.neighbours or self.uses_range:
+            return None
+        if self.encoding == "fixed":
+            top = 2.0 ** (self.word_bits - 2 - self.fraction_bits)
+            return ValueRange(-top, top)
+        if self.encoding == "unit":
+            return ValueRange(0.0, 1.0, closed=True)
+        # the greatest finite number of either
+        bits = 0x7F7FFFFF if self.encoding == "float32" else 0x7F7F0000
+        top = float(np.uint32(bits).view(np.float32))
+        return ValueRange(-top, top, closed=True, infinite=True)
 
     def words(self, values: ArrayLike, published: Published | None = None) -> Ring:
         """Return words whose unsigned order is the order of the values.
