@@ -51,6 +51,7 @@ from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
+from securemedian.common.security import Security, add_switch
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -240,10 +241,13 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         help="tell how long so many processes of a server, of one core each, take the uploads",
     )
     plan.add_argument(
-        "--one-malicious-server",
-        action="store_true",
-        help="leave out what servers with one_malicious_server = true refuse, and say why",
+        "--security",
+        choices=list(Security),
+        metavar="WORD",
+        help=f"leave out what servers with such a `security` refuse, and say why: "
+        f"{' or '.join(Security)} (default: {Security.SEMI_HONEST})",
     )
+    add_switch(plan)
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
 
 
@@ -266,8 +270,8 @@ def run(options: argparse.Namespace) -> None:
                         "an audited round takes neither workers nor silent OT: leave out --workers "
                         "and --extension, or --audit"
                     )
-                if options.one_malicious_server:
-                    refuse("one_malicious_server", unbounded(params))
+                if options.security == Security.BOUNDED:
+                    refuse(Security.BOUNDED.line, unbounded(params))
                 name = params.method.label
                 status.update(name)
                 row = forecast(name, params, options.clients, protocol, link, byte, options.workers)

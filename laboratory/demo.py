@@ -206,7 +206,7 @@ def _report(
             "fault_from": scenario.fault.first,
             "faulty": scenario.faulty,
             "params": scenario.params.to_dict(),
-            "one_malicious_server": scenario.bounded,
+            "security": scenario.security,
             "range": (scenario.policy or policy_from({})).to_dict(),
         },
         "rounds": [one.to_dict() for one in measured],

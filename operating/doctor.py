@@ -24,6 +24,7 @@ from securemedian import __version__
 from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
+from securemedian.common.security import SWITCH, of_switch
 from securemedian.common.toml import read_toml
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -136,6 +137,10 @@ def examine(path: Path) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(str(error))
         return
+    for table in (values, values.get("policy", {})):
+        if SWITCH in table:
+            line = of_switch(table[SWITCH]).line
+            yield _warning(f"{path} has {SWITCH}, which release 1.2 does not read: write {line}")
     whose = config.name if isinstance(config, ServerConfig) else repr(config.name)
     yield _well(f"{path} is a complete configuration of {whose}")
     yield from _keys(config)

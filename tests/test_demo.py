@@ -68,7 +68,7 @@ def test_four_hospitals_of_which_one_is_broken(tmp_path: Path) -> None:
     settings, final = figures["settings"], figures["final"]
     assert settings["holders"][-1] == "Hungary"
     assert (settings["data"], settings["fault"], settings["faulty"]) == ("heart", "sign-flip-30", 1)
-    assert settings["one_malicious_server"]
+    assert settings["security"] == "bounded"
     assert final["secure"] > 0.7
     assert figures["baselines"]["mean"][1] > 0.7
     assert figures["baselines"]["mean"][-1] < 0.5

@@ -53,6 +53,7 @@ def test_every_setting_is_changed_or_refused() -> None:
         "policy": Policy(),
         "metrics": MetricsConfig("127.0.0.1:1"),
         "door_ports": "7010-7019",
+        "security": "bounded",
     }
     for each in fields(ServerConfig):
         value = others.get(each.name) or getattr(SAMPLE, each.name) + 1

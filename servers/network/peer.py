@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from securemedian.common.security import in_words
 from securemedian.common.versions import agree, check_known
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -111,7 +112,7 @@ class PeerWatch:
             agree(self.name, self._said)
         except VersionsDiffer as error:
             return error
-        if differing := differences(self._agreement, message.agreement):
+        if differing := differences(in_words(self._agreement), in_words(message.agreement)):
             return ParametersDiffer(
                 f"{self.name} is configured differently: {differing}: make the two configurations "
                 "alike and restart"
