@@ -42,16 +42,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Group
+from rich.text import Text
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
+from securemedian.clients import terminal
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
-from securemedian.common.security import Security, add_switch
+from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
 from securemedian.laboratory import report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
@@ -255,12 +257,12 @@ def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     if options.clients is None or options.dim is None:
         raise ConfigError("plan needs --clients and --dim")
-    console = Console()
+    console = terminal.console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = [], list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
-    with Console(stderr=True).status("encryption") as status:
+    with terminal.console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build in rounds(options):
             try:
@@ -271,9 +273,9 @@ def run(options: argparse.Namespace) -> None:
                         "and --extension, or --audit"
                     )
                 if options.security == Security.BOUNDED:
-                    refuse(Security.BOUNDED.line, unbounded(params))
+                    refuse(options.security, unbounded(params))
                 name = params.method.label
-                status.update(name)
+                status.update(Text(name))
                 row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
                 found.append(through(row, options.doors or 1))
             except (ConfigError, PolicyRefused) as error:
@@ -283,7 +285,10 @@ def run(options: argparse.Namespace) -> None:
     console.print(_tables(found))
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
-        console.print(f"left out: {reason}")
+        # all of them have the same way out
+        console.print(f"left out: {reason.removesuffix(OR_WAY_OUT)}")
+    if any(str(reason).endswith(OR_WAY_OUT) for reason in refused):
+        console.print(f"To take these, {WAY_OUT}")
     taken = taking(found) if options.doors else []
     for line in [*taken, *cheapest(found), *of_noise(found)]:
         console.print(line)
@@ -655,7 +660,7 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
         if ratio < DROWNED:
             most, needed = dim * (ratio / DROWNED) ** 2, row.clients * DROWNED / ratio
             lines.append(
-                f"[bold red]The noise drowns the model.[/] With such noise {row.clients:,} clients "
+                f"The noise drowns the model. With such noise {row.clients:,} clients "
                 f"can train some {max(1, int(most)):,} parameters, and {dim:,} parameters take "
                 f"some {math.ceil(needed):,} clients. What few clients can have is privacy of each "
                 "record: docs/differential-privacy.md"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_public
+from securemedian.clients.waits import Teller
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
 
@@ -114,8 +115,7 @@ def _submit(options: argparse.Namespace) -> None:
         say_result(client, current.round_id, options)
 
 
-def tell(text: str) -> None:
-    print(f"securemedian: {text}", file=sys.stderr, flush=True)
+tell = Teller("securemedian: ")
 
 
 def _submit_and_warn(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Progress, Report, unseen
+from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -36,6 +36,7 @@ from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
+from securemedian.clients.waits import Report, Teller
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.mpc.errors import (
     ChannelTimeout,
@@ -59,8 +60,7 @@ from securemedian.mpc.rounds.params import RoundParams
 _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+_say = Teller(on_stdout=True)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Client(Member):
                 lambda: self._lookup.new(self._seen),
                 limit,
                 "no new round was opened for this client",
-                "waiting for a round to open",
+                "a round to open at S0",
             )
             if (made := self._journal.submission(current.round_id)) is None:
                 break
@@ -285,7 +285,7 @@ class Client(Member):
             return None if round_id in self._journal.upheld else True
 
         what = f"round {round_id} did not end"
-        waiting = f"round {round_id} is audited: waiting for its end, and answering until then"
+        waiting = f"the end of round {round_id} from S0; it is audited, and is answered"
         self.service.wait(0, over, self.service.limit(timeout_s), what, waiting)
 
     def fit(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import Any, ClassVar, Self
 
-from securemedian.common.security import WAY_OUT, Security
+from securemedian.common.security import OR_WAY_OUT, Security
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
 from securemedian.mpc.options import Option, check_one_of, options_of
@@ -57,11 +57,11 @@ def unbounded(params: RoundParams) -> list[str]:
     if method.name not in BOUNDED:
         return [
             f"method {method.name}: {Security.BOUNDED.line} permits only "
-            f"{' and '.join(BOUNDED)}. Take {' or '.join(BOUNDED)}, or {WAY_OUT}"
+            f"{' and '.join(BOUNDED)}. Take {' or '.join(BOUNDED)}{OR_WAY_OUT}"
         ]
     return [
         f"{name} {value}: {Security.BOUNDED.line} permits only {name} {permitted} of "
-        f"{method.name}. Take that (--{name} {permitted}), or {WAY_OUT}"
+        f"{method.name}. Take that (--{name} {permitted}){OR_WAY_OUT}"
         for name, permitted in BOUNDED[method.name].items()
         if (value := getattr(method, name)) != permitted
     ]

@@ -31,6 +31,7 @@ WAY_OUT = (
     f"write {Security.SEMI_HONEST.line} into s0.toml and s1.toml and into [policy] of the clients' "
     f"files (keygen --security {Security.SEMI_HONEST} writes all of them): {COST}"
 )
+OR_WAY_OUT = f", or {WAY_OUT}"
 # the name of `BOUNDED` in files of release 1.0, which release 1.1 still reads, and on the wire
 SWITCH = "one_malicious_server"
 

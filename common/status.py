@@ -8,6 +8,9 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
+# how the problem of a server begins whose kernels are not compiled yet
+COMPILING = "this server still compiles its kernels"
+
 
 def by_reason(left_out: Mapping[str, str]) -> list[str]:
     """Return who is left out and why, a text per reason, that of the fewest clients first."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.cli import add_receipt, say_result, tell
 from securemedian.clients.flags import (
     add_cohort,
@@ -344,12 +344,11 @@ def _dashboard(options: argparse.Namespace) -> None:
 @contextmanager
 def _narration() -> Iterator[tuple[Callable[[str], object], Callable[[str], object]]]:
     """Yield what prints a line, and what shows the state of things in place, on a terminal."""
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     if not console.is_terminal:
         yield lambda text: print(text, flush=True), lambda text: None
         return
     with console.status("") as status:
-        yield lambda text: console.print(escape(text)), lambda text: status.update(escape(text))
+        yield lambda text: console.print(Text(text)), lambda text: status.update(Text(text))

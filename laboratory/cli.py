@@ -133,11 +133,10 @@ def _add_train(subparsers: Any) -> None:
 def _train(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
     from securemedian.clients.progress import shown_on_terminal
+    from securemedian.clients.waits import Teller
     from securemedian.laboratory import worker
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
+    say = Teller(on_stdout=True)
     public = public_set(options)
     trainer = worker.trainer(options, public=public)
     with (

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
@@ -89,8 +89,6 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from securemedian.laboratory import models, plots
     from securemedian.laboratory.show import picture, summary
 
@@ -101,7 +99,7 @@ def _demo(options: argparse.Namespace) -> None:
     if options.plot:
         plots.check()
     _choose(options)
-    scenario, console = _scenario(options), Console()
+    scenario, console = _scenario(options), terminal.console()
     unwind_on_sigterm()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
     try:

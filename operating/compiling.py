@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from securemedian.clients import terminal
+
 # between two lines where standard error is no terminal
 LINE_S = 5.0
 
@@ -55,7 +57,6 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
@@ -66,7 +67,7 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
         TextColumn("remaining"),
         Remaining(),
     )
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, speed_estimate_period=600.0
     ) as progress:

@@ -25,6 +25,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.security import SWITCH, of_switch
+from securemedian.common.status import COMPILING
 from securemedian.common.toml import read_toml
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -38,7 +39,6 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
-from securemedian.servers.network.peer import COMPILING
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
@@ -448,7 +448,9 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
         for party, info in enumerate(answers)
         if info["peer_problem"]
     ]
-    compiling = [f"s{i}" for i, info in enumerate(answers) if info["peer_problem"] == COMPILING]
+    compiling = [
+        f"s{i}" for i, info in enumerate(answers) if info["peer_problem"].startswith(COMPILING)
+    ]
     if compiling:
         return _wait(
             f"kernels are still compiled at {' and '.join(compiling)}, which takes a minute or two "

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from securemedian.common.security import in_words
+from securemedian.common.status import COMPILING
 from securemedian.common.versions import agree, check_known
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -20,9 +21,6 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import Hello
-
-# the problem of a server whose kernels are not compiled yet
-COMPILING = "this server still compiles its kernels"
 
 
 class Change(StrEnum):
