@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from securemedian.clients import terminal
+from securemedian.common.paragraphs import Paragraphs
 
 # between two lines where standard error is no terminal
 LINE_S = 5.0
@@ -24,8 +25,7 @@ there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    layout = argparse.RawDescriptionHelpFormatter
-    verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=layout)
+    verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=Paragraphs)
     verb.set_defaults(run=_compile)
 
 

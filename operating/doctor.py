@@ -24,6 +24,7 @@ from securemedian import __version__
 from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
+from securemedian.common.paragraphs import Paragraphs
 from securemedian.common.security import SWITCH, of_switch
 from securemedian.common.status import COMPILING
 from securemedian.common.toml import read_toml
@@ -109,7 +110,7 @@ def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
     verb = subparsers.add_parser(
         "doctor",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
     )
     verb.add_argument(
         "config", type=Path, metavar="CONFIG", help="the TOML file of any of the parties"
