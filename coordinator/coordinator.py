@@ -2,12 +2,13 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import update as updates
 from securemedian.clients.member import Member
 from securemedian.common.status import COMPILING
 from securemedian.common.versions import check_known
@@ -20,13 +21,21 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 LINK_S = 60.0
 
 
+def _flat(model: Any) -> NDArray[np.float32]:
+    """Return a start model as a flat vector, or as one per group. Raises InputError."""
+    named = hasattr(model, "state_dict") or isinstance(model, Mapping)
+    if named or (isinstance(model, list | tuple) and any(np.ndim(each) != 0 for each in model)):
+        return updates.flatten(model)[0].astype(np.float32)
+    return np.asarray(model, np.float32)
+
+
 class Coordinator(Member):
     """The coordinator's access to the service. It asks S0, which leads and tells S1."""
 
     def open_round(
         self,
         params: RoundParams,
-        model: NDArray[Any] | None = None,
+        model: Any = None,
         range_policy: RangePolicy | None = None,
         reset: bool = False,
         optimiser: Optimiser | None = None,
@@ -41,8 +50,9 @@ class Coordinator(Member):
         With a `request`, 32 hex digits that the caller keeps, the caller can repeat the call
         itself, also after its own restart: S0 answers a repeated request with the same round.
 
-        A `model` (flat) starts a new run, and so does `reset`; otherwise the last run goes on,
-        with `keep_range` from the `model`. Without a `range_policy` or an `optimiser` the current
+        A `model` starts a new run: flat, one row per group, or in any form of `clients.update`. So
+        does `reset`; otherwise the last run goes on, with `keep_range` from the `model`. Without a
+        `range_policy` or an `optimiser` the current
         one is kept.
 
         After an attempt that may have opened values, the same clients take part again, unless the
@@ -59,7 +69,7 @@ class Coordinator(Member):
         check_known("S0", told, params)
         if not told.get("peer_linked", True):
             self._wait_for_compilers(timeout_s)
-        arrays = {} if model is None else {"model": np.asarray(model, np.float32)}
+        arrays = {} if model is None else {"model": _flat(model)}
         fields = {
             "params": params.to_dict(),
             "range": range_policy.to_dict() if range_policy else {},
