@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         from flwr.serverapp.strategy import FedMedian
     except ImportError as error:
-        raise ConfigError("Flower is not here: pip install 'securemedian[flower]'") from error
+        raise ConfigError("Flower is not here: pip install '.[flower]' in a clone") from error
     from securemedian.flower import SecureMedian, securemedian_mod
 
     console = report.console()

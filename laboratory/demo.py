@@ -104,6 +104,10 @@ def _demo(options: argparse.Namespace) -> None:
     directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
     try:
         report = _run(scenario, options.rounds, options.baselines, directory, console)
+    except (KeyboardInterrupt, SystemExit):
+        # who ends it looks for nothing there, and it has keys
+        shutil.rmtree(directory)
+        raise
     except BaseException:
         print(
             f"keys, updates and the logs of all processes are left in {directory}", file=sys.stderr

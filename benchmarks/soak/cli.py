@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from securemedian.benchmarks import settings
 from securemedian.clients import terminal
 from securemedian.clients.files import check_writable
+from securemedian.common.paragraphs import Paragraphs
 from securemedian.laboratory import report as tables
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "soak",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
     )
     verb.add_argument(
         "--minutes",
@@ -85,7 +86,12 @@ def _soak(options: argparse.Namespace) -> None:
     if soak.audit.clean:
         shutil.rmtree(directory)
         return
-    print(f"keys and the logs of all processes are left in {directory}", file=sys.stderr)
+    left = "keys and the logs"
+    if not complete:
+        left = "the logs"
+        for secret in directory.rglob("*.key_secret"):
+            secret.unlink()
+    print(f"{left} of all processes are left in {directory}", file=sys.stderr)
     sys.exit(1)
 
 

@@ -7,7 +7,6 @@ log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
 """
 
 import math
-import shutil
 import tempfile
 import threading
 import time
@@ -320,12 +319,12 @@ def run(
     """Return the row of one attack, which runs in a round of its own."""
     if audited:
         attack = replace(attack, method=Bucketed(audit=True))
-    folder = Path(tempfile.mkdtemp(prefix="securemedian-rogue-"))
-    names = daemons.make(folder, attack.clients)
-    for server in ("s0", "s1"):
-        _configure(folder / f"{server}.toml", protected)
-    seen, noticed = _round(attack, folder, names, dim, seed, protected)
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
+        folder = Path(made)
+        names = daemons.make(folder, attack.clients)
+        for server in ("s0", "s1"):
+            _configure(folder / f"{server}.toml", protected)
+        seen, noticed = _round(attack, folder, names, dim, seed, protected)
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
