@@ -127,6 +127,13 @@ def _add_train(subparsers: Any) -> None:
     )
     add_cohort(verb)
     add_worker_options(verb)
+    verb.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE.npy",
+        help="wait for each round's result and write it here, as one flat vector; with --public "
+        "this client's own network",
+    )
     verb.set_defaults(run=_train)
 
 
@@ -136,6 +143,8 @@ def _train(options: argparse.Namespace) -> None:
     from securemedian.clients.waits import Teller
     from securemedian.laboratory import worker
 
+    if options.save:
+        files.check_writable(options.save)
     say = Teller(on_stdout=True)
     public = public_set(options)
     trainer = worker.trainer(options, public=public)
@@ -143,4 +152,4 @@ def _train(options: argparse.Namespace) -> None:
         Client.from_config(options.config, options.cohort, public=public, report=say) as client,
         shown_on_terminal() as progress,
     ):
-        worker.take_part(client, trainer, options, progress=progress)
+        worker.take_part(client, trainer, options, progress=progress, save=options.save)

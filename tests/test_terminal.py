@@ -1,11 +1,16 @@
 """The console of every verb prints values as they are: brackets are no markup."""
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from securemedian.clients import terminal
+from securemedian.common.status import RoundStatus
+from securemedian.coordinator import cli as coordinator_cli
 
 ROOT = Path(__file__).parent.parent
 BRACKETS = "[policy] [bold]a[/bold] [/] :smile: [red"
@@ -38,3 +43,31 @@ def test_there_is_no_other_console() -> None:
     assert found == [
         "clients/terminal.py: return Console(stderr=stderr, markup=False, emoji=False)"
     ]
+
+
+def test_the_status_of_a_round_is_a_table_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = RoundStatus(
+        round="3-00000000",
+        number=3,
+        state="failed",
+        reason=BRACKETS,
+        params={"method": "mean"},
+        clients={"[a]": "both", "b": "none"},
+        left_out={"b": BRACKETS},
+        cost={"seconds": 1.23456, "ots": 12345},
+        peer_linked=True,
+    )
+    coordinator: Any = SimpleNamespace(status=lambda _: told)
+    show = coordinator_cli._status
+    show(coordinator, SimpleNamespace(round="", json=False))
+    assert json.loads(capsys.readouterr().out)["round"] == "3-00000000"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    show(coordinator, SimpleNamespace(round="", json=True))
+    assert json.loads(capsys.readouterr().out)["reason"] == BRACKETS
+    show(coordinator, SimpleNamespace(round="", json=False))
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"reason {BRACKETS}" in out and f"client b upload at none; left out: {BRACKETS}" in out
+    assert "client [a] upload at both" in out and "cost seconds 1.23, ots 12,345" in out

@@ -165,6 +165,6 @@ def _opacus() -> Any:
         import opacus.validators
     except ImportError as error:
         raise ConfigError(
-            "--record-dp needs Opacus: pip install 'securemedian[record-dp]'"
+            "--record-dp needs Opacus: pip install '.[record-dp]' in a clone"
         ) from error
     return opacus
