@@ -130,7 +130,7 @@ class MetricsConfig:
             host_and_port(self.listen)
 
 
-NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'"
+NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install '.[ray]' in a clone"
 
 
 @dataclass(frozen=True)
