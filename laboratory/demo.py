@@ -42,8 +42,8 @@ def add_verbs(verbs: Any) -> None:
             "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
             "model with secure medians, and compare every result with the same computation in the "
             "clear. Four hospitals learn to recognise heart disease, each from its own patients, "
-            "and one of them is broken from round 3 on. With --dataset digits, or --data for MNIST "
-            "or CIFAR-10, three clients learn to read images."
+            "and one of them is broken from round 3 on. With --dataset digits or --data DIR three "
+            "clients learn to read images."
         ),
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )

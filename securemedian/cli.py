@@ -57,7 +57,7 @@ VERBS = {
 
 
 # more characters of choices stand in the help of an option, and not in its usage
-LONGEST_CHOICES = 50
+LONGEST_CHOICES = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,4 +185,4 @@ def _list_choices(parser: argparse.ArgumentParser) -> None:
         choices = ", ".join(map(str, action.choices))
         if len(choices) > LONGEST_CHOICES:
             action.metavar = "NAME"
-            action.help = f"{action.help or ''}; one of {choices}".removeprefix("; ")
+            action.help = f"{action.help or ''}: {choices}".removeprefix(": ")

@@ -1,5 +1,6 @@
 """The console of every verb prints values as they are: brackets are no markup."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -61,13 +62,13 @@ def test_the_status_of_a_round_is_a_table_on_a_terminal(
     )
     coordinator: Any = SimpleNamespace(status=lambda _: told)
     show = coordinator_cli._status
-    show(coordinator, SimpleNamespace(round="", json=False))
+    show(coordinator, argparse.Namespace(round="", json=False))
     assert json.loads(capsys.readouterr().out)["round"] == "3-00000000"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    show(coordinator, SimpleNamespace(round="", json=True))
+    show(coordinator, argparse.Namespace(round="", json=True))
     assert json.loads(capsys.readouterr().out)["reason"] == BRACKETS
-    show(coordinator, SimpleNamespace(round="", json=False))
+    show(coordinator, argparse.Namespace(round="", json=False))
     out = " ".join(capsys.readouterr().out.split())
     assert f"reason {BRACKETS}" in out and f"client b upload at none; left out: {BRACKETS}" in out
     assert "client [a] upload at both" in out and "cost seconds 1.23, ots 12,345" in out
