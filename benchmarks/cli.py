@@ -19,7 +19,8 @@ def add_verbs(verbs: Any) -> None:
         "command, and clients and figures a plot beside it. Whatever else runs on the machine "
         "adds to all seconds: measure on a quiet one.",
     )
-    bench.set_defaults(compiles=True)
+    # whose folders of keys are removed
+    bench.set_defaults(compiles=True, unwinds=True)
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     for module in KINDS:
         module.add_kinds(kinds)

@@ -39,14 +39,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Group
+from rich.text import Text
 
 from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common.policy import refuse, unbounded
+from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
 from securemedian.laboratory import plots, report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
@@ -239,10 +241,13 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         "one core in all)",
     )
     plan.add_argument(
-        "--one-malicious-server",
-        action="store_true",
-        help="leave out what servers with one_malicious_server = true refuse, and say why",
+        "--security",
+        choices=list(Security),
+        metavar="WORD",
+        help=f"leave out what servers with such a `security` refuse, and say why: "
+        f"{' or '.join(Security)} (default: {Security.SEMI_HONEST})",
     )
+    add_switch(plan)
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
     plan.add_argument(
         "--plot",
@@ -269,12 +274,12 @@ def run(options: argparse.Namespace) -> None:
                 "more of them, like 4,8,16"
             )
         report.check_writable(options.plot)
-    console = Console()
+    console = terminal.console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     found, refused = list[Forecast](), list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
-    with Console(stderr=True).status("encryption") as status:
+    with terminal.console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
         for build, clients in itertools.product(rounds(options), counts):
             try:
@@ -286,10 +291,10 @@ def run(options: argparse.Namespace) -> None:
                         "an audited round takes neither workers nor silent OT: leave out --workers "
                         "and --extension, or --audit"
                     )
-                if options.one_malicious_server:
-                    refuse("one_malicious_server", unbounded(params))
+                if options.security == Security.BOUNDED:
+                    refuse(options.security, unbounded(params))
                 name = params.method.label
-                status.update(f"{name}, {clients} clients")
+                status.update(Text(f"{name}, {clients} clients"))
                 found.append(forecast(name, params, clients, protocol, link, byte, options.workers))
             except (ConfigError, InputError, PolicyRefused) as error:
                 refused.append(error)
@@ -298,7 +303,10 @@ def run(options: argparse.Namespace) -> None:
     console.print(_tables(found))
     # both schedules of a method may be refused for the same reason
     for reason in dict.fromkeys(map(str, refused)):
-        console.print(f"left out: {reason}")
+        # all of them have the same way out
+        console.print(f"left out: {reason.removesuffix(OR_WAY_OUT)}")
+    if any(str(reason).endswith(OR_WAY_OUT) for reason in refused):
+        console.print(f"To take these, {WAY_OUT}")
     for clients in counts:
         rows = [row for row in found if row.clients == clients]
         about = f"n = {clients}: " if len(counts) > 1 else ""
@@ -652,7 +660,7 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
         if ratio < DROWNED:
             most, needed = dim * (ratio / DROWNED) ** 2, row.clients * DROWNED / ratio
             lines.append(
-                f"[bold red]The noise drowns the model.[/] With such noise {row.clients:,} clients "
+                f"The noise drowns the model. With such noise {row.clients:,} clients "
                 f"can train some {max(1, int(most)):,} parameters, and {dim:,} parameters take "
                 f"some {math.ceil(needed):,} clients. What few clients can have is privacy of each "
                 "record: docs/differential-privacy.md"

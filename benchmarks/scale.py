@@ -207,7 +207,7 @@ def _nodes(count: int) -> Iterator[_Nodes]:
     try:
         from ray.cluster_utils import Cluster
     except ImportError as error:
-        raise ConfigError("--kill-node needs Ray: pip install 'securemedian[ray]'") from error
+        raise ConfigError("--kill-node needs Ray: pip install '.[ray]' in a clone") from error
     cluster = Cluster()
     try:
         cluster.add_node(num_cpus=0, include_dashboard=False)

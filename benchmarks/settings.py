@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import Point, weight
+from securemedian.clients import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
@@ -119,7 +120,6 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
     """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         Progress,
@@ -137,7 +137,7 @@ def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list
         TimeRemainingColumn(),
         TextColumn("to go"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as progress:
         task = progress.add_task(
             f"{what} starting two processes".strip(),
             total=sum(map(weight, points)) * settings.repeat,

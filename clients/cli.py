@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_keep_local, add_public
+from securemedian.clients.waits import Teller
 from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
@@ -152,8 +153,7 @@ def kept_at_servers(round_id: str) -> Iterator[None]:
         ) from error
 
 
-def tell(text: str) -> None:
-    print(f"securemedian: {text}", file=sys.stderr, flush=True)
+tell = Teller("securemedian: ")
 
 
 def _submit_and_warn(client: "Client", update: Any, options: argparse.Namespace) -> None:

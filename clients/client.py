@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Progress, Report, unseen
+from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -39,6 +39,7 @@ from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
+from securemedian.clients.waits import Report, Teller
 from securemedian.common.durable import say
 from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
@@ -69,6 +70,7 @@ from securemedian.mpc.rounds.params import RoundParams
 _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
+_say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
 _open_here: WeakValueDictionary[tuple[int, Path], "Client"] = WeakValueDictionary()
 
@@ -201,7 +203,7 @@ class Client(Member):
                 lambda: self._lookup.new(self._seen),
                 limit,
                 "no new round was opened for this client",
-                "waiting for a round to open",
+                "a round to open at S0",
             )
             if (made := self._journal.submission(current.round_id)) is None:
                 break
@@ -348,7 +350,7 @@ class Client(Member):
             return None if round_id in self._journal.upheld else True
 
         what = f"round {round_id} did not end"
-        waiting = f"round {round_id} is audited: waiting for its end, and answering until then"
+        waiting = f"the end of round {round_id} from S0; it is audited, and is answered"
         self.service.wait(0, over, self.service.limit(timeout_s), what, waiting)
 
     def fit(

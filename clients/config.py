@@ -8,6 +8,7 @@ from securemedian.clients.policy import ClientPolicy
 from securemedian.common.addresses import check_endpoint, host_and_port
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
+from securemedian.common.security import without_switch
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
@@ -112,7 +113,8 @@ class ClientConfig:
             if server in values:
                 values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         if "policy" in values:
-            values["policy"] = build(ClientPolicy, values["policy"], f"{path}, [policy]")
+            where = f"{path}, [policy]"
+            values["policy"] = build(ClientPolicy, without_switch(values["policy"], where), where)
         config = build(cls, values, str(path))
         if cohort:
             config = replace(config, cohort=cohort)

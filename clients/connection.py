@@ -20,6 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
+from securemedian.clients.waits import Report, Wait
 from securemedian.common.addresses import connects_ipv6
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.descriptors import check_descriptors
@@ -73,8 +74,6 @@ SLOWEST_BYTES_PER_S = 1e5
 # process libzmq takes five; the same number is left for files that are written meanwhile.
 DESCRIPTORS = 4 + 5
 
-# takes a line for the user
-Report = Callable[[str], object]
 # takes the bytes that have been sent, and those in all
 Progress = Callable[[int, int], object]
 
@@ -277,27 +276,33 @@ class Connection:
         deadline, sent = begun + self._timeout_s, 0
         if _TCP_INFO is None:
             deadline += min(size / SLOWEST_BYTES_PER_S, MESSAGE_S)
-        while (left := deadline - time.monotonic()) > 0:
-            self._check_cancelled()
-            if (taken := min(size, self._acknowledged() - before)) > sent:
-                sent = taken
-                latest = begun + max(self._timeout_s, MESSAGE_S)
-                deadline = min(time.monotonic() + self._timeout_s, latest)
-                progress(sent, size)
-            ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
-            if self._socket in ready:
-                message = wire.unpack(self._socket.recv_multipart())
-                # 0: the server could not read our frame. Other numbers are those of late answers
-                # to earlier requests.
-                if message.fields.get("id") in (number, 0):
-                    return message
-            elif self._monitor in ready:
-                proven = self._proven
-                if self._event() == zmq.EVENT_DISCONNECTED and proven:
-                    raise ServerUnreachable(
-                        f"{self._where} hung up on {op!r}: it was restarted, the line is cut, "
-                        f"or {size:,} bytes are more than its max_message_bytes"
-                    )
+        wait = Wait(self._report, lambda: f"the answer to {op!r} from {self._where}", deadline)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                self._check_cancelled()
+                if (taken := min(size, self._acknowledged() - before)) > sent:
+                    sent = taken
+                    latest = begun + max(self._timeout_s, MESSAGE_S)
+                    deadline = min(time.monotonic() + self._timeout_s, latest)
+                    progress(sent, size)
+                if taken >= size or not sent:
+                    wait.turn()
+                ready = dict(self._poller.poll(int(min(left, SLICE_S) * 1000) + 1))
+                if self._socket in ready:
+                    message = wire.unpack(self._socket.recv_multipart())
+                    # 0: the server could not read our frame. Other numbers are those of late
+                    # answers to earlier requests.
+                    if message.fields.get("id") in (number, 0):
+                        return message
+                elif self._monitor in ready:
+                    proven = self._proven
+                    if self._event() == zmq.EVENT_DISCONNECTED and proven:
+                        raise ServerUnreachable(
+                            f"{self._where} hung up on {op!r}: it was restarted, the line is cut, "
+                            f"or {size:,} bytes are more than its max_message_bytes"
+                        )
+        finally:
+            wait.end()
         raise self._no_answer(op)
 
     def _acknowledged(self) -> int:

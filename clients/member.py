@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection, Report
+from securemedian.clients.connection import Connection
 from securemedian.clients.outcomes import Outcomes, Trained, untrained
 from securemedian.clients.service import Service
+from securemedian.clients.waits import Report
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.receipts import Receipt
 from securemedian.common.status import RoundStatus

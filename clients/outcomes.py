@@ -140,7 +140,8 @@ class Outcomes:
                 except (ServerUnreachable, UnknownRound):
                     raise error from None
 
-        answers = self._service.wait(0, first, limit, what)
+        waiting = f"the result of round {round_id} from S0 and S1"
+        answers = self._service.wait(0, first, limit, what, waiting)
         (party,) = answers
 
         def second() -> dict[int, wire.Message] | None:
@@ -153,7 +154,7 @@ class Outcomes:
                     raise
                 return {}
 
-        answers |= self._service.wait(1 - party, second, limit, what)
+        answers |= self._service.wait(1 - party, second, limit, what, waiting)
         if values and not any(answer.arrays for answer in answers.values()):
             answers |= ask(party, values) or {}
         return answers

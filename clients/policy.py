@@ -9,6 +9,7 @@ from math import inf
 from typing import ClassVar
 
 from securemedian.common.policy import Policy, refuse, unbounded
+from securemedian.common.security import COST, Security, check_security
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -26,11 +27,12 @@ class ClientPolicy(Policy):
     # not be able to
     with_clients: list[str] = field(default_factory=list)
     without_clients: list[str] = field(default_factory=list)
-    # whether it takes part only where both servers run with `one_malicious_server`
-    one_malicious_server: bool = False
+    # a word of `common.security`: "bounded" takes part only where both servers have it, too
+    security: str = Security.SEMI_HONEST
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_security(self.security)
         for table in ("with_clients", "without_clients"):
             if not all(type(name) is str and name for name in getattr(self, table)):
                 raise ConfigError(f"{table} must be a list of clients' names")
@@ -38,6 +40,11 @@ class ClientPolicy(Policy):
             raise ConfigError(
                 f"{quoted(both[0])} is in with_clients and in without_clients: no round fits"
             )
+
+    @property
+    def bounded(self) -> bool:
+        """Return whether it asks for servers that limit what one of them learns."""
+        return self.security != Security.SEMI_HONEST
 
     @property
     def counts(self) -> bool:
@@ -48,7 +55,7 @@ class ClientPolicy(Policy):
     def needs_statuses(self) -> bool:
         """Return whether it depends on what both servers say of a round beside its parameters."""
         named = self.with_clients or self.without_clients
-        return bool(named) or self.one_malicious_server or self.max_epsilon is not None
+        return bool(named) or self.bounded or self.max_epsilon is not None
 
     def check_round(
         self,
@@ -65,7 +72,7 @@ class ClientPolicy(Policy):
 
         `listed` are the names of those who may take part, as each server says. `epsilon` is the
         larger one that the servers tell, and `bounded` whether each says that the round is one of
-        `one_malicious_server`. `weight` is what the client states for itself, and `key` its public
+        `security = "bounded"`. `weight` is what the client states for itself, and `key` its public
         key.
         """
         refusals = self.refusals(params, begun, epsilon)
@@ -85,14 +92,15 @@ class ClientPolicy(Policy):
             refusals.append(
                 f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
             )
-        if self.one_malicious_server:
+        if self.bounded:
             refusals += unbounded(params)
             without = [f"s{party}" for party, says in enumerate(bounded) if not says]
             if without or not bounded:
+                line, other = Security(self.security).line, Security.SEMI_HONEST.line
                 refusals.append(
-                    f"a round without one_malicious_server at {' and '.join(without) or 'both'}: "
-                    "its [policy] asks for it, and the files of both servers need "
-                    "one_malicious_server = true"
+                    f"a round without {line} at {' and '.join(without) or 'both'}: its [policy] "
+                    f"has that line. Write it into s0.toml and s1.toml, or {other} into [policy] "
+                    f"of its client.toml: {COST}"
                 )
         refuse(who, refusals)
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -17,6 +16,7 @@ from rich.progress import (
 
 from securemedian.clients import connection
 from securemedian.clients.connection import unseen
+from securemedian.clients.terminal import console
 
 # an upload that takes less is not shown
 AFTER_S = 1.0
@@ -35,7 +35,7 @@ def shown_on_terminal() -> Iterator[connection.Progress]:
         TransferSpeedColumn(),
         TextColumn("remaining"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console(stderr=True),
         transient=True,
     )
     task = bar.add_task("uploading", total=None)

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection, Report, connect
+from securemedian.clients.connection import Connection, connect
+from securemedian.clients.waits import Report, Wait
 from securemedian.common.keys import load_keys
 from securemedian.common.status import RoundStatus
 from securemedian.common.versions import agree
@@ -114,26 +116,29 @@ class Service:
         look: Callable[[], T | None],
         limit: Limit,
         what: str,
-        waiting: str = "",
+        waiting: str | Callable[[], str],
     ) -> T:
         """Call `look`, which asks the server `party`, until it returns something other than None.
 
         Before each look `meanwhile` is called.
-        If that does not come at once, `waiting` is reported. A server that has been reached before
-        may be away until the limit. Raises ChannelTimeout with `what`, which names the missing
-        thing, at the limit.
+        If that takes a while, it is reported (`waits`) with `waiting`, which says what is waited
+        for and from whom. A server that has been reached before may be away until the limit.
+        Raises ChannelTimeout with `what`, which names the missing thing, at the limit.
         """
         self.check_open()
-        while True:
-            self.meanwhile()
-            try:
-                if (seen := look()) is not None:
-                    return seen
-                if waiting:
-                    self.report(waiting)
-                    waiting = ""
-            except ServerUnreachable as error:
-                self.servers[party].outlast(error, limit.deadline)
-            if limit.left_s <= 0:
-                raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
-            time.sleep(self.config.poll_interval_s)
+        named = waiting if callable(waiting) else partial(str, waiting)
+        wait = Wait(self.report, named, limit.deadline)
+        try:
+            while True:
+                self.meanwhile()
+                try:
+                    if (seen := look()) is not None:
+                        return seen
+                except ServerUnreachable as error:
+                    self.servers[party].outlast(error, limit.deadline)
+                if limit.left_s <= 0:
+                    raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
+                wait.turn()
+                time.sleep(self.config.poll_interval_s)
+        finally:
+            wait.end()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf, isinf
 from typing import Any, ClassVar, Self
 
+from securemedian.common.security import OR_WAY_OUT, Security
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
 from securemedian.mpc.options import Option, check_one_of, options_of
@@ -61,15 +62,12 @@ def unbounded(params: RoundParams) -> list[str]:
     method = params.method
     if method.name not in BOUNDED:
         return [
-            f"method {method.name}: one_malicious_server = true permits only "
-            f"{' and '.join(BOUNDED)}, because a server that deviates could make others open values"
-            f" of single clients. Take {' or '.join(BOUNDED)}, or set it to false at both servers, "
-            "for clients whose [policy] does not ask for it"
+            f"method {method.name}: {Security.BOUNDED.line} permits only "
+            f"{' and '.join(BOUNDED)}. Take {' or '.join(BOUNDED)}{OR_WAY_OUT}"
         ]
     return [
-        f"{name} {_size(value)}: one_malicious_server = true permits only {name} "
-        f"{_size(permitted)} of {method.name}. Take that, or set it to false at both servers, for "
-        "clients whose [policy] does not ask for it"
+        f"{name} {_size(value)}: {Security.BOUNDED.line} permits only {name} {_size(permitted)} of "
+        f"{method.name}. Take that (--{name} {_size(permitted)}){OR_WAY_OUT}"
         for name, permitted in BOUNDED[method.name].items()
         if (value := getattr(method, name)) != permitted
     ]
@@ -129,7 +127,7 @@ class Policy:
     # included
     RATE: ClassVar[str] = "rounds_per_hour"
     # whose files must allow a risk
-    FILES: ClassVar[str] = "The files of both servers and of the clients allow"
+    FILES: ClassVar[str] = "s0.toml, s1.toml and the clients' files allow"
 
     methods: list[str] = field(default_factory=lambda: _safe("method", METHODS))
     # by option: the values that it may have; an option with a risk that is not named keeps its
@@ -209,11 +207,11 @@ class Policy:
             value = values.get(name, choices[0])
             if value not in choices and type(value) is not float:
                 text = f"{name} {value}: its [policy] allows only {' and '.join(map(str, choices))}"
+                table, key = ("policy", "methods") if name == "method" else ("policy.allowed", name)
                 if why := RISKS.get(name, {}).get(value):
-                    table, key = "policy.allowed", name
-                    if name == "method":
-                        table, key = "policy", "methods"
                     text += self._remedy(why, table, key, [*choices, value])
+                else:
+                    text += f" (the line {key} in [{table}])"
                 refusals.append(text)
         for name, limit in self.at_most.items():
             # a word in place of a number has no size
@@ -223,9 +221,12 @@ class Policy:
                 above, why = RISKY_ABOVE.get(name, (inf, ""))
                 if not isinstance(size, str) and size > above:
                     text += self._remedy(why, "policy.at_most", name, size)
+                else:
+                    text += f" (the line {name} in [policy.at_most])"
                 refusals.append(text)
         refusals += [
-            f"{name} {sizes[name]}: its [policy] asks for at least {limit}"
+            f"{name} {sizes[name]}: its [policy] asks for at least {limit} (the line {name} in "
+            "[policy.at_least])"
             for name, limit in self.at_least.items()
             if name in sizes and (isinstance(sizes[name], str) or sizes[name] < limit)
         ]

@@ -8,6 +8,9 @@ from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
+# how the problem of a server begins whose kernels are not compiled yet
+COMPILING = "this server still compiles its kernels"
+
 # Why a client takes no part in a round, by the code that it sends: no text of the client's own,
 # which could tell of its data.
 POLICY, NOT_FINITE, TRAINING, SERVERS = "policy", "not-finite", "training-failed", "servers-differ"

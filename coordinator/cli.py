@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.cli import add_receipt, kept_at_servers, say_result, tell
 from securemedian.clients.flags import (
     add_cohort,
@@ -21,9 +21,13 @@ from securemedian.clients.flags import (
     range_table,
     round_table,
 )
+from securemedian.common.paragraphs import Paragraphs
 from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from securemedian.common.status import RoundStatus
     from securemedian.coordinator.coordinator import Coordinator
     from securemedian.coordinator.round_plan import RoundPlan
 
@@ -48,7 +52,7 @@ def _add_round(subparsers: "Verbs") -> None:
     actions = verb.add_subparsers(required=True, metavar="ACTION")
     _add_open(actions)
     for name, act, summary in (
-        ("status", _status, "print a round's state, clients and cost as JSON"),
+        ("status", _status, "print a round's state, clients and cost"),
         ("metrics", _metrics, "print the public metrics that clients have sent, as JSON"),
         ("close", _close, "close a round now and compute with the complete uploads"),
         ("abort", _abort, "fail a round on purpose"),
@@ -68,6 +72,12 @@ def _add_round(subparsers: "Verbs") -> None:
                 "--reason",
                 default="aborted by the coordinator",
                 help="the reason that everybody is told (default: %(default)s)",
+            )
+        elif name == "status":
+            action.add_argument(
+                "--json",
+                action="store_true",
+                help="print JSON on a terminal, too, as into a pipe or a file",
             )
         elif name == "result":
             action.add_argument(
@@ -224,7 +234,51 @@ def _plan(options: argparse.Namespace) -> "RoundPlan":
 
 
 def _status(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    print(json.dumps(coordinator.status(options.round).to_dict(), indent=2))
+    status = coordinator.status(options.round)
+    if options.json or not sys.stdout.isatty():
+        print(json.dumps(status.to_dict(), indent=2))
+    else:
+        terminal.console().print(_table(status))
+
+
+def _table(status: "RoundStatus") -> "Table":
+    """Return what a person asks of a round: a line per fact that there is, and per client."""
+    from rich.table import Table
+
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    if not status.round:
+        made.add_row("round", f"cohort {status.cohort} has had none")
+    done, total = status.progress
+    left_s = f"{status.deadline_in_s:,.0f} s" if status.state == "open" else ""
+    facts = {
+        "round": status.round,
+        "number, cohort": f"{status.number}, {status.cohort}" if status.round else "",
+        "state": status.state,
+        "reason": status.reason,
+        "deadline in": left_s,
+        "method": " ".join(f"{key}={value}" for key, value in status.params.items()),
+        "opened": status.opened,
+        "runs, and left": f"{status.attempt}, {status.attempts_left}" if status.round else "",
+        "at work": f"{status.phase} {done:,} of {total:,}" if status.phase else "",
+        "cost": ", ".join(f"{key} {_short(value)}" for key, value in status.cost.items()),
+        "servers": "connected" if status.peer_linked else status.peer_problem,
+    }
+    for name, value in facts.items():
+        if value:
+            made.add_row(name, value)
+    for name, where in status.clients.items():
+        dealt = f", dealing at {status.dealt[name]}" if name in status.dealt else ""
+        out = f"; left out: {status.left_out[name]}" if name in status.left_out else ""
+        made.add_row(f"client {name}", f"upload at {where}{dealt}{out}")
+    return made
+
+
+def _short(value: Any) -> str:
+    if type(value) is float:
+        return f"{value:.3g}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _metrics(coordinator: "Coordinator", options: argparse.Namespace) -> None:
@@ -263,6 +317,7 @@ what to do (docs/samples/run.toml). In the folder that it names are then, for ea
 round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
 the result is another vector than that model (with an optimiser, or of several ranks),
 result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
+
 The same command goes on with a run that was interrupted, also with a round that is still
 open."""
 
@@ -271,7 +326,7 @@ def _add_coordinate(subparsers: "Verbs") -> None:
     verb = subparsers.add_parser(
         "coordinate",
         description=_COORDINATE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
     )
     verb.add_argument("plan", type=Path, metavar="RUN.toml", help="what to do")
     verb.add_argument(
@@ -349,12 +404,11 @@ def _dashboard(options: argparse.Namespace) -> None:
 @contextmanager
 def _narration() -> Iterator[tuple[Callable[[str], object], Callable[[str], object]]]:
     """Yield what prints a line, and what shows the state of things in place, on a terminal."""
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     if not console.is_terminal:
         yield lambda text: print(text, flush=True), lambda text: None
         return
     with console.status("") as status:
-        yield lambda text: console.print(escape(text)), lambda text: status.update(escape(text))
+        yield lambda text: console.print(Text(text)), lambda text: status.update(Text(text))

@@ -1,20 +1,34 @@
 """The coordinator's Python interface: `Coordinator` opens rounds, and watches and ends them."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import update as updates
 from securemedian.clients.member import Member
 from securemedian.clients.update import flat_models
 from securemedian.common.model_form import ModelForm
+from securemedian.common.status import COMPILING
 from securemedian.common.versions import agree, check_known
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, ServerUnreachable
 from securemedian.mpc.rounds.optimiser import Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+# how long servers that have compiled may take to find each other
+LINK_S = 60.0
+
+
+def _flat(model: Any) -> NDArray[np.float32]:
+    """Return a start model as a flat vector, or as one per group. Raises InputError."""
+    named = hasattr(model, "state_dict") or isinstance(model, Mapping)
+    if named or (isinstance(model, list | tuple) and any(np.ndim(each) != 0 for each in model)):
+        return updates.flatten(model)[0].astype(np.float32)
+    return np.asarray(model, np.float32)
 
 
 class Coordinator(Member):
@@ -67,6 +81,8 @@ class Coordinator(Member):
             params.check_start(start)
         said = self.service.ask("info", timeout_s=timeout_s).fields
         check_known("S0", said, params)
+        if not said.get("peer_linked", True):
+            self._wait_for_compilers(timeout_s)
         arrays = {} if start is None else {"model": start}
         fields = {
             "params": params.to_dict(),
@@ -84,6 +100,36 @@ class Coordinator(Member):
             fields["model_form"] = form.text
         answer = self.service.ask("open", fields, arrays, timeout_s=timeout_s)
         return str(answer.fields["round"])
+
+    def _wait_for_compilers(self, timeout_s: float | None) -> None:
+        """Wait while a server compiles its kernels, and then until both have found each other."""
+        problems, until = ["", ""], 0.0
+
+        def look() -> bool | None:
+            nonlocal until
+            for party in (0, 1):
+                try:
+                    told = self.service.servers[party].ask("info").fields
+                    problems[party] = str(told.get("peer_problem"))
+                    if told.get("peer_linked", True):
+                        return True
+                # S0 says what is wrong when it is asked to open the round
+                except ServerUnreachable:
+                    problems[party] = ""
+            if any(problem.startswith(COMPILING) for problem in problems):
+                until = time.monotonic() + LINK_S
+            return None if time.monotonic() < until else True
+
+        def waiting() -> str:
+            compiling = [
+                f"S{party} ({problem})"
+                for party, problem in enumerate(problems)
+                if problem.startswith(COMPILING)
+            ]
+            return " and ".join(compiling) or "S0 and S1, which connect to each other"
+
+        limit = self.service.limit(timeout_s)
+        self.service.wait(0, look, limit, "the servers have not compiled", waiting)
 
     def dim(self, timeout_s: float | None = None) -> int:
         """Return the size of S0's model or latest round. Raises ConfigError if it has neither."""

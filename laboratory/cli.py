@@ -143,17 +143,25 @@ def _add_train(subparsers: Any) -> None:
     add_cohort(verb)
     add_worker_options(verb)
     add_keep_local(verb)
+    verb.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE.npy",
+        help="wait for each round's result and write it here, as one flat vector; with --public "
+        "this client's own network",
+    )
     verb.set_defaults(run=_train)
 
 
 def _train(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
     from securemedian.clients.progress import shown_on_terminal
+    from securemedian.clients.waits import Teller
     from securemedian.laboratory import worker
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
+    if options.save:
+        files.check_writable(options.save)
+    say = Teller(on_stdout=True)
     public = public_set(options)
     trainer = worker.trainer(options, public=public)
     with (
@@ -161,4 +169,4 @@ def _train(options: argparse.Namespace) -> None:
         shown_on_terminal() as progress,
     ):
         kept = worker.Kept.of(client, trainer, options.keep_local) if options.keep_local else None
-        worker.take_part(client, trainer, options, progress=progress, kept=kept)
+        worker.take_part(client, trainer, options, progress=progress, kept=kept, save=options.save)

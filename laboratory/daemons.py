@@ -9,6 +9,7 @@ from pathlib import Path
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
+from securemedian.common.security import Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Processes
@@ -30,27 +31,27 @@ NOBODY: Mapping[str, str] = {}
 ShowStatus = Callable[[RoundStatus], None]
 
 
-def make(directory: Path, clients: int, one_malicious_server: bool = False) -> list[str]:
+def make(directory: Path, clients: int, security: str = Security.SEMI_HONEST) -> list[str]:
     """Write the keys of both servers and so many clients, and return the clients' names.
 
     These servers take part in every round, also of two clients: they see public data only. With
-    `one_malicious_server` they, and the clients, refuse what that refuses.
+    `security = "bounded"` they, and the clients, refuse what that refuses.
     """
     names = keygen.client_names(clients)
     net = keygen.network(keygen.LOOPBACK, keygen.LOOPBACK, None)
     policy = Policy.unlimited()
-    keygen.make_all(directory, names, net, policy, 2, one_malicious_server)
+    keygen.make_all(directory, names, net, policy, 2, security)
     return names
 
 
 def client_config(
-    directory: Path, name: str, poll_s: float, one_malicious_server: bool = False
+    directory: Path, name: str, poll_s: float, security: str = Security.SEMI_HONEST
 ) -> ClientConfig:
     """Return the configuration of a client of `make` that ends with this process, and trusts all.
 
-    It asks for `one_malicious_server` alone.
+    It asks for that `security` alone.
     """
-    policy = replace(ClientPolicy.unlimited(), one_malicious_server=one_malicious_server)
+    policy = replace(ClientPolicy.unlimited(), security=security)
     loaded = ClientConfig.load(directory / f"{name}.toml")
     return replace(loaded, poll_interval_s=poll_s, state_dir="", policy=policy)
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
@@ -42,8 +42,8 @@ def add_verbs(verbs: Any) -> None:
             "Start S0, S1 and the clients' workers as separate processes on this machine, train a "
             "model with secure medians, and compare every result with the same computation in the "
             "clear. Four hospitals learn to recognise heart disease, each from its own patients, "
-            "and one of them is broken from round 3 on. With --dataset digits, or --data for MNIST "
-            "or CIFAR-10, three clients learn to read images."
+            "and one of them is broken from round 3 on. With --dataset digits or --data DIR three "
+            "clients learn to read images."
         ),
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
@@ -89,8 +89,6 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from securemedian.laboratory import models, plots
     from securemedian.laboratory.show import picture, summary
 
@@ -101,11 +99,15 @@ def _demo(options: argparse.Namespace) -> None:
     if options.plot:
         plots.check()
     _choose(options)
-    scenario, console = _scenario(options), Console()
+    scenario, console = _scenario(options), terminal.console()
     unwind_on_sigterm()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
     try:
         report = _run(scenario, options.rounds, options.baselines, directory, console)
+    except (KeyboardInterrupt, SystemExit):
+        # who ends it looks for nothing there, and it has keys
+        shutil.rmtree(directory)
+        raise
     except BaseException:
         print(
             f"keys, updates and the logs of all processes are left in {directory}", file=sys.stderr
@@ -206,7 +208,7 @@ def _report(
             "fault_from": scenario.fault.first,
             "faulty": scenario.faulty,
             "params": scenario.params.to_dict(),
-            "one_malicious_server": scenario.bounded,
+            "security": scenario.security,
             "range": (scenario.policy or policy_from({})).to_dict(),
         },
         "rounds": [one.to_dict() for one in measured],

@@ -98,7 +98,7 @@ def check() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'securemedian[bench]'") from error
+        raise ConfigError("plots need matplotlib: pip install '.[bench]' in a clone") from error
 
 
 def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from securemedian.clients import terminal
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,14 +24,12 @@ if TYPE_CHECKING:
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 112
-CLOSE_FROM = 9
+CLOSE_FROM = 7
 
 
 def console() -> "Console":
     """Return the console to print tables on, which is at least TABLE_WIDTH wide."""
-    from rich.console import Console
-
-    made = Console()
+    made = terminal.console()
     made.width = max(made.width, TABLE_WIDTH)
     return made
 

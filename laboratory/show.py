@@ -87,7 +87,7 @@ class DemoBoard(Live):
             f"{measured.bytes_s0_to_s1 / 1e6:.2f}",
             f"{measured.bytes_s1_to_s0 / 1e6:.2f}",
             str(len(measured.left_out) or "-"),
-            "yes" if measured.matches_plaintext else "[bold red]NO",
+            "yes" if measured.matches_plaintext else Text("NO", style="bold red"),
         )
         for group in measured.unchanged_groups:
             self.console.print(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.common.policy import unbounded
+from securemedian.common.security import Security
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
@@ -72,9 +73,9 @@ class Scenario:
             policy.buckets(policy.start(), self.params.method.range_buckets)
 
     @property
-    def bounded(self) -> bool:
-        """Return whether `one_malicious_server` permits its rounds."""
-        return not unbounded(self.params)
+    def security(self) -> Security:
+        """Return the strictest `security` that permits its rounds."""
+        return Security.SEMI_HONEST if unbounded(self.params) else Security.BOUNDED
 
     def fault_of(self, index: int) -> Attack:
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
@@ -237,7 +238,7 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = daemons.make(directory, scenario.clients, scenario.bounded)
+    names = daemons.make(directory, scenario.clients, scenario.security)
     with daemons.running(directory) as (processes, coordinator):
         for index, name in enumerate(names):
             processes.start(name, WORKER, *_worker(scenario, index, directory, name))

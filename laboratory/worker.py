@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, unseen
@@ -190,14 +191,15 @@ def run(
     record: Path | None = None,
     progress: Progress = unseen,
     kept: Kept | None = None,
+    save: Path | None = None,
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
-    what `Client.submit` gives it. `record` is for the laboratory alone: a directory that receives
-    every update IN THE CLEAR as round-NUMBER-NAME.npy, and the group that was chosen as
-    group-NUMBER-NAME.npy, to compare results with. Never use it with private data. With `kept`
-    some layers stay with this client.
+    what `Client.submit` gives it. `save` is a file for each round's result. `record` is for the
+    laboratory alone: a directory that receives every update IN THE CLEAR as round-NUMBER-NAME.npy,
+    and the group that was chosen as group-NUMBER-NAME.npy, to compare results with. Never use it
+    with private data. With `kept` some layers stay with this client.
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
@@ -221,7 +223,12 @@ def run(
                 client.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
             say(f"round {current.number}: update {done}")
-            private = client.result() if current.params.result_to == "clients" else None
+            own = current.params.result_to == "clients"
+            result = client.result(group=group) if own or save else None
+            private = result if own else None
+            if save is not None:
+                files.write(save, np.asarray(result, np.float32))
+                say(f"round {current.number}: result in {save}")
         except SecureMedianError as error:
             if isinstance(error, NotFinite):
                 # nobody is to wait for this client
@@ -265,14 +272,15 @@ def take_part(
     record: Path | None = None,
     progress: Progress = unseen,
     kept: Kept | None = None,
+    save: Path | None = None,
 ) -> None:
     """Take part in rounds, by `run` or `collaborate` as the client has a public set."""
     if client.public is None:
-        run(client, trainer, options.rounds, record, progress, kept)
+        run(client, trainer, options.rounds, record, progress, kept, save)
         return
     warm_up = WARM_UP if options.warm_up is None else options.warm_up
     student = resume(client, trainer, client.public.inputs, warm_up)
-    collaborate(client, student, options.rounds, record, progress)
+    collaborate(client, student, options.rounds, record, progress, save)
 
 
 def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> Student:
@@ -331,6 +339,7 @@ def collaborate(
     rounds: int | None = None,
     record: Path | None = None,
     progress: Progress = unseen,
+    save: Path | None = None,
 ) -> Student:
     """Take part in rounds that exchange predictions, as `run` does in others.
 
@@ -356,6 +365,8 @@ def collaborate(
             say(f"round {current.number}: {error}")
             continue
         student = _learn(client, student, current.round_id)
+        if save is not None:
+            files.write(save, student.vector)
     return student
 
 

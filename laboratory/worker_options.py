@@ -105,8 +105,8 @@ def add_fault_options(parser: argparse.ArgumentParser, fault: str | None = NO_AT
         "--fault",
         choices=FAULTS,
         default=fault,
-        help="misbehave, to see what a median does about it; with malformed, what the servers' "
-        "checks do (default: none, but in the demo of hospitals)",
+        help="misbehave; `malformed` shows the servers' checks (default: "
+        "none, except for hospitals)",
     )
     parser.add_argument(
         "--fault-from",

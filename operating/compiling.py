@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from securemedian.clients import terminal
+from securemedian.common.paragraphs import Paragraphs
+
 # between two lines where standard error is no terminal
 LINE_S = 5.0
 
@@ -25,8 +28,7 @@ home. Nobody else may write there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    layout = argparse.RawDescriptionHelpFormatter
-    verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=layout)
+    verb = verbs.add_parser("compile", description=_DESCRIPTION, formatter_class=Paragraphs)
     verb.set_defaults(run=_compile)
 
 
@@ -76,7 +78,6 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
@@ -87,7 +88,7 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
         TextColumn("remaining"),
         Remaining(),
     )
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     with Progress(
         *columns, console=console, transient=True, speed_estimate_period=600.0
     ) as progress:

@@ -25,6 +25,9 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.addresses import listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
+from securemedian.common.paragraphs import Paragraphs
+from securemedian.common.security import SWITCH, of_switch
+from securemedian.common.status import COMPILING
 from securemedian.common.toml import read_toml
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -38,7 +41,6 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
-from securemedian.servers.network.peer import COMPILING
 
 if TYPE_CHECKING:
     from securemedian.clients.connection import Connection
@@ -109,7 +111,7 @@ def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
     verb = subparsers.add_parser(
         "doctor",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
     )
     verb.add_argument(
         "config", type=Path, metavar="CONFIG", help="the TOML file of any of the parties"
@@ -137,6 +139,10 @@ def examine(path: Path) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(str(error))
         return
+    for table in (values, values.get("policy", {})):
+        if SWITCH in table:
+            line = of_switch(table[SWITCH]).line
+            yield _warning(f"{path} has {SWITCH}, which release 1.2 does not read: write {line}")
     whose = config.name if isinstance(config, ServerConfig) else repr(config.name)
     yield _well(f"{path} is a complete configuration of {whose}")
     yield from _keys(config)
@@ -457,7 +463,9 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
         for party, info in enumerate(answers)
         if info["peer_problem"]
     ]
-    compiling = [f"s{i}" for i, info in enumerate(answers) if info["peer_problem"] == COMPILING]
+    compiling = [
+        f"s{i}" for i, info in enumerate(answers) if info["peer_problem"].startswith(COMPILING)
+    ]
     if compiling:
         return _wait(
             f"kernels are still compiled at {' and '.join(compiling)}, which takes a minute or two "

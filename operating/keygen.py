@@ -17,9 +17,17 @@ from pathlib import Path
 
 from securemedian.common.addresses import bracketed
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
-from securemedian.common.policy import Policy, risks_of
+from securemedian.common.policy import BOUNDED, Policy, risks_of
+from securemedian.common.security import (
+    COST,
+    WAY_OUT,
+    Security,
+    add_switch,
+    check_security,
+)
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_whole
+from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.operating.public_keys import (
     NAME,
     ROLES,
@@ -37,7 +45,7 @@ from securemedian.servers.config import MAX_CLIENTS, MIN_CLIENTS
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
 DEFAULT_POLICY = Policy()
-BOUNDED_BY_DEFAULT = True
+DEFAULT_SECURITY = Security.BOUNDED
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,11 @@ def make_all(
     net: Network,
     policy: Policy = DEFAULT_POLICY,
     min_clients: int = MIN_CLIENTS,
-    one_malicious_server: bool = False,
+    security: str = Security.SEMI_HONEST,
 ) -> list[PublicKey]:
     """Make the keys and configurations of S0, S1, the coordinator and these clients.
 
-    Both servers and the clients have the `policy` and `one_malicious_server`, and both servers
+    Both servers and the clients have the `policy` and `security`, and both servers
     `min_clients`. Returns their public keys.
     """
     roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
@@ -92,8 +100,7 @@ def make_all(
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
     keys = {one.name: one for one in made}
     for name, role in roles.items():
-        floor = min_clients, one_malicious_server
-        text = _configuration(role, name, keys, net, clients, policy, *floor)
+        text = _configuration(role, name, keys, net, clients, policy, min_clients, security)
         (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -105,7 +112,7 @@ def make_one(
     clients: Sequence[str],
     net: Network,
     min_clients: int = MIN_CLIENTS,
-    one_malicious_server: bool = False,
+    security: str = Security.SEMI_HONEST,
 ) -> PublicKey:
     """Make one party's keys, and a configuration into which it fills the others' public keys.
 
@@ -114,9 +121,7 @@ def make_one(
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
     keys = {name: made}
-    text = _configuration(
-        role, name, keys, net, clients, DEFAULT_POLICY, min_clients, one_malicious_server
-    )
+    text = _configuration(role, name, keys, net, clients, DEFAULT_POLICY, min_clients, security)
     (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -186,7 +191,7 @@ def _configuration(
     clients: Sequence[str],
     policy: Policy = DEFAULT_POLICY,
     min_clients: int = MIN_CLIENTS,
-    one_malicious_server: bool = False,
+    security: str = Security.SEMI_HONEST,
 ) -> str:
     """Return the TOML of one party.
 
@@ -209,9 +214,7 @@ def _configuration(
             s0_key=public_key("s0"),
             s1=f"tcp://{net.host1}:{net.s1}",
             s1_key=public_key("s1"),
-            policy=f"\n{policy_table(policy, client=True, bounded=one_malicious_server)}\n"
-            if role == "client"
-            else "",
+            policy=f"\n{policy_table(policy, security)}\n" if role == "client" else "",
         )
     party = int(role[1])
     host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
@@ -229,8 +232,8 @@ def _configuration(
         peer_key=public_key(f"s{1 - party}"),
         peer=peer,
         min_clients=min_clients,
-        bounded=json.dumps(one_malicious_server),
-        attempts=ATTEMPTS if one_malicious_server else "",
+        security=check_security(security).line,
+        attempts=ATTEMPTS if security != Security.SEMI_HONEST else "",
         policy=policy_table(policy),
         callers="\n".join(
             f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
@@ -238,9 +241,9 @@ def _configuration(
     )
 
 
-def policy_table(policy: Policy, client: bool = False, bounded: bool = False) -> str:
-    """Return the policy of a server or a client in TOML; comments say which values are risks."""
-    lines = [f"one_malicious_server = {json.dumps(bounded)}"] if client else []
+def policy_table(policy: Policy, security: str = "") -> str:
+    """Return a policy in TOML, a client's if it has `security`; comments explain risky values."""
+    lines = [check_security(security).line] if security else []
     lines += [*_explained("method"), f"methods = {json.dumps(policy.methods)}"]
     if policy.max_epsilon is not None:
         lines.append(f"max_epsilon = {policy.max_epsilon}")
@@ -249,7 +252,7 @@ def policy_table(policy: Policy, client: bool = False, bounded: bool = False) ->
         lines += ["", f"[policy.{table}]"] if limits else []
         for name, limit in limits.items():
             lines += [*_explained(name), f"{name} = {json.dumps(limit)}"]
-    return "\n".join([CLIENT_POLICY if client else SERVER_POLICY, *lines])
+    return "\n".join([CLIENT_POLICY if security else SERVER_POLICY, *lines])
 
 
 def _explained(name: str) -> list[str]:
@@ -276,8 +279,9 @@ key_file = "{name}.key_secret"
 state_dir = "{name}-state"
 # This server refuses rounds with fewer clients. For real data take 5 or more: docs/threat-model.md.
 min_clients = {min_clients}
-# true: refuse all rounds but those of which one server that cheats learns little. The same at both.
-one_malicious_server = {bounded}
+# "bounded": only rounds in which a deviating server learns little. "semi-honest": all rounds; a
+# deviating server could then read one client's value. The same at both: docs/servers.md.
+{security}
 {attempts}
 [peer]
 {peer_key}
@@ -305,7 +309,8 @@ CLIENT_POLICY = """\
 [policy]
 # with_clients = ["client-2"] # only rounds in which these can take part
 # without_clients = ["client-3"] # only rounds in which none of these can
-# true: only rounds of which one server that cheats learns little; both servers must have it, too"""
+# "bounded": only rounds in which a deviating server learns little, with servers that have this
+# line, too. "semi-honest": all rounds; a deviating server could then read this client's value."""
 
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
@@ -389,14 +394,18 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         ),
     )
     verb.add_argument(
-        "--one-malicious-server",
-        action=argparse.BooleanOptionalAction,
+        "--security",
+        choices=list(Security),
+        metavar="WORD",
         help=(
-            "servers that refuse all rounds but those of which one of them learns little if it "
-            "does not follow the protocol, the same at both; clients that ask for such servers "
-            f"(default: {_yes_or_no(BOUNDED_BY_DEFAULT)})"
+            f"`{Security.BOUNDED}`: servers and clients take part only in rounds in which a "
+            f"deviating server learns little (methods {' and '.join(BOUNDED)}). "
+            f"`{Security.SEMI_HONEST}`: they take part in rounds of all methods but "
+            f"{' and '.join(_left_out())}; {COST}. Give both servers the same "
+            f"(default: {DEFAULT_SECURITY})"
         ),
     )
+    add_switch(verb)
     verb.add_argument("--role", choices=ROLES, help="make this party alone")
     verb.add_argument(
         "--name",
@@ -444,10 +453,10 @@ def _keygen(options: argparse.Namespace) -> None:
 def _check_flags(options: argparse.Namespace) -> None:
     config = options.join or options.check
     made = options.directory, options.role, options.name, options.clients, options.min_clients
-    if config and any(each is not None for each in (*made, options.one_malicious_server)):
+    if config and any(each is not None for each in (*made, options.security)):
         raise ConfigError(
             "--join and --check take a file that is there already: leave out DIR, --role, --name, "
-            "--clients, --min-clients and --one-malicious-server"
+            "--clients, --min-clients and --security"
         )
     if options.keys and not options.join:
         raise ConfigError("--keys are others' keys, for --join")
@@ -462,19 +471,19 @@ def _make_all(options: argparse.Namespace) -> None:
             "or make one party alone: --role, with --name for a client"
         )
     clients, floor = _clients(options)
-    bounded = _bounded(options)
+    security = options.security or DEFAULT_SECURITY
     made = make_all(
         options.directory,
         clients,
         network(options.host0, options.host1, options.base_port),
         min_clients=floor,
-        one_malicious_server=bounded,
+        security=security,
     )
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
         f"{len(clients)} clients"
     )
-    _say_floor(floor, bounded)
+    _say_floor(floor, security)
     print("give every party its own .toml and .key_secret, and nobody those of another")
     print("their public keys, each with its fingerprint:")
     print("\n".join(one.line for one in made))
@@ -493,35 +502,32 @@ def _make_one(options: argparse.Namespace) -> None:
     )
     directory: Path = options.directory
     clients, floor = _clients(options)
-    bounded = _bounded(options)
-    made = make_one(directory, options.role, name, clients, net, floor, bounded)
+    security = options.security or DEFAULT_SECURITY
+    made = make_one(directory, options.role, name, clients, net, floor, security)
     if options.role in SERVERS:
-        _say_floor(floor, bounded)
+        _say_floor(floor, security)
     print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
     print("and read its last word, the fingerprint, out over the telephone")
     print(f"fill in the others' keys: securemedian keygen --join {directory / name}.toml --keys ..")
 
 
-def _bounded(options: argparse.Namespace) -> bool:
-    """Return whether one server that does not follow the protocol shall learn little."""
-    chosen = options.one_malicious_server
-    return BOUNDED_BY_DEFAULT if chosen is None else bool(chosen)
+def _left_out() -> list[str]:
+    """Return the methods that a fresh policy does not allow."""
+    return [name for name in METHODS if name not in DEFAULT_POLICY.methods]
 
 
-def _yes_or_no(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _say_floor(floor: int, bounded: bool) -> None:
+def _say_floor(floor: int, security: str) -> None:
     print(
         f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
         "both decide on it"
     )
-    print(
-        "a server refuses rounds of which one that cheats learns much (one_malicious_server): "
-        f"{_yes_or_no(bounded)}; both decide on it, and clients may ask for it"
-    )
+    methods = list(BOUNDED) if security == Security.BOUNDED else DEFAULT_POLICY.methods
+    print(f"security is {security}: these files allow rounds of {', '.join(methods)}")
+    if security == Security.BOUNDED:
+        print(f"for other methods {WAY_OUT}")
+    else:
+        print(f"with it {COST}; for real data: keygen --security {Security.BOUNDED}")
 
 
 def _join(path: Path, sources: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from securemedian.common.durable import unsaid
 from securemedian.mpc.errors import SecureMedianError, printable
 
 # The verbs, with what --help says of each, by group and by the module whose add_verbs(subparsers)
-# adds them; they set `run`, a function of the parsed options, and `compiles` if it would compile in
-# silence otherwise. A module is imported for its verbs alone.
+# adds them; they set `run`, a function of the parsed options, `compiles` if it would compile in
+# silence otherwise, and `unwinds` if SIGTERM must not end it before its folders are removed. A
+# module is imported for its verbs alone.
 VERBS = {
     "the service": {
         "securemedian.operating.keygen": {"keygen": "make keys and configurations"},
@@ -22,8 +23,7 @@ VERBS = {
             "compile": "compile for this processor, once after an installation",
         },
         "securemedian.operating.doctor": {
-            "doctor": "examine a configuration and what it needs: keys, ports, both servers, "
-            "clocks, disk",
+            "doctor": "examine a configuration and what it needs",
         },
         "securemedian.servers.cli": {"serve": "run one of the two servers"},
         "securemedian.clients.cli": {
@@ -32,7 +32,7 @@ VERBS = {
         },
         "securemedian.coordinator.cli": {
             "round": "open, watch and end rounds (coordinator)",
-            "coordinate": "lead a run, unattended from its first round to its last (coordinator)",
+            "coordinate": "lead a run, unattended to its last round (coordinator)",
             "dashboard": "show the service in a browser (coordinator)",
         },
         "securemedian.laboratory.cli": {
@@ -50,8 +50,7 @@ VERBS = {
             "experiment": "reproduce the paper's figures, and compare methods under attack",
         },
         "securemedian.benchmarks.cli": {
-            "bench": "time the protocols between two processes: the paper's figures, or any "
-            "parameters",
+            "bench": "time the protocols between two processes",
         },
         "securemedian.benchmarks.soak.cli": {
             "soak": "run the service under faults, and audit every round",
@@ -62,6 +61,10 @@ VERBS = {
 
 # a disk without room, or a device that takes nothing
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
+
+
+# more characters of choices stand in the help of an option, and not in its usage
+LONGEST_CHOICES = 40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,6 +111,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         if options.compiles:
             import_module("securemedian.operating.compiling").compile_all()
+        if options.unwinds:
+            import_module("securemedian.laboratory.processes").unwind_on_sigterm()
         options.run(options)
     except SecureMedianError as error:
         return _refused(error)
@@ -193,7 +198,7 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(traceback=sys.flags.dev_mode, compiles=False)
+    parser.set_defaults(traceback=sys.flags.dev_mode, compiles=False, unwinds=False)
     parser.add_argument("--version", action="version", version=f"securemedian {__version__}")
     # the help of the verbs themselves is suppressed, because they are listed below by group
     verbs = parser.add_subparsers(
@@ -215,4 +220,16 @@ def _parser(only: str | None = None) -> argparse.ArgumentParser:
         each.set_defaults(parser=each)
         # the start of an option would mean another one as soon as a verb has a second such option
         each.allow_abbrev = False
+        _list_choices(each)
     return parser
+
+
+def _list_choices(parser: argparse.ArgumentParser) -> None:
+    """Let the help of an option list its choices, where they are too long for one line."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) or action.metavar or not action.choices:
+            continue
+        choices = ", ".join(map(str, action.choices))
+        if len(choices) > LONGEST_CHOICES:
+            action.metavar = "NAME"
+            action.help = f"{action.help or ''}: {choices}".removeprefix(": ")

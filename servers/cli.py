@@ -4,6 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from securemedian.common.paragraphs import Paragraphs
 from securemedian.servers import config
 
 _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then
@@ -18,8 +19,7 @@ not stop."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    layout = argparse.RawDescriptionHelpFormatter
-    serve = verbs.add_parser("serve", description=_DESCRIPTION, formatter_class=layout)
+    serve = verbs.add_parser("serve", description=_DESCRIPTION, formatter_class=Paragraphs)
     serve.add_argument(
         "config",
         type=Path,

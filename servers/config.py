@@ -11,6 +11,7 @@ from securemedian.common.addresses import check_endpoint, host_and_port, ports_o
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key
 from securemedian.common.policy import Policy
+from securemedian.common.security import SWITCH, WAY_OUT, Security, check_security, without_switch
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
@@ -127,7 +128,7 @@ class MetricsConfig:
             host_and_port(self.listen)
 
 
-NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'"
+NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install '.[ray]' in a clone"
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,9 @@ class ServerConfig:
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
-    # whether it refuses rounds of which one server that deviates could learn more than is bounded
-    # (`policy.BOUNDED`), the same at both servers
-    one_malicious_server: bool = False
+    # a word of `common.security`: "bounded" refuses rounds of which one server that deviates could
+    # learn more than a bounded leak (`policy.BOUNDED`). The same at both servers
+    security: str = Security.SEMI_HONEST
     # how long this server waits after its start for the other one to appear, before it gives up
     peer_wait_s: float = 300.0
     # how long the other server may give no sign of life, or no answer
@@ -240,16 +241,18 @@ class ServerConfig:
                 f"min_clients must be 2 or more, not {self.min_clients}: "
                 "a single client's median is its own update"
             )
-        if self.one_malicious_server and self.protocol.silent:
+        check_security(self.security)
+        if self.bounded and self.protocol.silent:
             raise ConfigError(
-                "one_malicious_server = true does not go with silent OT, in which nothing finds a "
-                'server that deviates: set ot_extension = "softspoken" at both servers'
+                f"{Security.BOUNDED.line} excludes silent OT, which cannot detect a server that "
+                'deviates: set ot_extension = "softspoken" in [protocol] of s0.toml and s1.toml, '
+                f"or {WAY_OUT}"
             )
-        if self.one_malicious_server and self.engine.kind == "ray":
+        if self.bounded and self.engine.kind == "ray":
             raise ConfigError(
-                "one_malicious_server = true does not go with workers on Ray, where a lost shard "
-                'is computed and opened again without limit: set kind = "threads" in [engine] at '
-                "both servers"
+                f"{Security.BOUNDED.line} excludes workers on Ray, which compute a lost shard, and "
+                'open it, again without limit: set kind = "threads" in [engine] of s0.toml and '
+                f"s1.toml, or {WAY_OUT}"
             )
         for name in (
             "peer_wait_s",
@@ -305,9 +308,14 @@ class ServerConfig:
     def name(self) -> str:
         return f"s{self.party}"
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it refuses what a deviating server could turn into more than a bounded leak."""
+        return self.security != Security.SEMI_HONEST
+
     def agreement(self) -> dict[str, Any]:
         """Return the fields that must be the same at both servers."""
-        own = {"one_malicious_server": self.one_malicious_server}
+        own = {SWITCH: self.bounded}
         return own | self.protocol.agreement() | self.engine.agreement()
 
     def check_audits(self) -> None:
@@ -412,7 +420,7 @@ def load(path: Path) -> ServerConfig:
     Raises ConfigError, which says what is wrong and where.
     """
     where = str(path)
-    values = _without_doors(read_toml(path), where)
+    values = without_switch(_without_doors(read_toml(path), where), where)
     check_key_places(values, where)
     nested: dict[str, Any] = {
         table: _tables(kind, values, table, where) for table, kind in _LISTS.items()

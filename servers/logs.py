@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from typing import Any
 
 from securemedian.mpc.errors import cut, printable
@@ -18,6 +19,9 @@ from securemedian.mpc.errors import cut, printable
 MAX_TRACEBACK = 20_000
 # how many lines one source may cause at once, and after how long it may cause one more
 BURST, EVERY_S = 10, 10.0
+
+# a line for a terminal has from so many columns to so many, and names so many members of a list
+WIDTHS, FEW = (80, 120), 4
 
 _logger = logging.getLogger("securemedian")
 
@@ -113,11 +117,24 @@ class _Line(logging.Formatter):
                 "event": record.getMessage(),
             }
             return json.dumps(head | fields, default=str)
-        details = " ".join(f"{key}={value}" for key, value in fields.items())
+        lines = fields.pop("traceback", "")
+        details = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        return (
+        line = (
             f"{clock} {self._server} {record.levelname.lower():7} {record.getMessage()} {details}"
         )
+        most = min(max(get_terminal_size().columns, *WIDTHS[:1]), WIDTHS[1])
+        # a reason tells what to do, and is said in full
+        if record.levelno < logging.WARNING and len(line) > most:
+            line = f"{line[: most - 3]} .."
+        return f"{line}\n{lines}" if lines else line
+
+
+def _short(value: Any) -> str:
+    """Return a field for a person: a few digits of a number, and how many a dump has."""
+    if isinstance(value, dict | list | tuple) and len(value) > FEW:
+        return f"({len(value)})"
+    return f"{value:.4g}" if type(value) is float else printable(str(value))
 
 
 def start(server: str) -> None:

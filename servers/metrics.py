@@ -210,7 +210,7 @@ class Monitor:
             from prometheus_client import CollectorRegistry, ProcessCollector
         except ImportError as error:
             raise ConfigError(
-                "[metrics] needs prometheus-client: pip install 'securemedian[metrics]'"
+                "[metrics] needs prometheus-client: pip install '.[metrics]' in a clone"
             ) from error
         self._config, self._tally = config, tally
         self._snapshot, self._turned, self._due = Snapshot(), time.monotonic(), 0.0

@@ -84,6 +84,7 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.phase, self.progress, self.ready, self.stopping = "", (0, 0), True, False
         self.computes = False
+        self.compiled_in_s: float | None = None
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []

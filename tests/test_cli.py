@@ -20,7 +20,7 @@ import pytest
 
 import securemedian
 from securemedian import cli
-from securemedian.clients import client, files
+from securemedian.clients import client, files, waits
 from securemedian.clients.service import Limit, Service
 from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
@@ -154,14 +154,17 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: list[str]) 
     assert done.stderr == "" and done.returncode in (0, 141)
 
 
-@pytest.mark.parametrize(("looks", "said"), [([7], []), ([None, None, 7], ["waiting"])])
-def test_waiting_is_said_once_and_only_by_who_waits(looks: list[Any], said: list[str]) -> None:
+@pytest.mark.parametrize(("looks", "said"), [([7], []), ([None, None, 7], ["waiting for a thing"])])
+def test_waiting_is_said_once_and_only_by_who_waits(
+    looks: list[Any], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who found an open round was told to wait for one."""
+    monkeypatch.setattr(waits, "AFTER_S", 0.0)
     told: list[str] = []
     config = SimpleNamespace(poll_interval_s=0.0)
     service: Any = SimpleNamespace(report=told.append, config=config, meanwhile=lambda: None)
-    found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "waiting")
-    assert (found, told) == (7, said)
+    found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
+    assert (found, [line.partition(", until")[0] for line in told]) == (7, said)
 
 
 def test_who_is_left_out_is_said_by_reason() -> None:
@@ -417,6 +420,7 @@ def test_no_help_is_longer_than_a_screen(page: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli.helps()[page].splitlines()
     assert sum(ceil(len(line) / 80) or 1 for line in lines) <= 60
+    assert max(map(len, lines)) <= 80
 
 
 def test_submit_says_what_is_odd_about_an_update(

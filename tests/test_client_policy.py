@@ -75,10 +75,10 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         RADIX,
         r"a round with client-3: its \[policy\] names them in without_clients",
     ),
-    "one_malicious_server": (
-        {"one_malicious_server": True},
+    "security": (
+        {"security": "bounded"},
         BUCKETED,
-        r"a round without one_malicious_server at (both|s0 and s1): its \[policy\] asks for it",
+        r"a round without security = \"bounded\" at (both|s0 and s1): its \[policy\] has that line",
     ),
 }
 

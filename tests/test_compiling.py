@@ -278,6 +278,38 @@ def test_verbs_that_need_every_kernel_compile_first(
         assert capsys.readouterr().err == "securemedian: was asked\n", verb
 
 
+def test_of_several_processes_one_compiles_and_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers of one machine compiled everything twice, each in one thread."""
+    fcntl = pytest.importorskip("fcntl")
+    kernels = [SimpleNamespace(folder=tmp_path / "cache", missing=["u8", "u4"])]
+    monkeypatch.setattr(compiling, "all_kernels", lambda: kernels)
+    monkeypatch.setattr(compiling, "LOOK_S", 0.01)
+    compiled: list[object] = []
+    monkeypatch.setattr(compiling, "_compile_all", lambda lacking, _: compiled.append(lacking))
+    # another process has the lock, and compiles
+    (tmp_path / "cache").mkdir()
+    with (tmp_path / "cache" / "compiling.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        seen: list[tuple[int, int]] = []
+
+        def told(done: int, total: int) -> None:
+            seen.append((done, total))
+            if len(seen) == 3:
+                kernels[0].missing.pop()
+            elif len(seen) == 5:
+                kernels[0].missing.clear()
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+        compiling.fill_cache(told)
+    assert seen == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2)] and compiled == []
+    # nobody else does
+    kernels[0].missing.append("u8")
+    compiling.fill_cache()
+    assert compiled == [[(0, "u8")]]
+
+
 def test_there_is_no_kernel_that_no_parameters_take() -> None:
     ours = {name: kernels for name, kernels in KERNELS.items() if name.startswith("securemedian.")}
     assert {each for kernels in ours.values() for each in kernels} == set(compiling.all_kernels())

@@ -27,7 +27,14 @@ from securemedian.clients import receipts
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
 from securemedian.common.status import RoundStatus
-from securemedian.coordinator.dashboard.watch import KINDS, PERIODS_S, ROUNDS_SHOWN, Watch, kind_of
+from securemedian.coordinator.dashboard.watch import (
+    KINDS,
+    PERIODS_S,
+    ROUNDS_SHOWN,
+    History,
+    Watch,
+    kind_of,
+)
 from securemedian.coordinator.unattended import LINES
 from securemedian.mpc.errors import ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
@@ -222,6 +229,27 @@ def test_how_far_a_failed_round_was_is_remembered() -> None:
         server.tell(status("1-00000000", state))
         one.look(0)
     assert seen(one)["rounds"][0]["reached"] == "checking"
+
+
+def test_rounds_stand_in_the_order_of_their_numbers() -> None:
+    """A line of `coordinate` about a round tells a time before that of an earlier round."""
+    history = History()
+    history.take(of_number("1-00000000", 1), 100.0)
+    history.take(of_number("1-00000001", 1), 101.0)
+    history.take(of_number("2-00000000", 2), 300.0)
+    history.take(of_number("3-00000000", 3), 200.0)
+    # a run that starts over
+    history.take(of_number("1-00000002", 1), 400.0)
+    assert [seen.status.number for seen in history.rounds] == [1, 1, 2, 3, 1]
+
+
+def test_nobody_waits_for_a_client_after_a_failure() -> None:
+    told = status("1-00000000", "failed", clients={"a": "none"})
+    assert kind_of("a", RoundStatus.from_answer(told)) == "l"
+
+
+def of_number(round_id: str, number: int) -> RoundStatus:
+    return RoundStatus.from_answer(status(round_id, "published") | {"number": number})
 
 
 def test_what_is_remembered_is_bounded() -> None:

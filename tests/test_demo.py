@@ -68,7 +68,7 @@ def test_four_hospitals_of_which_one_is_broken(tmp_path: Path) -> None:
     settings, final = figures["settings"], figures["final"]
     assert settings["holders"][-1] == "Hungary"
     assert (settings["data"], settings["fault"], settings["faulty"]) == ("heart", "sign-flip-30", 1)
-    assert settings["one_malicious_server"]
+    assert settings["security"] == "bounded"
     assert final["secure"] > 0.7
     assert figures["baselines"]["mean"][1] > 0.7
     assert figures["baselines"]["mean"][-1] < 0.5
@@ -253,11 +253,12 @@ def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.S
         while not list(tmp_path.glob("securemedian-demo-*/client-2.log")):
             assert time.monotonic() < deadline and running.poll() is None
             time.sleep(0.1)
+        directory = next(tmp_path.glob("securemedian-demo-*"))
         running.send_signal(number)
-        _, errors = running.communicate(timeout=LIMIT_S)
+        running.communicate(timeout=LIMIT_S)
     assert running.returncode == 128 + number
-    directory = next(tmp_path.glob("securemedian-demo-*"))
-    assert str(directory) in errors.decode()
+    # which has keys
+    assert not list(tmp_path.glob("securemedian-demo-*"))
     assert not processes_naming(directory)
 
 

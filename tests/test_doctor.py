@@ -268,7 +268,7 @@ def test_ray_and_its_cluster(
         address = f"127.0.0.1:{cluster.getsockname()[1]}"
         path.write_text(path.read_text() + f'[engine]\nkind = "ray"\naddress = "{address}"\n')
         one(found(path, Level.WELL), f"the Ray cluster takes connections at {address}")
-        missing = [text for text in found(path, Level.WRONG) if "securemedian[ray]" in text]
+        missing = [text for text in found(path, Level.WRONG) if "pip install '.[ray]'" in text]
         assert len(missing) == (not installed)
         assert "insecure = true" in one(found(path, Level.WRONG), "RAY_AUTH_MODE=token and RAY_USE")
         monkeypatch.setenv("RAY_AUTH_MODE", "token")

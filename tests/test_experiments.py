@@ -500,11 +500,13 @@ def test_opened_sums_give_updates_away_and_a_hidden_result_does_not() -> None:
         assert len(exposed(coin, 12, 4, reclusterings).clients) == (12 if solved else 0)
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert experiment("--list") == 0
     said = capsys.readouterr().out
     for word in (*catalogue.EXPERIMENTS, "Figure 13", "bucketed", "krum", "lie", "cnn-cifar10"):
         assert word in said
+    assert max(map(len, said.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

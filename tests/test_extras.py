@@ -96,7 +96,7 @@ def test_a_verb_names_the_extra_it_lacks_in_one_line(
     for status, said in without(extra, *(line.format(folder=tmp_path) for line in commands)):
         assert status == 2
         assert said.startswith("securemedian: ") and said.count("\n") == 1
-        assert f"pip install 'securemedian[{extra}]'" in said
+        assert f"pip install '.[{extra}]' in a clone" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_a_server_on_ray_names_the_extra_it_lacks(tmp_path: Path) -> None:
     file.write_text(file.read_text() + '\n[engine]\nkind = "ray"\n')
     ((status, said),) = without("ray", f"serve {file}")
     assert status == 2
-    assert "[engine] kind = \"ray\" needs Ray: pip install 'securemedian[ray]'" in said
+    assert "[engine] kind = \"ray\" needs Ray: pip install '.[ray]' in a clone" in said
 
 
 @pytest.mark.parametrize(
@@ -130,5 +130,5 @@ def test_a_plug_in_names_the_extra_it_lacks(plug_in: str, framework: str, name: 
     )
     said = done.stderr.strip().rpartition("\n")[2]
     assert said == (
-        f"ImportError: securemedian.{plug_in} needs {name}: pip install 'securemedian[{plug_in}]'"
+        f"ImportError: securemedian.{plug_in} needs {name}: pip install '.[{plug_in}]' in a clone"
     )

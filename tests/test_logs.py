@@ -138,3 +138,21 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
     # less than a pointer for each frame
     assert grown < 32_768, grown
     assert all(isinstance(message, control.Hello) for message in server.sent)
+
+
+def test_a_line_for_a_terminal_fits_it_and_dumps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    form = logs._Line("s0", as_json=False)
+
+    def line(level: int = logging.INFO, **fields: Any) -> str:
+        record = logging.LogRecord("securemedian", level, "", 0, "round-published", None, None)
+        record.fields = fields
+        return form.format(record)
+
+    told = line(cost={str(name): 1 for name in range(9)}, included=["a", "b"], seconds=1.23456789)
+    assert told.endswith("round-published cost=(9) included=['a', 'b'] seconds=1.235")
+    assert len(line(text="x" * 300)) == 100 and line(text="x" * 300).endswith(" ..")
+    # what tells what to do is said in full
+    assert line(logging.WARNING, reason="x" * 300).endswith("x" * 300)

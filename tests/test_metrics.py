@@ -301,7 +301,7 @@ def test_an_address_in_use_and_a_missing_library_are_named(
     with page(monitor) as url, pytest.raises(ConfigError, match="Address already in use"):
         HttpServer(url.removeprefix("http://"), monitor)
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=re.escape("pip install 'securemedian[metrics]'")):
+    with pytest.raises(ConfigError, match=re.escape("pip install '.[metrics]' in a clone")):
         Monitor(config, tally)
 
 

@@ -364,7 +364,8 @@ def test_rounds_per_hour_count_what_both_took_part_in(tmp_path: Path) -> None:
     assert s1.sent[-1] == Failed(
         "3-00000000",
         "policy-refused",
-        "s1: s1 refuses rounds_per_hour 3: its [policy] allows at most 2",
+        "s1: s1 refuses rounds_per_hour 3: its [policy] allows at most 2 "
+        "(the line rounds_per_hour in [policy.at_most])",
     )
     # the first round began an hour ago, the second one did not
     s1.now = HOUR_S

@@ -11,6 +11,7 @@ import pytest
 import securemedian
 from securemedian import Client, ConstantRange, Coordinator, RoundParams
 from securemedian.common.policy import SINGLE_CLIENTS
+from securemedian.common.security import SWITCH, Security
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases
@@ -75,10 +76,12 @@ class Parties:
     def __init__(self, folder: Path, older: Release) -> None:
         self.older, self.pair = older, Pair(folder, clients=2)
         for path in folder.glob("*.toml"):
-            # a line that the older release does not know; both read the same files here
+            # without a line that the older release does not know, and with what it calls security:
+            # both read the same files here
             lines = path.read_text().splitlines()
             kept = [line for line in lines if not line.startswith(f"{SINGLE_CLIENTS} = ")]
-            path.write_text("\n".join(kept))
+            text = "\n".join(kept)
+            path.write_text(text.replace(Security.SEMI_HONEST.line, f"{SWITCH} = false"))
 
     def start(self, *of_older: str) -> None:
         """Start the servers that do not run, of the older release or of this one."""

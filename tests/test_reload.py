@@ -52,6 +52,7 @@ def test_every_setting_is_changed_or_refused() -> None:
         "engine": EngineConfig(kind="ray"),
         "policy": Policy(),
         "metrics": MetricsConfig("127.0.0.1:1"),
+        "security": "bounded",
     }
     for each in fields(ServerConfig):
         value = others.get(each.name) or getattr(SAMPLE, each.name) + 1

@@ -449,7 +449,7 @@ class TwoHosts:
         for each in early:
             self._submit(host, each)
         # so that programs' starts do not count
-        waiting = "securemedian: waiting for a round to open"
+        waiting = "securemedian: waiting for a round to open at S0"
         wait_until(lambda: self.log("clients")[said:].count(waiting) == len(early), LIMIT_S)
         opening = f"securemedian round open gamma/coordinator.toml bucketed --max-clients 2{more}"
         self.type(host, opening)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks import settings
+from securemedian.clients import terminal
 from securemedian.clients.files import check_writable
+from securemedian.common.paragraphs import Paragraphs
 from securemedian.laboratory import report as tables
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def add_verbs(verbs: Any) -> None:
     verb = verbs.add_parser(
         "soak",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Paragraphs,
     )
     verb.add_argument(
         "--minutes",
@@ -57,14 +59,13 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _soak(options: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     from securemedian.benchmarks.soak.run import Soak
 
     if options.json:
         check_writable(options.json)
-    console = Console()
+    console = terminal.console()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-soak-"))
     minutes = options.minutes
     with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -79,13 +80,18 @@ def _soak(options: argparse.Namespace) -> None:
     report = {"minutes": minutes, "seed": options.seed, "complete": complete, **soak.audit.report()}
     console.print(_table(report))
     for finding in report["findings"]:
-        console.print(f"[bold red]{finding}", highlight=False)
+        console.print(finding, style="bold red", highlight=False)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if soak.audit.clean:
         shutil.rmtree(directory)
         return
-    print(f"keys and the logs of all processes are left in {directory}", file=sys.stderr)
+    left = "keys and the logs"
+    if not complete:
+        left = "the logs"
+        for secret in directory.rglob("*.key_secret"):
+            secret.unlink()
+    print(f"{left} of all processes are left in {directory}", file=sys.stderr)
     sys.exit(1)
 
 

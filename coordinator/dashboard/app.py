@@ -110,7 +110,7 @@ def _is_address(name: str) -> bool:
 
 def _missing() -> ConfigError:
     return ConfigError(
-        "the dashboard needs starlette and uvicorn: pip install 'securemedian[dashboard]'"
+        "the dashboard needs starlette and uvicorn: pip install '.[dashboard]' in a clone"
     )
 
 

@@ -74,7 +74,10 @@ def kind_of(name: str, status: RoundStatus) -> str:
         return "s"
     if upload != "none" or dealing not in ("none", "both"):
         return "o"
-    return "d" if dealing == "both" else "w"
+    if dealing == "both":
+        return "d"
+    # nobody waits for it any more
+    return "l" if status.ended else "w"
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,19 @@ class History:
 
     @property
     def rounds(self) -> list[Seen]:
-        """The rounds in the order in which they began."""
-        return sorted(self._seen.values(), key=lambda seen: seen.began)
+        """The rounds in the order in which they began.
+
+        A line of `coordinate` tells about when a round began, and a watch that starts late sees
+        one later than that: within a run the numbers tell the order.
+        """
+        ordered: list[Seen] = []
+        for seen in sorted(self._seen.values(), key=lambda seen: seen.began):
+            place = len(ordered)
+            # a run that starts over begins with 1
+            while place and 1 < seen.status.number < ordered[place - 1].status.number:
+                place -= 1
+            ordered.insert(place, seen)
+        return ordered
 
     def find(self, round_id: str) -> Seen | None:
         return self._seen.get(round_id)

@@ -148,7 +148,7 @@ def _digits(_: Path) -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError(
-            "scikit-learn's digits need the extra: pip install 'securemedian[train]'. "
+            "scikit-learn's digits need the extra: pip install '.[train]' in a clone. "
             "Or name a directory with MNIST"
         ) from error
     bunch = load_digits()
@@ -160,5 +160,5 @@ def _digits(_: Path) -> Dataset:
 
 
 DIGITS = Source(
-    "digits", _digits, files=(), advice="pip install 'securemedian[train]'", model="digits"
+    "digits", _digits, files=(), advice="pip install '.[train]' in a clone", model="digits"
 )

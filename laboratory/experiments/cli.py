@@ -4,12 +4,13 @@ import argparse
 import hashlib
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files
+from securemedian.clients import files, terminal
 from securemedian.clients.flags import add_optimiser, list_of, optimiser
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
+# what `--list` says of an experiment
+FIELDS = ("model", "clients", "rounds", "methods", "attacks")
 
 
 _INTS, _NAMES = list_of(int), list_of(str)
@@ -108,14 +111,12 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _experiment(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.width = max(console.width, TABLE_WIDTH)
+    console = terminal.console()
     extensions = _extend(options.extensions)
     if options.list:
         _list(console)
         return
+    console.width = max(console.width, TABLE_WIDTH)
 
     from securemedian.laboratory import data, models, plots, report
     from securemedian.laboratory.experiments import catalogue
@@ -169,37 +170,40 @@ def _extend(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _list(console: "Console") -> None:
-    from rich.table import Table
-
     from securemedian.laboratory.attacks import ATTACKS
     from securemedian.laboratory.data import SOURCES
     from securemedian.laboratory.experiments import aggregation, catalogue
     from securemedian.laboratory.models import MODELS
 
-    table = Table(title="experiments")
-    table.add_column("name", no_wrap=True)
-    for heading in ("of the paper", "--data", "takes"):
-        table.add_column(heading)
-    fields = ("model", "clients", "rounds", "methods", "attacks")
-    for name in fields:
-        table.add_column(name)
+    def show(text: str, indent: str) -> None:
+        width = min(console.width, TABLE_WIDTH)
+        lines = textwrap.wrap(
+            text,
+            width,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}  ",
+            break_on_hyphens=False,
+        )
+        print("\n".join(lines))
+
     for one in catalogue.EXPERIMENTS.values():
-        paper = one.figure if one.figure.startswith("Figure") else "-"
-        defaults = [one.defaults.get(name, one.default(name)) for name in fields]
+        paper = f"{one.figure} of the paper" if one.figure.startswith("Figure") else "analysis"
+        defaults = [one.defaults.get(name, one.default(name)) for name in FIELDS]
         # as a text: None is the data set's own model, or all methods or attacks there are
         shown = [
             ", ".join(value) if isinstance(value, tuple | list) else str(value or "any")
             for value in defaults
         ]
-        table.add_row(one.name, paper, one.needs, one.duration, *shown)
-    console.print(table)
+        data = f"--data {one.needs}" if one.needs else "no --data"
+        show(f"{one.name}: {paper}, {data}, takes {one.duration}", "")
+        show("; ".join(f"{name}: {value}" for name, value in zip(FIELDS, shown, strict=True)), "  ")
     for what, names in (
         ("methods", aggregation.names()),
         ("attacks", ATTACKS),
         ("models", MODELS),
         ("data sets", SOURCES),
     ):
-        console.print(f"{what}: {', '.join(names)}")
+        show(f"{what}: {', '.join(names)}", "")
 
 
 def _analyse(

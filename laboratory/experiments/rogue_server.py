@@ -7,7 +7,6 @@ log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
 """
 
 import math
-import shutil
 import tempfile
 import threading
 import time
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common.policy import BOUNDED
+from securemedian.common.security import Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import daemons, plots
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-SWITCH = "one_malicious_server"
 # a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
 BUCKETS, VALUE_BITS = 16, 10
 MODEL, RANGE = 1.5, 0.5
@@ -68,7 +67,7 @@ SETTINGS = {
     "max_attempts": RUNS,
 }
 # where servers are protected: the one that helps, and three among whom the victim is hidden
-GUARDED = {SWITCH: "true", "min_clients": 4}
+GUARDED = {"security": f'"{Security.BOUNDED}"', "min_clients": 4}
 
 
 @dataclass(frozen=True)
@@ -339,12 +338,12 @@ def run(
     """Return the row of one attack, which runs in a round of its own."""
     if audited:
         attack = replace(attack, method=Bucketed(audit=True))
-    folder = Path(tempfile.mkdtemp(prefix="securemedian-rogue-"))
-    names = daemons.make(folder, attack.clients)
-    for server in ("s0", "s1"):
-        _configure(folder / f"{server}.toml", protected)
-    seen, noticed = _round(attack, folder, names, dim, seed, protected)
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
+        folder = Path(made)
+        names = daemons.make(folder, attack.clients)
+        for server in ("s0", "s1"):
+            _configure(folder / f"{server}.toml", protected)
+        seen, noticed = _round(attack, folder, names, dim, seed, protected)
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
@@ -390,13 +389,14 @@ def _round(
     attack: Attack, folder: Path, names: Sequence[str], dim: int, seed: int, protected: bool
 ) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
+    level = Security.BOUNDED if protected else Security.SEMI_HONEST
     notes, rogue = list[str](), "s0" if attack.deviation in OF_S0 else "s1"
     params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(folder))
         coordinator = stack.enter_context(Coordinator.from_config(folder / "coordinator.toml"))
         daemons.start(processes, folder, {rogue: attack.deviation})
-        configs = [daemons.client_config(folder, name, POLL_S, protected) for name in names]
+        configs = [daemons.client_config(folder, name, POLL_S, level) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
         players.sort(key=lambda player: player.service.keys.public)
@@ -517,7 +517,7 @@ def _who(number: int) -> str:
 def by_attack(design: "Design") -> list[dict[str, Any]]:
     """Return a row per deviation and method.
 
-    There is another where `one_malicious_server` permits it, and one where the round can be
+    There is another where `security = "bounded"` permits it, and one where the round can be
     audited, too.
     """
     (dim,), (seed, *_) = design.dims, design.seeds

@@ -153,5 +153,5 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("training needs PyTorch: pip install 'securemedian[train]'") from error
+        raise ConfigError("training needs PyTorch: pip install '.[train]' in a clone") from error
     return torch

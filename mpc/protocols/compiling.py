@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
@@ -23,7 +23,7 @@ from securemedian.mpc.protocols.kernels import (
     tables,
     vectors,
 )
-from securemedian.mpc.protocols.kernels.jit import KERNELS, Kernel
+from securemedian.mpc.protocols.kernels.jit import KERNELS, Kernel, locked
 from securemedian.mpc.protocols.kernels.native import (
     aes,
     hashing,
@@ -44,6 +44,8 @@ LIMIT_S = 3600.0
 _ENDING = {
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, 0))
 }
+# how often one that waits for another one looks how far that is
+LOOK_S = 1.0
 # is told how many signatures of kernels there are by now, of how many
 Told = Callable[[int, int], None]
 
@@ -62,7 +64,7 @@ class Pace:
     def seconds_to_go(self, done: int, total: int) -> float | None:
         """Return it if it is time to say so; not of the first tenth, which tells little."""
         now = time.monotonic()
-        if now - self._said < self._every_s or 10 * done < total:
+        if now - self._said < self._every_s or 10 * done < total or not done:
             return None
         self._said = now
         return (now - self._began) / done * (total - done)
@@ -81,18 +83,46 @@ def compile_kernels(params: ProtocolParams | None = None, told: Told = untold) -
         told(done, total)
 
 
-def fill_cache(told: Told = untold) -> None:
-    """Compile into the cache on disk what it lacks for any parameters, on all cores.
+def fill_cache(told: Told = untold, params: ProtocolParams | None = None) -> None:
+    """Compile into the cache on disk what it lacks, on all cores.
 
-    `told` hears of nothing where nothing is missing.
+    That is for `params`, by default for any. `told` hears of nothing where nothing is missing. Of
+    several processes one compiles, and the others wait for it.
     """
-    lacking = [
+    if not (total := len(_lacking(params))):
+        return
+    told(0, total)
+    with _alone(lambda: told(max(0, total - len(_lacking(params))), total)):
+        if lacking := _lacking(params):
+            _compile_all(lacking, told)
+
+
+def _lacking(params: ProtocolParams | None) -> list[tuple[int, str]]:
+    """Return the signatures that the cache lacks, with the numbers of their kernels."""
+    needed = all_kernels() if params is None else kernels_of(params)
+    return [
         (number, signature)
         for number, kernel in enumerate(all_kernels())
+        if kernel in needed
         for signature in kernel.missing
     ]
-    if not lacking:
-        return
+
+
+@contextmanager
+def _alone(turn: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of those who fill the cache, and call `turn` while another one has it."""
+    folder = all_kernels()[0].folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiling.lock").open("a") as file:
+        limit = time.monotonic() + LIMIT_S
+        while not locked(file) and time.monotonic() < limit:
+            turn()
+            time.sleep(LOOK_S)
+        yield
+
+
+def _compile_all(lacking: Sequence[tuple[int, str]], told: Told) -> None:
+    """Compile these signatures in processes of their own."""
     told(0, len(lacking))
     # not forked: threads of numba may hold locks
     context = get_context("spawn")

@@ -62,6 +62,7 @@ class RoundParams:
     exchange: Exchange = Parameters()
 
     def __post_init__(self) -> None:
+        self._take_method()
         check_whole("dim", self.dim, 1, MAX_RESULT_VALUES)
         check_whole("max_clients", self.max_clients, 2, MAX_CLIENTS)
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
@@ -87,6 +88,22 @@ class RoundParams:
                 f"a round of {self.exchange.name} has no models to choose from: leave groups out"
             )
         self.method.check_dim(self.dim, self.max_clients)
+
+    def _take_method(self) -> None:
+        """Take a method that is given by its name. Raises ConfigError for anything else."""
+        given: Any = self.method
+        like = "RoundParams(Radix(), dim=1000, max_clients=3)"
+        if isinstance(given, str):
+            check_one_of("method", given, list(METHODS))
+            try:
+                object.__setattr__(self, "method", METHODS[given]())
+            except TypeError as error:
+                raise ConfigError(
+                    f"method needs options: {given!r}; write {METHODS[given].__name__}(..), as in "
+                    f"{like}"
+                ) from error
+        elif not isinstance(given, Method):
+            raise ConfigError(f"method is not one: {quoted(given)}; write it as in {like}")
 
     # What the method says of a round of these numbers
 

@@ -34,6 +34,11 @@ _TIMEOUT_S = 3600.0
 _MAX_REASONS = 5
 
 
+def _unweighted(record: logging.LogRecord) -> bool:
+    """Leave out what Flower says of its own weights: a round counts clients as its options say."""
+    return "Weighted by" not in record.getMessage()
+
+
 class _NotYet(Exception):
     """Fewer nodes are connected than a round needs."""
 
@@ -234,7 +239,11 @@ class SecureMedian(Strategy):
         log.info("\t│\t├── Minimum uploads: %d", options.min_clients)
         log.info("\t│\t├── On failure: %s", options.on_failure)
         log.info("\t│\t└── Next model by: %s", type(self._strategy).__name__)
-        self._strategy.summary()
+        log.addFilter(_unweighted)
+        try:
+            self._strategy.summary()
+        finally:
+            log.removeFilter(_unweighted)
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
         """Return whether enough nodes connect in time; `strategy` itself would wait for ever."""
@@ -298,5 +307,7 @@ class SecureMedian(Strategy):
     def _lose(self, why: str, error: Exception | None = None) -> None:
         """Raise AggregationError, which ends the run, unless `on_failure` is "skip"."""
         if not self._rounds.options.skips:
+            # Flower prints a traceback, whose first line is a file
+            log.error("securemedian: %s", why)
             raise AggregationError(f"securemedian: {why}") from error
         log.warning("securemedian: the model stays as it is: %s", why)

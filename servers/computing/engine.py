@@ -147,6 +147,11 @@ class Engine:
         self._compiler.start()
 
     @property
+    def compiled_in_s(self) -> float | None:
+        """After how long `compile` will be done; None where that is not known."""
+        return self._backend.ready_in_s
+
+    @property
     def ready(self) -> bool:
         """Whether `compile` is done, so that the other server never waits for our compiler."""
         return self._compiled

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.status import COMPILING
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.computing.engine import Engine, Result
 
@@ -38,6 +39,12 @@ class Engines:
     def ready(self) -> bool:
         """Whether `compile` is done, so that the other server never waits for our compiler."""
         return self._first.ready
+
+    @property
+    def problem(self) -> str:
+        """What is said while `compile` is not done, with the seconds to go if they are known."""
+        left = self._first.compiled_in_s
+        return COMPILING + ("" if left is None else f", {left:.0f} s to go")
 
     def poll(self) -> tuple[str, Result | SecureMedianError] | None:
         """Return what an engine has (`Engine.poll`) with the name of its cohort, once."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from securemedian.common.security import in_words
+from securemedian.common.status import COMPILING
 from securemedian.common.versions import agree, check_known
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -19,9 +21,6 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import Hello
-
-# the problem of a server whose kernels are not compiled yet
-COMPILING = "this server still compiles its kernels"
 
 
 class Change(StrEnum):
@@ -115,7 +114,7 @@ class PeerWatch:
             agree(self.name, self._said, peer=True)
         except VersionsDiffer as error:
             return error
-        if differing := differences(self._agreement, message.agreement):
+        if differing := differences(in_words(self._agreement), in_words(message.agreement)):
             return ParametersDiffer(
                 f"{self.name} is configured differently: {differing}: make the two configurations "
                 "alike and restart"

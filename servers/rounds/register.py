@@ -10,6 +10,7 @@ from math import inf, isfinite
 
 from securemedian.common.model_form import ModelForm
 from securemedian.common.policy import refuse, unbounded
+from securemedian.common.security import Security, of_switch
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -195,12 +196,12 @@ class Register:
         results of the same updates under two coins reveal more than one.
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
-        PolicyRefused, PeerProtocolError if S0 asks for a round with another `one_malicious_server`,
-        InputError for the form of another model, ConfigError if it cannot audit an audited round,
-        if uploads are too long or `max_clients`, the participants or the clients on its list are
-        fewer than the round needs, ClientsDiffer if they leave out clients of an earlier attempt
-        that must take part again or if this server does not list a participant, and NotStored if
-        the disk is full.
+        PolicyRefused, PeerProtocolError if S0 asks for a round with another `security`, InputError
+        for the form of another model, ConfigError if it cannot audit an audited round, if uploads
+        are too long or `max_clients`, the participants or the clients on its list are fewer than
+        the round needs, ClientsDiffer if they leave out clients of an earlier attempt that must
+        take part again or if this server does not list a participant, and NotStored if the disk is
+        full.
         """
         config = self._config
         if self._closed:
@@ -208,12 +209,13 @@ class Register:
         begun = self._rounds_of_the_hour(asked.cohort)
         spent = max(self.spent(asked.cohort), asked.spent)
         config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
-        if asked.one_malicious_server != config.one_malicious_server:
+        if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(
-                f"{config.name} has one_malicious_server = {config.one_malicious_server}, and is "
-                "asked for a round with another value"
+                f"{config.name} has {Security(config.security).line}, and is asked for a round "
+                f"with {of_switch(asked.one_malicious_server).line}; write the same line into "
+                "s0.toml and s1.toml"
             )
-        if config.one_malicious_server:
+        if config.bounded:
             refuse(config.name, unbounded(params))
         if params.method.audited:
             config.check_audits()

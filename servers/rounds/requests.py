@@ -348,7 +348,9 @@ class Desk:
         return [name for name, members in self._config.members.items() if key in members]
 
     def _peer(self) -> dict[str, Any]:
-        return {"peer_linked": self._rounds.peer.linked, "peer_problem": self._rounds.peer.problem}
+        peer = self._rounds.peer
+        problem = peer.problem if self._engines.ready else self._engines.problem
+        return {"peer_linked": peer.linked, "peer_problem": problem}
 
     def _info(self, call: Call) -> Answer:
         latest, cohort = self._latest(call), call.fields.cohort

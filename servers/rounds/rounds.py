@@ -202,7 +202,7 @@ class Rounds:
             participants=sorted(set(opening.participants)),
             release=opening.release,
             spent=self.register.spent(cohort),
-            one_malicious_server=self._config.one_malicious_server,
+            one_malicious_server=self._config.bounded,
             runs=self._config.max_attempts,
             model_form=self._model_form(opening, params, model is not None),
         )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 import numba
 from numba import types
@@ -215,6 +215,19 @@ class Kernel:
         self.compile()
         # what numba calls now: it picks among the types that there are
         return self._dispatcher
+
+
+def locked(file: IO[str]) -> bool:
+    """Lock a file, unless another process has it. Return whether that is done, or cannot be."""
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # some file systems have no locks
+    except OSError:
+        pass
+    return True
 
 
 # by module

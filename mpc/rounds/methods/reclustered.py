@@ -273,8 +273,10 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     @property
     def detail(self) -> str:
-        about = f"{self.aggregator} m={self.clusters} r={self.reclusterings}"
+        sizes = f"m={self.clusters} r={self.reclusterings}"
         if self._opens:
-            return f"{about} opened"
-        chosen = self.aggregator == MEDIAN and self.median_by != FEWEST
-        return f"{about} {self.median_by}" if chosen else about
+            return f"{self.aggregator} {sizes} opened"
+        if self.aggregator == MEDIAN and self.median_by != FEWEST:
+            # which is of medians alone
+            return f"{sizes} {self.median_by}"
+        return f"{self.aggregator} {sizes}"

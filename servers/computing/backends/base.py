@@ -94,6 +94,9 @@ class Computation(Protocol):
 class Backend(Protocol):
     """Where a server computes."""
 
+    # how long `start` takes still; None where that is not known
+    ready_in_s: float | None
+
     def start(self) -> None:
         """Make it ready, which may take minutes, before anything is opened.
 

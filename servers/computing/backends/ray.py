@@ -263,6 +263,8 @@ class RayBackend:
         except ImportError as error:
             raise ConfigError(NEEDS_RAY) from error
         self._ray = ray
+        # nobody knows
+        self.ready_in_s: float | None = None
         self._party, self._protocol, self._engine = party, protocol, engine
         self._folder = folder.resolve()
         self._open_lane, self._timeout_s = open_lane, timeout_s

@@ -41,15 +41,18 @@ class ThreadBackend:
 
     def __init__(self, party: int, protocol: ProtocolParams, open_lane: OpenLane) -> None:
         self._party, self._protocol, self._open_lane = party, protocol, open_lane
+        self.ready_in_s: float | None = None
 
     def start(self) -> None:
-        """Compile the kernels, or load them from the cache on disk."""
-        pace = compiling.Pace(COMPILING_S)
+        """Compile the kernels on all cores, unless the cache on disk has them, and load them."""
+        often, seldom = compiling.Pace(0.0), compiling.Pace(COMPILING_S)
 
         def tell(done: int, total: int) -> None:
-            if (left := pace.seconds_to_go(done, total)) is not None and done < total:
+            self.ready_in_s = often.seconds_to_go(done, total)
+            if (left := seldom.seconds_to_go(done, total)) is not None and done < total:
                 logs.event("compiling", done=done, total=total, seconds_to_go=round(left))
 
+        compiling.fill_cache(tell, self._protocol)
         compiling.compile_kernels(self._protocol, tell)
 
     def open(self, session_id: bytes) -> "ThreadComputation":

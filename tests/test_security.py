@@ -1,4 +1,4 @@
-"""`one_malicious_server`: what it refuses by name, at servers, at clients and in `plan`."""
+"""`security`: what each word refuses by name, at servers, at clients and in `plan`."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -55,8 +55,13 @@ def test_what_it_permits(name: str) -> None:
 @pytest.mark.parametrize("name", BAD)
 def test_it_refuses_all_else_by_name_with_the_way_out(name: str) -> None:
     (said,) = unbounded(params(BAD[name]))
-    assert said.startswith(f"{name}: one_malicious_server = true permits only ")
-    assert "Take " in said and "set it to false at both servers" in said
+    assert said.startswith(f'{name}: security = "bounded" permits only ')
+    assert "Take " in said
+    # the files, the line, the flag, and what it costs
+    for each in ("s0.toml", "s1.toml", "[policy] of the clients'", 'security = "semi-honest"'):
+        assert each in said
+    assert "keygen --security semi-honest" in said
+    assert said.endswith(": a deviating server could then read one client's value")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -65,14 +70,14 @@ def test_either_server_refuses_it_when_the_round_is_opened(tmp_path: Path, name:
     if asked.method.name == "zeno":
         asked = params({"method": "pairwise"})
     models = {"model": np.zeros((2, DIM), np.float32)} if asked.method.groups > 1 else None
-    s0 = Server(0, tmp_path / "s0", asked, one_malicious_server=True)
+    s0 = Server(0, tmp_path / "s0", asked, security="bounded")
     s0.hear(hello(one_malicious_server=True))
     s0.ask_to_open(models)
     answer = s0.replies[-1]
     assert answer.fields["code"] == "policy-refused"
     assert "s0 refuses " in answer.fields["message"]
-    assert "one_malicious_server = true permits only" in answer.fields["message"]
-    s1 = Server(1, tmp_path / "s1", asked, one_malicious_server=True)
+    assert 'security = "bounded" permits only' in answer.fields["message"]
+    s1 = Server(1, tmp_path / "s1", asked, security="bounded")
     s1.hear(hello(one_malicious_server=True))
     given = asked.to_dict(), bytes(16), True, False, START
     s1.hear(Open("1-0000000a", 1, *given, one_malicious_server=True))
@@ -81,7 +86,7 @@ def test_either_server_refuses_it_when_the_round_is_opened(tmp_path: Path, name:
 
 
 def test_a_permitted_round_is_opened_and_says_so(tmp_path: Path) -> None:
-    s0 = Server(0, tmp_path, params(GOOD["buckets"]), one_malicious_server=True)
+    s0 = Server(0, tmp_path, params(GOOD["buckets"]), security="bounded")
     s0.hear(hello(one_malicious_server=True))
     s0.ask_to_open()
     asked = s0.sent[-1]
@@ -92,38 +97,39 @@ def test_a_permitted_round_is_opened_and_says_so(tmp_path: Path) -> None:
 
 
 def test_both_servers_must_have_it(tmp_path: Path) -> None:
-    s0 = Server(0, tmp_path / "s0", params(GOOD["buckets"]), one_malicious_server=True)
+    s0 = Server(0, tmp_path / "s0", params(GOOD["buckets"]), security="bounded")
     s0.ask_to_open()
     assert s0.replies[-1].fields["code"] == "parameters-differ"
-    assert "one_malicious_server: True here, " in s0.replies[-1].fields["message"]
+    assert "security: 'bounded' here, 'semi-honest' there" in s0.replies[-1].fields["message"]
     # whatever the hello says
     s1 = Server(1, tmp_path / "s1", params(GOOD["buckets"]))
     given = s1.params.to_dict(), bytes(16), True, False, START
     s1.hear(Open("1-0000000a", 1, *given, one_malicious_server=True))
-    assert "asked for a round with another value" in s1.sent[-1].reason
+    said = 's1 has security = "semi-honest", and is asked for a round with security = "bounded"'
+    assert said in s1.sent[-1].reason
 
 
 def test_silent_ot_is_refused_with_it() -> None:
     server = config.load(Path("docs/samples/s0.toml"))
     values = {name: getattr(server, name) for name in server.__dataclass_fields__}
-    values["one_malicious_server"] = True
+    values["security"] = "bounded"
     config.ServerConfig(**values)
     values["protocol"] = ProtocolParams(ot_extension="silent")
-    with pytest.raises(ConfigError, match='set ot_extension = "softspoken" at both servers'):
+    with pytest.raises(ConfigError, match='set ot_extension = "softspoken" in .protocol. of s0'):
         config.ServerConfig(**values)
 
 
 def test_workers_on_ray_are_refused_with_it() -> None:
     server = config.load(Path("docs/samples/s0.toml"))
     values = {name: getattr(server, name) for name in server.__dataclass_fields__}
-    values["one_malicious_server"] = True
+    values["security"] = "bounded"
     values["engine"] = config.EngineConfig("ray")
-    with pytest.raises(ConfigError, match='set kind = "threads" in .engine. at both servers'):
+    with pytest.raises(ConfigError, match='set kind = "threads" in .engine. of s0'):
         config.ServerConfig(**values)
 
 
 def test_a_client_asks_for_it() -> None:
-    policy = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
+    policy = build(ClientPolicy, {"security": "bounded"}, "[policy]")
     good = params(GOOD["buckets"])
     policy.check_round(good, 0, "a", bounded=[True, True])
     for bounded, where in (
@@ -132,39 +138,99 @@ def test_a_client_asks_for_it() -> None:
         ([False, False], "s0 and s1"),
         ([], "both"),
     ):
-        with pytest.raises(PolicyRefused, match=f"without one_malicious_server at {where}: "):
+        with pytest.raises(PolicyRefused, match=f'without security = "bounded" at {where}: '):
             policy.check_round(good, 0, "a", bounded=bounded)
     # and judges the parameters by itself
-    with pytest.raises(PolicyRefused, match="schedule scan: one_malicious_server = true permits"):
+    with pytest.raises(PolicyRefused, match='schedule scan: security = "bounded" permits'):
         policy.check_round(params(BAD["schedule scan"]), 0, "a", bounded=[True, True])
     ClientPolicy().check_round(good, 0, "a", bounded=[])
 
 
 def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["plan", "--clients", "3", "--dim", "200", "--one-malicious-server"]
+    given = ["plan", "--clients", "3", "--dim", "200", "--security", "bounded"]
     assert cli.main([*given, "bucketed"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "bucketed b=16 bisect" in out
-    assert "left out: one_malicious_server refuses schedule scan: " in out
+    assert "left out: bounded refuses schedule scan: " in out
+    # once, and no line in brackets is taken for markup
+    assert out.count("and into [policy] of the clients' files") == 1
     assert cli.main([*given, "radix"]) == 2
     assert "permits only bucketed and mean" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_keygen_writes_it(tmp_path: Path, on: bool) -> None:
-    flag = [] if on else ["--no-one-malicious-server"]
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [
+        ([], "bounded"),
+        (["--security", "bounded"], "bounded"),
+        (["--security", "semi-honest"], "semi-honest"),
+        # the flags of release 1.0
+        (["--one-malicious-server"], "bounded"),
+        (["--no-one-malicious-server"], "semi-honest"),
+    ],
+)
+def test_keygen_writes_it_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: list[str], word: str
+) -> None:
+    on = word == "bounded"
     assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3", *flag]) == 0
     for name in ("s0", "s1"):
         made = config.load(tmp_path / "all" / f"{name}.toml")
-        assert made.one_malicious_server is on
+        assert made.security == word and made.bounded is on
         assert made.max_attempts == (2 if on else config.ServerConfig.max_attempts)
     client = ClientConfig.load(tmp_path / "all" / "client-1.toml")
-    assert client.policy.one_malicious_server is on
+    assert client.policy.security == word
     assert client.policy.methods == Policy().methods
+    out = capsys.readouterr().out
+    allowed = "bucketed, mean" if on else ", ".join(Policy().methods)
+    assert f"security is {word}: these files allow rounds of {allowed}\n" in out
+    assert "a deviating server could then read one client's value" in out
     for role in (["s1"], ["client", "--name", "a"]):
         assert cli.main(["keygen", str(tmp_path / role[0]), "--role", *role, *flag]) == 0
     for path in (tmp_path / "s1" / "s1.toml", tmp_path / "client" / "a.toml"):
-        assert f"one_malicious_server = {str(on).lower()}" in path.read_text()
+        assert f'security = "{word}"\n' in path.read_text()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_files_of_release_1_0_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], on: bool
+) -> None:
+    word, other = ("bounded", "semi-honest") if on else ("semi-honest", "bounded")
+    given = ["keygen", str(tmp_path / "all"), "--clients", "3", "--security", word]
+    assert cli.main(given) == 0
+    old = f"one_malicious_server = {str(on).lower()}\n"
+    for name in ("s0", "client-1"):
+        path = tmp_path / "all" / f"{name}.toml"
+        text = path.read_text()
+        load = config.load if name == "s0" else ClientConfig.load
+
+        def read(lines: str, path: Path = path, text: str = text, load: Any = load) -> Any:
+            path.write_text(text.replace(f'security = "{word}"\n', lines))
+            loaded = load(path)
+            return getattr(loaded, "policy" if isinstance(loaded, ClientConfig) else "self", loaded)
+
+        assert read(old).security == word
+        assert read(old + f'security = "{word}"\n').security == word
+        with pytest.raises(ConfigError, match="contradicts security"):
+            read(old + f'security = "{other}"\n')
+        with pytest.raises(ConfigError, match="must be true or false: 'yes'; write"):
+            read('one_malicious_server = "yes"\n')
+        with pytest.raises(ConfigError, match="security must be one of bounded, semi-honest"):
+            read('security = "malicious server"\n')
+        read(old)
+        capsys.readouterr()
+        cli.main(["doctor", str(path)])
+        out = capsys.readouterr().out
+        assert (
+            f'one_malicious_server, which release 1.2 does not read: write security = "{word}"'
+            in out
+        )
+
+
+def test_plan_takes_the_flag_of_release_1_0(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--clients", "3", "--dim", "200", "--one-malicious-server", "radix"]
+    assert cli.main(given) == 2
+    assert "permits only bucketed and mean" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -172,10 +238,10 @@ def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
     """As a Flower node or an NVFlare site asks, too; the coordinator is told why."""
     made = Pair(tmp_path, clients=3)
     for server in ("s0", "s1"):
-        made.configure(server, one_malicious_server="true", max_attempts=2)
+        made.configure(server, security='"bounded"', max_attempts=2)
     with running(made) as pair, ExitStack() as stack:
         coordinator = stack.enter_context(Coordinator.from_config(pair.folder / "coordinator.toml"))
-        own = {"one_malicious_server": True, "allowed": {"norm_bound": ["auto", "off"]}}
+        own = {"security": "bounded", "allowed": {"norm_bound": ["auto", "off"]}}
         policy = build(ClientPolicy, own, "[policy]")
         configs = [
             replace(
@@ -189,7 +255,7 @@ def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
         clients = [stack.enter_context(Client(config)) for config in configs]
         model = np.zeros(200, np.float32)
         size = {"dim": 200, "max_clients": 3, "min_clients": 3}
-        with pytest.raises(PolicyRefused, match="schedule scan: one_malicious_server = true perm"):
+        with pytest.raises(PolicyRefused, match='schedule scan: security = "bounded" perm'):
             coordinator.open_round(
                 RoundParams.from_dict(size | {"method": "bucketed", "schedule": "scan"}), model
             )
@@ -212,8 +278,8 @@ def test_a_client_that_asks_for_it_shares_nothing_where_it_is_off(tmp_path: Path
             model=np.zeros(40, np.float32), **(GOOD["buckets"] | ROUND | {"dim": 40})
         )
         loaded = ClientConfig.load(pair.folder / "client-1.toml")
-        asks = build(ClientPolicy, {"one_malicious_server": True}, "[policy]")
-        with pytest.raises(PolicyRefused, match="without one_malicious_server at s0 and s1"):
+        asks = build(ClientPolicy, {"security": "bounded"}, "[policy]")
+        with pytest.raises(PolicyRefused, match='without security = "bounded" at s0 and s1'):
             plugin.check(replace(loaded, policy=asks), round_id)
         assert pair.status()["left_out"] == {"client-1": "its own policy refuses the round"}
         assert set(pair.status()["dealt"].values()) == {"none"}

@@ -1,0 +1,74 @@
+"""The console of every verb prints values as they are: brackets are no markup."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from securemedian.clients import terminal
+from securemedian.common.status import RoundStatus
+from securemedian.coordinator import cli as coordinator_cli
+
+ROOT = Path(__file__).parent.parent
+BRACKETS = "[policy] [bold]a[/bold] [/] :smile: [red"
+
+
+def test_brackets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Group
+    from rich.table import Table
+
+    table = Table(BRACKETS, title=BRACKETS)
+    table.add_row(BRACKETS)
+    made = terminal.console()
+    made.width = 120
+    made.print(BRACKETS)
+    made.print(Group(BRACKETS, table))
+    assert capsys.readouterr().out.count(BRACKETS) == 5
+    terminal.console(stderr=True).print(BRACKETS)
+    assert BRACKETS in capsys.readouterr().err
+
+
+def test_there_is_no_other_console() -> None:
+    folders = "benchmarks clients common coordinator laboratory operating plugins servers"
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in folders.split()
+        for path in (ROOT / folder).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"\bConsole\(|from_markup|rich\.markup|import print", line)
+    ]
+    assert found == [
+        "clients/terminal.py: return Console(stderr=stderr, markup=False, emoji=False)"
+    ]
+
+
+def test_the_status_of_a_round_is_a_table_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = RoundStatus(
+        round="3-00000000",
+        number=3,
+        state="failed",
+        reason=BRACKETS,
+        params={"method": "mean"},
+        clients={"[a]": "both", "b": "none"},
+        left_out={"b": BRACKETS},
+        cost={"seconds": 1.23456, "ots": 12345},
+        peer_linked=True,
+    )
+    coordinator: Any = SimpleNamespace(status=lambda _: told)
+    show = coordinator_cli._status
+    show(coordinator, argparse.Namespace(round="", json=False))
+    assert json.loads(capsys.readouterr().out)["round"] == "3-00000000"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    show(coordinator, argparse.Namespace(round="", json=True))
+    assert json.loads(capsys.readouterr().out)["reason"] == BRACKETS
+    show(coordinator, argparse.Namespace(round="", json=False))
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"reason {BRACKETS}" in out and f"client b upload at none; left out: {BRACKETS}" in out
+    assert "client [a] upload at both" in out and "cost seconds 1.23, ots 12,345" in out
