@@ -24,7 +24,8 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import is_locked, lock_folder
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.mpc.errors import ChannelTimeout, ConfigError, LocalProtocolError
+from securemedian.mpc.errors import ChannelTimeout, ConfigError, LocalProtocolError, NotFinite
+from securemedian.plugins import rounds
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -313,6 +314,17 @@ def test_a_model_that_is_not_finite_costs_its_client_that_round_alone(
     assert np.isfinite(seen[1]).all()
     declined = [one for one in pair.events("s0") if one["event"] == "client-declined"]
     assert declined[-1]["reason"] == "not-finite"
+
+
+def test_a_bridge_to_another_system_declines_a_model_that_is_not_finite(pair: Pair) -> None:
+    first = pair.open(model=MODEL, reset=True, **RADIX)
+    update = {"layer": np.array([1.0, np.nan], np.float32)}
+    with pytest.raises(NotFinite):
+        rounds.submit(config(pair, state_dir=""), update, first)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    pair.wait("published")
+    assert left_out(pair, first) == ["its update has NaN or infinite values"] * 2
 
 
 def test_radix_has_words_for_infinite_values(pair: Pair) -> None:
