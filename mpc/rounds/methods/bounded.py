@@ -5,6 +5,7 @@ servers leave out whose difference is too long (`norms`), of which one bit per c
 difference w in fixed point has a length of at most L = B 2^s for a bound B, and of `most_length`
 with `auto`, where the servers take twice the median of the lengths for the bound. A client cuts a
 longer one to that length. w is rounded toward 0, and so is never longer than the difference itself.
+A multiple of 2^-s within the bound is encoded exactly.
 """
 
 from dataclasses import dataclass
@@ -175,18 +176,23 @@ def whole_difference(
     vector: NDArray[np.float64], published: Published, fraction_bits: int, longest: int
 ) -> NDArray[np.int64]:
     """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0."""
-    direction, peak = _difference(vector, published)
+    difference = _difference(vector, published)
+    direction, peak = _direction(difference)
     length = _length(direction)
     # what overflows float64 is longer than any bound
     with np.errstate(over="ignore"):
-        size = peak * 2.0**fraction_bits
-        scale = size if size * length <= longest else longest / length
-    return np.trunc(direction * scale).astype(np.int64)
+        near = peak * 2.0**fraction_bits * length <= 2 * longest
+    if near:
+        # a power of two rounds nothing, and a direction does
+        whole = np.trunc(difference * 2.0**fraction_bits).astype(np.int64)
+        if int((whole * whole).sum()) <= longest**2:
+            return whole
+    return np.trunc(direction * (longest / length)).astype(np.int64)
 
 
 def shortened(vector: NDArray[Any], published: Published, fraction_bits: int, longest: int) -> str:
     """Say how `whole_difference` cuts a vector (d,); "" where it does not."""
-    direction, peak = _difference(np.asarray(vector, np.float64), published)
+    direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
     length, most = peak * _length(direction), longest / 2.0**fraction_bits
     if length <= most:
         return ""
@@ -206,14 +212,16 @@ class AlwaysBounded(Bounded):
     )
 
 
-def _difference(
-    vector: NDArray[np.float64], published: Published
-) -> tuple[NDArray[np.float64], float]:
-    """Return a vector's difference to the model in units of its largest value, and that value."""
+def _difference(vector: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
+    """Return a vector's difference to the model, where what overflows is the largest number."""
     model = 0.0 if published.model is None else published.model.astype(np.float64)
     most = np.finfo(np.float64).max
     with np.errstate(over="ignore"):
-        difference = np.clip(vector - model, -most, most)
+        return np.clip(vector - model, -most, most)
+
+
+def _direction(difference: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return a difference in units of its largest value, and that value."""
     peak = float(np.abs(difference).max())
     return (difference / peak if peak else difference), peak
 
