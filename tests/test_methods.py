@@ -378,7 +378,8 @@ def test_what_fixed_point_holds_comes_back_as_it_is(
     cls: type[Method], options: dict[str, Any], fraction: int, twice: list[int], steps: int
 ) -> None:
     """Half steps, some of which are whole, around a model of whole steps."""
-    method = cls(fraction_bits=fraction, **options)
+    made: Any = cls
+    method = made(fraction_bits=fraction, **options)
     halves = np.array(twice)
     around = np.full(halves.size, steps / 2.0**fraction, np.float32)
     published = Published(around)

@@ -340,7 +340,7 @@ def test_the_weight_cap() -> None:
 def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float | None) -> None:
     """With a trim that is given, and without, where one at least is dropped of three or more."""
     rng = np.random.default_rng(clients)
-    given = {} if trim is None else {"trim": trim}
+    given: dict[str, Any] = {} if trim is None else {"trim": trim}
     method = TrimmedMean(ring_bits=32, fraction_bits=0, **given)
     params = RoundParams(method, dim=90, max_clients=clients)
     top = 2 ** (30 - method.headroom(clients))
