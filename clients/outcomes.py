@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from securemedian.clients import results, upload
 from securemedian.clients.results import RecentRuns
 from securemedian.clients.service import Limit, Service
-from securemedian.common.receipts import Receipt
+from securemedian.common.receipts import Receipt, for_those_left
 from securemedian.mpc.errors import ReceiptInvalid, RoundFailed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
@@ -75,7 +75,8 @@ class Outcomes:
         party = next((party for party in answers if answers[party].arrays), 0)
         opened = results.opened_of(answers[party], party, record, params)
         total = results.total_of(record, params)
-        after, published = finish(start, params, opened, total, record.groups)
+        computed = for_those_left(params, record.reasons)
+        after, published = finish(start, computed, opened, total, record.groups)
         with_result = params.published_groups(opened, record.groups)
         every = range(params.method.groups)
         self._unchanged_groups = round_id, [group for group in every if group not in with_result]

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from securemedian.clients.upload import number_of
-from securemedian.common.receipts import SERVICE, Receipt, Record, differences, digest_of
+from securemedian.common.receipts import (
+    SERVICE,
+    Receipt,
+    Record,
+    differences,
+    digest_of,
+    for_those_left,
+)
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     ConfigError,
@@ -150,7 +157,7 @@ def check_record(
             f"round {round_id} was computed on {len(record.included)} clients, and its parameters "
             f"ask for at least {params.min_clients}"
         )
-    params.check_included(record.included)
+    for_those_left(params, record.reasons).check_included(record.included)
     _check_groups(record, params)
 
 

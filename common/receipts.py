@@ -7,7 +7,7 @@ public signing keys what the servers vouch for, and needs no server.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
@@ -20,10 +20,22 @@ from securemedian.common.versions import RECEIPT
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
+from securemedian.mpc.rounds.params import RoundParams
 
 SERVICE = "securemedian"
+# why a client of whom both servers hold an upload, each another one, is left out
+DIFFERENT = "it sent different uploads to the two servers"
 # What is signed begins with this, so that a signature of a record is none of anything else.
 _DOMAIN = b"securemedian receipt 1\0"
+
+
+def for_those_left(params: RoundParams, reasons: Iterable[str]) -> RoundParams:
+    """Return the parameters that a round is computed with, by the reasons of who was left out.
+
+    There is a reason for each of these clients. A client that failed the check, or sent two uploads
+    that differ, counts as faulty; one of which an upload is missing does not.
+    """
+    return params.without(sum(why in (DIFFERENT, params.method.fault) for why in reasons))
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,11 @@ class Record:
         texts = [self.service, self.cohort, self.round, *self.left_out]
         if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
             raise ConfigError("a text has characters that no server writes")
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why each client in `left_out` is."""
+        return [why for why, keys in self.left_out.items() for _ in keys]
 
     def encode(self) -> bytes:
         """Return the canonical bytes: the msgpack map of the fields, in their order."""

@@ -2,13 +2,12 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import update as updates
 from securemedian.clients.member import Member
 from securemedian.clients.update import flat_models
 from securemedian.common.model_form import ModelForm
@@ -21,14 +20,6 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 
 # how long servers that have compiled may take to find each other
 LINK_S = 60.0
-
-
-def _flat(model: Any) -> NDArray[np.float32]:
-    """Return a start model as a flat vector, or as one per group. Raises InputError."""
-    named = hasattr(model, "state_dict") or isinstance(model, Mapping)
-    if named or (isinstance(model, list | tuple) and any(np.ndim(each) != 0 for each in model)):
-        return updates.flatten(model)[0].astype(np.float32)
-    return np.asarray(model, np.float32)
 
 
 class Coordinator(Member):

@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.common.receipts import for_those_left
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds import aggregators
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.norms import RangeCheck
 from securemedian.mpc.rounds.params import RoundParams
+
+# options that name clients, whom servers name by their keys
+_NAMING = ("weights", "validator")
 
 
 def published(
@@ -42,6 +47,17 @@ def published(
     clear = Clear(updates, weights, published, params.max_clients)
     results = params.method.in_the_clear(clear)
     return np.asarray(params.exchange.result(results), np.float32)
+
+
+def computed(asked: RoundParams, status: RoundStatus) -> RoundParams:
+    """Return what a round was computed with: as S0 opened it, for those who were not left out.
+
+    Clients are named in it as in what was `asked`.
+    """
+    method = asked.method
+    named = {name: getattr(method, name) for name in _NAMING if hasattr(method, name)}
+    opened = RoundParams.from_dict(status.params | named)
+    return for_those_left(opened, status.left_out.values())
 
 
 def agrees(results: NDArray[Any], clear: NDArray[Any], params: RoundParams, clients: int) -> bool:

@@ -189,6 +189,7 @@ class TrainingRun:
         before = self._coordinator.model(round_id)
         status = daemons.until_published(self._processes, self._coordinator, round_id, show)
         results = self._coordinator.results(round_id)
+        params = plaintext.computed(params, status)
         seconds = time.monotonic() - began
         updates, groups = (
             np.stack(

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.policy import Policy
-from securemedian.common.receipts import Record
+from securemedian.common.receipts import Record, for_those_left
 from securemedian.common.states import LIVE
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import SecureMedianError, from_code
@@ -438,7 +438,9 @@ class Pair:
     def results(self, round_id: str, name: str = "client-1") -> NDArray[Any]:
         """Return what S0's opened values stand for, or both shares put together."""
         reply = self.caller(name, "s0").ask("result", round=round_id)
-        params = RoundParams.from_dict(self.status(round_id=round_id)["params"])
+        status = self.status(round_id=round_id)
+        params = RoundParams.from_dict(status["params"])
+        params = for_those_left(params, status["left_out"].values())
         if reply.fields["form"] == "opened":
             total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
             values = params.unpack_opened(reply.arrays["opened"], total)

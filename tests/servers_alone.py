@@ -159,7 +159,7 @@ class FakeEngine:
         """Note the uploads, and what this server would toss with."""
         self.openings.append(given.opening)
         self.noises.append(given.noise)
-        self.uploads, self.examine = given.uploads, examine
+        self.given, self.uploads, self.examine = given, given.uploads, examine
         self.computes = True
 
     def poll(self) -> Result | SecureMedianError | None:

@@ -259,7 +259,7 @@ def test_a_filled_pool_is_what_a_round_takes() -> None:
         ({"faulty": 1}, 3, "needs at least 4"),
         ({"faulty": 4}, 8, "needs at least 9"),
         ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients, .* of whom 2 may be faulty"),
-        ({"faulty": -1}, 7, "faulty must be a whole number from 0"),
+        ({"faulty": -2}, 7, "faulty must be a whole number from 0"),
         ({"chosen": -1}, 7, "chosen must be a whole number from 0"),
         ({"selection": "shown"}, 7, "selection must be one of hidden, opened"),
         ({"weights": {"a": 1}}, 7, "weights is an option of .*: leave it out for krum"),
@@ -307,7 +307,7 @@ def test_through_real_daemons(pair: Pair) -> None:
             pair.submit(name, update)
         status = pair.wait("published")
         placed = updates[[pair.names.index(name) for name in status["included"]]]
-        method = RoundParams.from_dict(given).method
+        method = RoundParams.from_dict(status["params"]).method
         published = Published(model=before, coin=bytes.fromhex(status["coin"]))
         (want,) = method.in_the_clear(Clear(placed, [1] * 5, published, 5))
         before = pair.result(round_id)

@@ -8,23 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from securemedian.clients.upload import Round, encode_update
 from securemedian.laboratory import plaintext
+from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
-from securemedian.mpc.protocols import compare
+from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.methods import bounded
 from securemedian.mpc.rounds.methods.base import Method, Published, Weighted
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.norms import NormCheck
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
-from securemedian.mpc.rounds.methods.reclustered import HIDDEN
+from securemedian.mpc.rounds.methods.reclustered import HIDDEN, Reclustered
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.rounds.methods.zeno import Zeno
@@ -190,7 +197,11 @@ def test_a_round_is_a_flat_map_of_its_own_options(method: Method) -> None:
     params = RoundParams(method, dim=10, max_clients=5)
     flat = params.to_dict()
     # those of later releases are left out at their defaults
-    named = [name for name, about in options_of(type(method)).items() if about.since == 1]
+    named = [
+        name
+        for name, about in options_of(type(method)).items()
+        if about.since == 1 or getattr(method, name) != about.default
+    ]
     assert set(flat) == {*ROUND_FIELDS, *named}
     assert flat["method"] == method.name
     assert RoundParams.from_dict(flat) == params
@@ -344,3 +355,66 @@ def test_a_policy_is_its_name_and_its_options() -> None:
 def test_published_buckets_need_a_model() -> None:
     with pytest.raises(ConfigError, match="the model and the range"):
         Published().bucketize(np.zeros(3), 16)
+
+
+# Numbers that fixed point holds exactly
+
+FIXED: list[tuple[type[Method], dict[str, Any]]] = [
+    (Mean, {}),
+    (Mean, {"norm_bound": "off"}),
+    (Krum, {}),
+    (Zeno, {"validator": "a"}),
+    (Pairwise, {}),
+    (Pairwise, {"neighbours": 1}),
+    (TrimmedMean, {}),
+    (TrimmedMean, {"neighbours": 1}),
+    (Radix, {"encoding": "fixed", "word_bits": 40}),
+    (Radix, {"neighbours": 1}),
+    (Reclustered, {}),
+]
+
+
+@pytest.mark.parametrize(("cls", "options"), FIXED, ids=lambda one: str(one))
+@settings(max_examples=60, deadline=None)
+@given(
+    fraction=st.integers(0, 24),
+    twice=st.lists(st.integers(-(1 << 16), 1 << 16), min_size=1, max_size=40),
+    steps=st.integers(-(1 << 10), 1 << 10),
+)
+# of which a division by the largest and a multiplication lose one
+@example(fraction=16, twice=list(range(2, 46, 2)), steps=0)
+@example(fraction=24, twice=list(range(1, 200)), steps=3)
+def test_what_fixed_point_holds_comes_back_as_it_is(
+    cls: type[Method], options: dict[str, Any], fraction: int, twice: list[int], steps: int
+) -> None:
+    """Half steps, some of which are whole, around a model of whole steps."""
+    made: Any = cls
+    method = made(fraction_bits=fraction, **options)
+    halves = np.array(twice)
+    around = np.full(halves.size, steps / 2.0**fraction, np.float32)
+    published = Published(around)
+    update = (halves / 2 + steps) / 2.0**fraction
+    shared_words = method.encode(update, 3, published)[0]
+    if isinstance(method, Radix) and not method.neighbours:
+        whole = method.values(PublicValues(shared_words)) * 2.0**fraction
+    else:
+        whole = ring.signed(shared_words, method.share_bits_for(3)).astype(np.float64)
+    if not method.shares_differences:
+        whole = whole - steps
+    # methods on bounded differences round toward 0, which makes none longer, and others down
+    toward_zero = isinstance(method.upload_check(halves.size, 3), NormCheck)
+    assert np.array_equal(whole, np.trunc(halves / 2) if toward_zero else np.floor(halves / 2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([(2, 3, 6), (1, 4, 8), (6, 6, 7), (3, 4), (1, 1, 1, 1), (2, 5, 14)]),
+    st.integers(1, 1 << 18),
+)
+def test_a_difference_as_long_as_the_bound_is_not_cut(sides: tuple[int, ...], times: int) -> None:
+    whole = np.array(sides) * times
+    longest = round(float(np.sqrt((np.array(sides) ** 2).sum()))) * times
+    exact = whole / 2.0**16
+    assert np.array_equal(bounded.whole_difference(exact, Published(), 16, longest), whole)
+    shorter = bounded.whole_difference(exact, Published(), 16, longest - 1)
+    assert (shorter <= whole).all() and (shorter**2).sum() < longest**2

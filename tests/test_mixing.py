@@ -144,7 +144,7 @@ def test_sums_of_neighbours_do_not_wrap() -> None:
     ("options", "says"),
     [
         ({"neighbours": 4}, "neighbours 4 needs more than 8 clients, and max_clients is 7"),
-        ({"neighbours": -1}, "neighbours must be a whole number from 0"),
+        ({"neighbours": -2}, "neighbours must be a whole number from 0"),
         ({"neighbours": 2, "ring_bits": 32, "fraction_bits": 8}, "leave ring_bits out"),
         ({"neighbours": 2, "groups": 2, "membership": "visible"}, "leave weights and groups"),
         ({"method": "radix", "neighbours": 2, "encoding": "bfloat16"}, "leave encoding and"),

@@ -133,7 +133,7 @@ def pairwise_median(party: Party, values: RingShare, bits: int) -> np.ndarray:
 
 
 def kept_sum(party: Party, values: RingShare, bits: int) -> np.ndarray:
-    return trimmed_mean.kept_sum(party, values, bits, 0.25)
+    return trimmed_mean.kept_sum(party, values, bits, trimmed_mean.dropped(len(values), 0.25))
 
 
 def recorded_parties(extension: str = "softspoken") -> tuple[list[Party], list[Recorder]]:

@@ -330,10 +330,12 @@ def test_ranks_take_no_weights() -> None:
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
-@pytest.mark.parametrize("trim", [0.0, 0.1, 0.25, 0.4, 0.49])
-def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
+@pytest.mark.parametrize("trim", [None, 0.0, 0.1, 0.25, 0.4, 0.49])
+def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float | None) -> None:
+    """With a trim that is given, and without, where one at least is dropped of three or more."""
     rng = np.random.default_rng(clients)
-    method = TrimmedMean(ring_bits=32, fraction_bits=0, trim=trim)
+    given: dict[str, Any] = {} if trim is None else {"trim": trim}
+    method = TrimmedMean(ring_bits=32, fraction_bits=0, **given)
     params = RoundParams(method, dim=90, max_clients=clients)
     top = 2 ** (30 - method.headroom(clients))
     values = np.concatenate(
@@ -351,8 +353,18 @@ def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float) -> None:
     one, other = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
-    want = reference.trimmed_sum(values, math.floor(trim * clients))
+    ends = (
+        math.floor(0.1 * clients) or int(clients > 2)
+        if trim is None
+        else math.floor(trim * clients)
+    )
+    want = reference.trimmed_sum(values, ends)
     assert ring.signed(one.values[0], 32).tolist() == want and (one.values == other.values).all()
+    kept = clients - 2 * ends
+    decoded = method.decode(one.values, clients, Published())
+    assert np.array_equal(decoded[0], np.array(want) / kept)
+    clear = Clear(values, [1] * clients, Published(), clients)
+    assert np.array_equal(method.in_the_clear(clear), decoded)
 
 
 def test_what_is_dropped_is_floor_of_beta_n() -> None:
@@ -364,6 +376,21 @@ def test_what_is_dropped_is_floor_of_beta_n() -> None:
         49,
     ]
     assert [trimmed_mean.dropped(n, 0.1) for n in (1, 9, 10, 19, 20)] == [0, 0, 1, 1, 2]
+    assert [TrimmedMean().dropped(n) for n in (1, 2, 3, 9, 10, 20)] == [0, 0, 1, 1, 1, 2]
+    assert [TrimmedMean(trim=0.1).dropped(n) for n in (3, 9, 10, 20)] == [0, 0, 1, 2]
+    assert [TrimmedMean(trim=0, trim_least=3).dropped(n) for n in (3, 6, 7, 100)] == [1, 2, 3, 3]
+
+
+def test_only_a_trim_that_is_not_given_is_new_on_the_wire() -> None:
+    """Release 1.0.0 would divide the sum of three of five by five."""
+    by_default = RoundParams(TrimmedMean(), dim=9, max_clients=5)
+    assert by_default.since == {"trim_least": 3}
+    again = RoundParams.from_dict(by_default.to_dict())
+    assert again == by_default and again.digest == by_default.digest
+    of_1_0 = by_default.to_dict()
+    del of_1_0["trim_least"]
+    assert RoundParams.from_dict(of_1_0).method == TrimmedMean(trim=0.1)
+    assert not RoundParams.from_dict(of_1_0).since
 
 
 @pytest.mark.parametrize(

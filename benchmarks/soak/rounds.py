@@ -16,6 +16,7 @@ from securemedian.benchmarks.soak.audit import Audit, Ended
 from securemedian.benchmarks.soak.client import digest_of, update
 from securemedian.benchmarks.soak.service import SERVERS, SoakService
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.receipts import for_those_left
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
@@ -188,7 +189,8 @@ class CohortRounds:
             results = self._persist(lambda: self._coordinator.results(round_id), "the result")
             self._model, self._goes_on = results[0], True
             published = replace(before, coin=bytes.fromhex(status.coin))
-            expected = reference(self._seed, params, published, round_id, ended.included)
+            computed = for_those_left(params, status.left_out.values())
+            expected = reference(self._seed, computed, published, round_id, ended.included)
             # whoever belongs to another cohort has no place in it
             own = set(ended.included) <= set(self._clients)
             right = own and np.array_equal(results, expected)

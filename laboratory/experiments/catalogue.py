@@ -23,6 +23,7 @@ from securemedian.laboratory.experiments import (
     mixture,
     rogue_server,
     rotated,
+    uneven,
 )
 from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
 from securemedian.laboratory.models import Model
@@ -670,6 +671,21 @@ EXPERIMENTS = {
             },
             analysis=Analysis(hospitals.by_fault, hospitals.draw),
             dataset="heart",
+        ),
+        Experiment(
+            "uneven",
+            "Sites of 40, 25, 18, 12 and 5 %",
+            "none, or --dataset digits",
+            "10 min",
+            {
+                "clients": len(uneven.SITES),
+                "rounds": 8,
+                "seeds": (1, 2, 3),
+                "methods": tuple(uneven.RULES),
+                "secure": False,
+            },
+            analysis=Analysis(uneven.by_method, uneven.draw),
+            dataset="clinic",
         ),
         Experiment(
             "attacks",

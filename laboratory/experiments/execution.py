@@ -68,24 +68,11 @@ def _round(
 ) -> After:
     """Run one more round of parameters; raise Diverged if a value is no longer a number."""
 
-    def combined(updates: Float32s, tossed: str = "coin") -> RunState:
-        if run.method not in aggregation.SECURE:
-            weights = run.options.get("weights", ())
-            return before.after(aggregation.combine(run.method, updates, run.attackers, weights))
-        params = run.params(updates.shape[1])
-        # as good as tossed, and the same when the run is carried out again
-        coin = canonical.digest(tossed, run.seed, before.number)[:SEED_BYTES]
-        published = before.published_for(params)
-        passed = plaintext.passed(updates, params, published, coin, run.names)
-        names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
-        weights = params.weights_of(names)
-        results = plaintext.published(updates[passed], params, published, weights, coin=coin)
-        return before.after(results[0], params.method.range_buckets)
+    def guessed(updates: Float32s) -> Float32s:
+        return _model(combined(run, before, updates, "the attackers' guess")[0])
 
     def play(model: Float32s) -> Float32s:
-        updates = players.updates(
-            model, before.number, lambda sent: _model(combined(sent, "the attackers' guess"))
-        )
+        updates = players.updates(model, before.number, guessed)
         # a client refuses to submit these
         if np.isnan(updates).any():
             raise Diverged("an update is not a number")
@@ -98,11 +85,35 @@ def _round(
             assert service is not None
             after, cost = service.run_round(run.params(model.size), before, play)
         else:
-            after = combined(play(model))
+            after, _ = combined(run, before, play(model))
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
         raise Diverged("the model or its bucket range is no longer finite")
     inference = players.inference(model, _model(after), before.number) if run.inference else {}
     return after, cost, inference
+
+
+def combined(
+    run: Run, before: RunState, updates: Float32s, tossed: str = "coin"
+) -> tuple[RunState, list[bool]]:
+    """Return the state after a round in the clear, and whose updates (n, d) pass its check.
+
+    Raises ConfigError if too few pass.
+    """
+    if run.method not in aggregation.SECURE:
+        weights = run.options.get("weights", ())
+        after = before.after(aggregation.combine(run.method, updates, run.attackers, weights))
+        return after, [True] * len(updates)
+    params = before.settled(run.params(updates.shape[1]))
+    # as good as tossed, and the same when the run is carried out again
+    coin = canonical.digest(tossed, run.seed, before.number)[:SEED_BYTES]
+    published = before.published_for(params)
+    passed = plaintext.passed(updates, params, published, coin, run.names)
+    names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
+    params = params.without(len(updates) - len(names))
+    params.check_included(names)
+    weights = params.weights_of(names)
+    results = plaintext.published(updates[passed], params, published, weights, coin=coin)
+    return before.after(results[0], params.method.range_buckets), passed
 
 
 def _collaborate(

@@ -93,6 +93,7 @@ class ExperimentServers:
             raise
         status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
         results = self._coordinator.results(round_id)
+        params = plaintext.computed(params, status)
         # the order in which the servers drew clients for clusters
         included = status.included
         flat = updates.reshape(len(updates), -1)

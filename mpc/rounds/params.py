@@ -1,7 +1,7 @@
 """The parameters of a round: who may take part, until when, how many values, and the method."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -206,6 +206,14 @@ class RoundParams:
     def part_of(self, client: str) -> float:
         """Return how much a client counts, of 1 for the heaviest."""
         return self.method.weight_of(client) / self.method.heaviest
+
+    def without(self, caught: int) -> Self:
+        """Return the parameters for those who remain after `caught` faulty clients were left out.
+
+        They are what is computed and decoded with; the round is known by those it was opened with.
+        """
+        method = self.method.without(caught)
+        return self if method is self.method else replace(self, method=method)
 
     def check_included(self, clients: Sequence[str], least: int = 0) -> None:
         """Raise ConfigError if one of these weighs too much, or a rank is beyond their total.

@@ -139,6 +139,10 @@ class RunState:
             *(run.digest for run in self.groups),
         )
 
+    def settled(self, params: RoundParams) -> RoundParams:
+        """Return parameters with numbers for what S0 chooses before it opens the next round."""
+        return replace(params, method=params.method.settled(self.model))
+
     def published_for(self, params: RoundParams) -> Published:
         """Return the model and range around which the values of the next round lie.
 

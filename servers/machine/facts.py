@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from securemedian.common.cohorts import DEFAULT_COHORT
-from securemedian.common.receipts import Receipt
+from securemedian.common.receipts import Receipt, for_those_left
 from securemedian.common.states import LIVE, State
 from securemedian.common.status import POLICY
 from securemedian.mpc.canonical import digest
@@ -209,6 +209,12 @@ class RoundFacts:
     def needed(self) -> int:
         """The fewest clients that this server runs this round with."""
         return max(self.floor, self.params.min_clients)
+
+    @property
+    def computed(self) -> RoundParams:
+        """The parameters that the chosen clients are computed on with."""
+        reasons = [why for why, keys in self.excluded.items() for _ in keys]
+        return for_those_left(self.params, reasons)
 
     @property
     def digest(self) -> bytes:

@@ -1,5 +1,6 @@
 """Selection: what a round takes of clients and the coordinator, and on whom it computes."""
 
+from securemedian.common.receipts import DIFFERENT
 from securemedian.common.states import State
 from securemedian.common.status import DECLINED, by_reason
 from securemedian.mpc.errors import (
@@ -236,7 +237,7 @@ class RoundSelection(RoundFacts):
         if not all(uploaded):
             return f"its upload reached {self._whom(*uploaded)}"
         if self.told(self.here[key]) != self.there[key]:
-            return "it sent different uploads to the two servers"
+            return DIFFERENT
         return f"its upload is complete, but max_clients is {self.params.max_clients}"
 
     def _has_declined(self, key: str) -> bool:
@@ -332,4 +333,4 @@ class RoundSelection(RoundFacts):
                 "round with another validator"
             )
         # the method's own rules, for so many clients with these weights
-        self.params.check_included(self.included, self.needed)
+        self.computed.check_included(self.included, self.needed)

@@ -208,6 +208,7 @@ class Register:
             raise RoundBusy(f"{config.name} is being stopped")
         begun = self._rounds_of_the_hour(asked.cohort)
         spent = max(self.spent(asked.cohort), asked.spent)
+        params.method.check_settled()
         config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
         if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(

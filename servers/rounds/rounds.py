@@ -182,13 +182,14 @@ class Rounds:
             else:
                 self._runner.answer(made, when_opened)
             return
+        before = self._keeper.begin(opening, params, model)
+        params = before.settled(params)
         self.peer.require(params)
         if entry := self.register.live_of(cohort):
             raise RoundBusy(
                 f"round {entry.server_round.round_id} is {entry.server_round.state}: "
                 "close or abort it, or wait for its end"
             )
-        before = self._keeper.begin(opening, params, model)
         kept = self._engines.of(cohort).session_id
         asked = Open(
             new_round_id(before.number),

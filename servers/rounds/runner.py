@@ -225,7 +225,7 @@ class RoundRunner:
         server_round, spool = entry.server_round, entry.spool
         included = server_round.included
         return RoundInput(
-            server_round.params,
+            server_round.computed,
             [spool.get(client) for client in included],
             server_round.params.weights_of(included),
             server_round.groups,

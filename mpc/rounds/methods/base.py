@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -253,6 +253,23 @@ class Method(ABC):
     def check_members(self, clients: Collection[str]) -> None:
         """Raise ConfigError for options that do not fit these clients, of whom some take part."""
         return None
+
+    # From what is asked for to what is computed
+
+    def settled(self, model: NDArray[np.float32] | None) -> Self:
+        """Return the method with numbers for what S0 chooses before it opens a round.
+
+        `model` is the global model that the round starts from, shape (d,), if there is one.
+        """
+        return self
+
+    def check_settled(self) -> None:
+        """Raise ConfigError for options that no server opens a round with."""
+        return None
+
+    def without(self, caught: int) -> Self:
+        """Return the method for those who remain after `caught` faulty clients were left out."""
+        return self
 
     # What clients share
 

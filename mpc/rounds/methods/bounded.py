@@ -2,14 +2,15 @@
 
 With a `norm_bound` clients share differences to the global model, in a ring of 64 bits, and the
 servers leave out whose difference is too long (`norms`), of which one bit per client is opened. A
-difference w in fixed point has a length of at most L = B 2^s for a bound B, and of `most_length`
-with `auto`, where the servers take twice the median of the lengths for the bound. A client cuts a
+difference w in fixed point has a length of at most L = B 2^s for a bound B. With `auto` S0 chooses
+B before it opens a round (`settled`), and until then L is `most_length`. A client cuts a
 longer one to that length. w is rounded toward 0, and so is never longer than the difference itself.
+A multiple of 2^-s within the bound is encoded exactly.
 """
 
 from dataclasses import dataclass, replace
 from math import floor, log2
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import (
     Clear,
     FixedPoint,
+    Method,
     Published,
     Survey,
     ValueRange,
@@ -33,11 +35,14 @@ AUTO, OFF = "auto", "off"
 # s where it is not given: of the plain mean, and of auto, if norms then reach AUTO_REACH at least
 OFF_FRACTION, AUTO_FRACTION = 24, 16
 AUTO_REACH = 32
+# of F: none of those who remain is faulty
+NOBODY = -1
 # how far s goes where it follows from a small bound
 MOST_FRACTION = 40
 # of the ring of lengths
 BITS = 64
-# why a client whose upload fails the check is left out
+# why a client whose upload fails the check is left out, and why where all that fits passes
+UNFIT = "its numbers do not fit: its update is too long for the fixed point, or out of range"
 FAULT = "its update is longer than its bound allows, or a value is out of range"
 
 
@@ -190,6 +195,42 @@ class Bounded(FixedPoint):
         return moved(mean, published) if self.bounded else mean
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tolerating(Method):
+    """A method that tolerates F faulty clients, of whom those that the servers catch are some."""
+
+    counts_left_out: bool = option(
+        False,
+        text="clients that a check leaves out count among the F that may be faulty; S0 sets it for "
+        "every round that it opens",
+        since=3,
+    )
+
+
+def remaining(faulty: int, caught: int) -> int:
+    """Return F for those who remain, NOBODY for none, if `caught` of F faulty clients are gone."""
+    return faulty - caught if faulty > caught else NOBODY
+
+
+def check_asked(name: str, faulty: int) -> None:
+    """Raise ConfigError if F, the option `name`, is one that a round only comes to."""
+    if faulty == NOBODY:
+        raise ConfigError(
+            f"{name} is {NOBODY}: this is what a round comes to once all its faulty clients are "
+            "left out; ask for a number of 1 or more"
+        )
+
+
+def fitting(model: NDArray[np.float32] | None, longest: int, most: int) -> int:
+    """Return s, at most `most`, with which a difference as long as the model has room.
+
+    It is then `longest` steps long at most.
+    """
+    length = 0.0 if model is None else _length(model.astype(np.float64))
+    room = floor(log2(longest / length)) if length else most
+    return max(0, min(most, room))
+
+
 def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
     """Return the model after a movement by a mean difference."""
     return mean if published.model is None else published.model.astype(np.float64) + mean
@@ -202,18 +243,23 @@ def whole_difference(
 
     Where a client counts by its weight, difference and length are scaled by it.
     """
-    direction, peak = _difference(vector, published)
-    length, most = _length(direction), longest * published.part
+    difference, most = _difference(vector, published), longest * published.part
+    direction, peak = _direction(difference)
+    length, unit = _length(direction), 2.0**fraction_bits * published.part
     # what overflows float64 is longer than any bound
     with np.errstate(over="ignore"):
-        size = peak * 2.0**fraction_bits * published.part
-        scale = size if size * length <= most else most / length
-    return np.trunc(direction * scale).astype(np.int64)
+        near = peak * unit * length <= 2 * most
+    if near:
+        # a power of two rounds nothing, and a direction does
+        whole = np.trunc(difference * unit).astype(np.int64)
+        if int((whole * whole).sum()) <= most**2:
+            return whole
+    return np.trunc(direction * (most / length)).astype(np.int64)
 
 
 def shortened(vector: NDArray[Any], published: Published, fraction_bits: int, longest: int) -> str:
     """Say how `whole_difference` cuts a vector (d,); "" where it does not."""
-    direction, peak = _difference(np.asarray(vector, np.float64), published)
+    direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
     length, most = peak * _length(direction), longest / 2.0**fraction_bits
     if length <= most:
         return ""
@@ -229,18 +275,50 @@ class AlwaysBounded(Bounded):
         choices=(AUTO,),
         metavar="B|auto",
         text="clients whose difference to the global model is longer than B are left out; auto "
-        "(default): longer than twice the median of the lengths",
+        f"(default): as long as numbers fit, {AUTO_REACH} or the length of the model",
+    )
+    fraction_bits: int = option(
+        -1,
+        text=f"s of the fixed point (default: {AUTO_FRACTION} with auto, fewer for a model longer "
+        f"than {AUTO_REACH}; as many as a difference of length B leaves room for)",
+        metavar="S",
     )
 
+    @property
+    def compares_lengths(self) -> bool:
+        return False
 
-def _difference(
-    vector: NDArray[np.float64], published: Published
-) -> tuple[NDArray[np.float64], float]:
-    """Return a vector's difference to the model in units of its largest value, and that value."""
+    @property
+    def norm_check(self) -> NormCheck:
+        most = SOUNDNESS.limit(self.longest)
+        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most)
+
+    def settled(self, model: NDArray[np.float32] | None) -> Self:
+        """Return the method with a bound that leaves room for a difference as long as the model."""
+        if self.norm_bound != AUTO:
+            return self
+        fraction = fitting(model, self.most_length, self.fraction_bits)
+        bound = self.most_length / 2.0**fraction
+        return replace(self, norm_bound=bound, fraction_bits=fraction)
+
+    def check_settled(self) -> None:
+        if self.norm_bound == AUTO:
+            raise ConfigError(
+                "norm_bound is auto, for which S0 has to choose a number before it opens a round: "
+                "update S0, or give a number"
+            )
+
+
+def _difference(vector: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
+    """Return a vector's difference to the model, where what overflows is the largest number."""
     model = 0.0 if published.model is None else published.model.astype(np.float64)
     most = np.finfo(np.float64).max
     with np.errstate(over="ignore"):
-        difference = np.clip(vector - model, -most, most)
+        return np.clip(vector - model, -most, most)
+
+
+def _direction(difference: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return a difference in units of its largest value, and that value."""
     peak = float(np.abs(difference).max())
     return (difference / peak if peak else difference), peak
 

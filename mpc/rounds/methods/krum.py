@@ -7,7 +7,9 @@ Of n clients, f may be faulty. With D_ij the squared distance of two updates,
 
 and the m updates with the smallest scores are averaged, m = n - f by default. m = 1 is Krum. That
 the result is robust is proved for n >= 2 f + 3, so f is floor((n - 3) / 2) by default. Others count
-otherwise: ByzFL's score has one term more, and AggregaThor's m is n - f - 2.
+otherwise: ByzFL's score has one term more, and AggregaThor's m is n - f - 2. A client that a check
+leaves out is one of the f that were asked for, so that fewer are left among those who remain; one
+that sends nothing is not.
 
 Distances are those of `sketch`: they take a number of OTs that does not grow with the updates. All
 clients count once: with weights, the total weight of the chosen would have to be opened, which
@@ -18,8 +20,8 @@ and multiplexes whole updates. With `opened` both servers learn who was chosen, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +45,9 @@ from securemedian.mpc.protocols.boolean import (
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods import nearest
+from securemedian.mpc.rounds.methods import bounded, nearest
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
-from securemedian.mpc.rounds.methods.bounded import AlwaysBounded
+from securemedian.mpc.rounds.methods.bounded import NOBODY, AlwaysBounded, Tolerating
 from securemedian.mpc.rounds.methods.mixing import HIDDEN, OPENED
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
@@ -55,7 +57,7 @@ SUM_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(AlwaysBounded):
+class Krum(Tolerating, AlwaysBounded):
     """The mean of the updates with the smallest Krum scores."""
 
     name = "krum"
@@ -65,7 +67,8 @@ class Krum(AlwaysBounded):
     faulty: int = option(
         0,
         metavar="F",
-        text="how many of the n clients may be faulty (default: as many as n allows, (n - 3) / 2)",
+        text="how many of the clients may be faulty, those included that a check leaves out "
+        "(default: as many as the n who remain allow, (n - 3) / 2)",
     )
     chosen: int = option(
         0,
@@ -80,7 +83,8 @@ class Krum(AlwaysBounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("faulty", self.faulty, 0, MOST_FAULTY)
+        if self.faulty != NOBODY:
+            check_whole("faulty", self.faulty, 0, MOST_FAULTY)
         check_whole("chosen", self.chosen, 0, MOST_FAULTY)
 
     def check_round(self, max_clients: int) -> None:
@@ -94,10 +98,11 @@ class Krum(AlwaysBounded):
 
     def _check_count(self, clients: int, what: str) -> None:
         """Raise ConfigError if so many clients are too few; `what` names them."""
-        least = max(self.faulty + 3, 2 * self.faulty + 1)
+        faulty = max(0, self.faulty)
+        least = max(faulty + 3, 2 * faulty + 1)
         if clients < least:
             raise ConfigError(
-                f"krum with {self.faulty} faulty clients needs at least {least}, and {what} "
+                f"krum with {faulty} faulty clients needs at least {least}, and {what} "
                 f"{clients}: lower faulty or have more clients"
             )
         if self.chosen > clients - self._faulty(clients):
@@ -110,13 +115,30 @@ class Krum(AlwaysBounded):
         """Return whether one update is averaged, or two, of which who has one knows the other."""
         return 0 < self.chosen <= 2
 
+    def settled(self, model: NDArray[np.float32] | None) -> Self:
+        return replace(super().settled(model), counts_left_out=True)
+
+    def check_settled(self) -> None:
+        super().check_settled()
+        bounded.check_asked("faulty", self.faulty)
+
+    def without(self, caught: int) -> Self:
+        if not caught or not self.counts_left_out or self.faulty <= 0:
+            return self
+        return replace(self, faulty=bounded.remaining(self.faulty, caught))
+
+    @property
+    def fault(self) -> str:
+        fits = self.counts_left_out and self.longest == self.most_length
+        return bounded.UNFIT if fits else super().fault
+
     @property
     def most_length(self) -> int:
         return nearest.LONGEST
 
     def _faulty(self, clients: int) -> int:
         """Return f, how many of so many clients may be faulty."""
-        return self.faulty or (clients - 3) // 2
+        return max(0, self.faulty or (clients - 3) // 2)
 
     def _averaged(self, clients: int) -> int:
         """Return m, how many of so many clients are averaged."""
@@ -201,5 +223,7 @@ class Krum(AlwaysBounded):
 
     @property
     def detail(self) -> str:
-        counts = [f"f={self.faulty}"] * bool(self.faulty) + [f"m={self.chosen}"] * bool(self.chosen)
+        counts = [f"f={max(0, self.faulty)}"] * bool(self.faulty) + [f"m={self.chosen}"] * bool(
+            self.chosen
+        )
         return " ".join([*counts, *["opened"] * (self.selection == OPENED)])

@@ -3,7 +3,8 @@
 See Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, "Fixing by Mixing" (AISTATS 2023).
 With `neighbours` f, each of n updates is replaced by the mean of the n - f nearest to it, itself
 included, and the method is taken of those. Distances are those of `nearest`. Clients share
-differences to the global model, which are bounded as with `mean --norm-bound auto` (`bounded`).
+differences to the global model, as long as numbers fit (`bounded`). A client that a check leaves
+out is one of the f, as in `krum`.
 
 The parties compute on sums of n - f whole numbers, which are divided once they are opened. With
 selection `hidden` who is near to whom stays shared, and multiplexes whole updates: n (n - 1) rows.
@@ -11,8 +12,8 @@ With `opened` both servers learn it, and the sums are local.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +35,12 @@ from securemedian.mpc.rounds.methods import bounded, nearest, norms
 from securemedian.mpc.rounds.methods.base import (
     Chunk,
     Clear,
-    Method,
     Published,
     SizedFixedPoint,
     Survey,
     ValueRange,
 )
+from securemedian.mpc.rounds.methods.bounded import NOBODY, Tolerating
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
 HIDDEN, OPENED = "hidden", "opened"
@@ -55,14 +56,15 @@ ROWS_PER_COMPARISON = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbours(Method):
+class Neighbours(Tolerating):
     """A method on values, or on sums of each update's nearest ones in fixed point."""
 
     neighbours: int = option(
         0,
         metavar="F",
         text="first replace each update by the mean of its n - F nearest ones, itself included, "
-        "where F of n clients may be faulty (default: 0, do not)",
+        "where F of n clients may be faulty, those included that a check leaves out (default: 0, "
+        "do not)",
     )
     selection: str = option(
         HIDDEN,
@@ -74,7 +76,8 @@ class Neighbours(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("neighbours", self.neighbours, 0, MOST_CLIENTS)
+        if self.neighbours != NOBODY:
+            check_whole("neighbours", self.neighbours, 0, MOST_CLIENTS)
         if self.fraction_bits == -1:
             given = MIXED_FRACTION if self.neighbours else FRACTION
             object.__setattr__(self, "fraction_bits", given)
@@ -101,15 +104,42 @@ class Neighbours(Method):
 
     def _check_count(self, clients: int, what: str) -> None:
         """Raise ConfigError if so many clients are too few; `what` names them."""
-        if clients <= 2 * self.neighbours:
+        if clients <= 2 * self._far:
             raise ConfigError(
-                f"neighbours {self.neighbours} needs more than {2 * self.neighbours} clients, and "
+                f"neighbours {self._far} needs more than {2 * self._far} clients, and "
                 f"{what} {clients}: lower neighbours or have more clients"
             )
 
     @property
+    def _far(self) -> int:
+        """Return F, how many of those who take part are not among the nearest of each."""
+        return max(0, self.neighbours)
+
+    def settled(self, model: NDArray[np.float32] | None) -> Self:
+        if not self.neighbours:
+            return super().settled(model)
+        fraction = bounded.fitting(model, nearest.LONGEST, self.fraction_bits)
+        return replace(super().settled(model), fraction_bits=fraction, counts_left_out=True)
+
+    def check_settled(self) -> None:
+        super().check_settled()
+        bounded.check_asked("neighbours", self.neighbours)
+        if self.neighbours and not self.counts_left_out:
+            raise ConfigError(
+                "a round with neighbours counts who is left out, and S0 runs a release that does "
+                "not: update S0, or leave neighbours out"
+            )
+
+    def without(self, caught: int) -> Self:
+        if not caught or not self.counts_left_out:
+            return self
+        return replace(self, neighbours=bounded.remaining(self.neighbours, caught))
+
+    @property
     def fault(self) -> str:
-        return bounded.FAULT if self.neighbours else super().fault
+        if not self.neighbours:
+            return super().fault
+        return bounded.UNFIT if self.counts_left_out else bounded.FAULT
 
     # What clients share
 
@@ -118,24 +148,21 @@ class Neighbours(Method):
 
     @property
     def shares_differences(self) -> bool:
-        return self.neighbours > 0 or super().shares_differences
+        return self.neighbours != 0 or super().shares_differences
 
     @property
     def checks_values(self) -> bool:
-        return self.neighbours > 0 or super().checks_values
+        return self.neighbours != 0 or super().checks_values
 
     @property
     def tosses(self) -> bool:
-        return self.neighbours > 0 or super().tosses
-
-    @property
-    def compares_lengths(self) -> bool:
-        return self.neighbours > 0 or super().compares_lengths
+        return self.neighbours != 0 or super().tosses
 
     def upload_check(self, dim: int, max_clients: int) -> Survey | None:
         if not self.neighbours:
             return super().upload_check(dim, max_clients)
-        return norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, None)
+        most = norms.SOUNDNESS.limit(nearest.LONGEST)
+        return norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, most)
 
     def encode_difference(self, vector: NDArray[Any], published: Published) -> Ring:
         """Return what a client shares with neighbours, shape (1, d)."""
@@ -158,7 +185,7 @@ class Neighbours(Method):
 
     @property
     def surveys(self) -> bool:
-        return self.neighbours > 0
+        return self.neighbours != 0
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
@@ -171,7 +198,7 @@ class Neighbours(Method):
         """Return shares of who is near to whom, n^2 bits, packed, those of a client together."""
         clients = len(chunk.weights)
         distances = nearest.distances(party, surveyed, clients)
-        near = nearest.nearest(party, distances, clients - self.neighbours)
+        near = nearest.nearest(party, distances, clients - self._far)
         return XorBits(pack_bits(near.reshape(-1)))
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
@@ -216,14 +243,14 @@ class Neighbours(Method):
         """Return the results of so many clients, of those of what `inputs` returns."""
         if not self.neighbours:
             return numbers
-        return bounded.moved(numbers / (clients - self.neighbours), published)
+        return bounded.moved(numbers / (clients - self._far), published)
 
     def mixed_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
         """Return what `inputs` shares, (n, d), by plain arithmetic."""
         updates = np.asarray(clear.updates, np.float64)
         whole = np.stack([self._whole(row, clear.published) for row in updates])
         distances = nearest.distances_in_the_clear(whole, clear.published.coin)
-        near = nearest.nearest_in_the_clear(distances, len(whole) - self.neighbours)
+        near = nearest.nearest_in_the_clear(distances, len(whole) - self._far)
         return np.stack([whole[those].sum(axis=0) for those in near])
 
     @property
@@ -231,7 +258,7 @@ class Neighbours(Method):
         """Say in a word or two whether neighbours are mixed, for `detail`."""
         if not self.neighbours:
             return ""
-        return f" neighbours={self.neighbours}" + (" opened" * (self.selection == OPENED))
+        return f" neighbours={self._far}" + (" opened" * (self.selection == OPENED))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,11 +139,8 @@ class Reclustered(Clustered, SizedFixedPoint):
         return clusters - 2 * self._dropped(clusters)
 
     def _dropped(self, clusters: int) -> int:
-        return trimmed_mean.dropped(clusters, self._trim)
-
-    @property
-    def _trim(self) -> float:
-        return self.trim if self.aggregator == TRIMMED_MEAN else 0.0
+        trims = self.aggregator == TRIMMED_MEAN
+        return trimmed_mean.dropped(clusters, self.trim) if trims else 0
 
     # The protocol
 
@@ -163,7 +160,8 @@ class Reclustered(Clustered, SizedFixedPoint):
         elif self.aggregator == MEDIAN:
             found = pairwise.median(party, flat, bits, "hidden", batch=self.batch_limit(chunk))
         else:
-            found = trimmed_mean.kept_sum(party, flat, bits, self._trim, self.batch_limit(chunk))
+            ends = self._dropped(len(flat))
+            found = trimmed_mean.kept_sum(party, flat, bits, ends, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
         return self._rescaled(opened, bits, clients)
 
@@ -190,7 +188,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             return descent.demand(coordinates, count, width, bits)
         if self.aggregator == MEDIAN:
             return pairwise.demand(coordinates, bits, "hidden", [1] * count)
-        return trimmed_mean.demand(coordinates, count, bits, self._trim)
+        return trimmed_mean.demand(coordinates, count, bits, self._dropped(count))
 
     def at_once(self, clients: int) -> int:
         count = self.clusters_among(clients)

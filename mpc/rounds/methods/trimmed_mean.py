@@ -1,9 +1,10 @@
 """The trimmed mean: the mean of each coordinate without its smallest and largest elements.
 
 This is Definition 2 of Yin et al. (ICML 2018), which drops m = floor(beta n) elements at either
-end. Client i is kept if m <= pos_i < n - m (`order`): two comparisons in the small ring of
-positions, whose XOR is the flag. Multiplexers then compute sum_i flag_i w_i obliviously. Positions
-of values in range are a permutation, so exactly n - 2m clients are kept, ties or not.
+end. By default it drops one at least, of three clients or more: floor(n / 10) is 0 for nine. Client
+i is kept if m <= pos_i < n - m (`order`): two comparisons in the small ring of positions, whose XOR
+is the flag. Multiplexers then compute sum_i flag_i w_i obliviously. Positions of values in range
+are a permutation, so exactly n - 2m clients are kept, ties or not.
 
 The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
 Values must leave headroom for the sum: clients with one that does not are left out beforehand
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import as_written, option
+from securemedian.mpc.options import as_written, check_whole, option
 from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
@@ -29,6 +30,9 @@ from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
 from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_ring
+
+# what is dropped where nothing is said of it; and how that looks in the options
+TRIM, NOT_GIVEN = 0.1, -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,37 +47,58 @@ class TrimmedMean(Grouped, Mixing):
     checks_values = True
 
     trim: float = option(
-        0.1,
+        NOT_GIVEN,
         metavar="BETA",
-        text="floor(BETA n) of the n clients are dropped at either end, which is nobody where n is "
-        "below 1/BETA (default: 0.1)",
+        text=f"drop floor(BETA n) of the n clients at either end, which is nobody where n is below "
+        f"1/BETA; 0 drops nobody (default: {TRIM}, and trim_least 1)",
+    )
+    trim_least: int = option(
+        0,
+        metavar="M",
+        text="drop at least M clients at either end, as far as one remains (default: 1 without "
+        "trim, 0 with it)",
+        since=3,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.trim == NOT_GIVEN:
+            object.__setattr__(self, "trim", TRIM)
+            object.__setattr__(self, "trim_least", self.trim_least or 1)
         check_trim(self.trim)
+        check_whole("trim_least", self.trim_least, 0, 1 << 15)
+
+    def dropped(self, clients: int) -> int:
+        """Return how many of so many clients are dropped at either end."""
+        return max(dropped(clients, self.trim), min(self.trim_least, (clients - 1) // 2))
 
     def headroom(self, max_clients: int) -> int:
         return (max_clients - 1).bit_length()
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits = self.bits_for(chunk.max_clients)
-        total = kept_sum(party, self.inputs(party, chunk), bits, self.trim, self.batch_limit(chunk))
+        ends = self.dropped(len(chunk.weights))
+        total = kept_sum(party, self.inputs(party, chunk), bits, ends, self.batch_limit(chunk))
         return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        trimming = demand(dim, len(weights), self.bits_for(max_clients), self.trim)
+        bits, ends = self.bits_for(max_clients), self.dropped(len(weights))
+        trimming = demand(dim, len(weights), bits, ends)
         return trimming + self.mixing_demand(len(weights))
 
     def at_once(self, clients: int) -> int:
         return order.pairs(clients) + self.rows_at_once(clients)
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        means = self.numbers(values) / (total - 2 * dropped(total, self.trim))
+        means = self.numbers(values) / (total - 2 * self.dropped(total))
         return self.unmixed(means, total, published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
-        ends = int(as_written(self.trim) * len(clear.updates))
+        clients = len(clear.updates)
+        ends = int(as_written(self.trim) * clients)
+        # one remains at least
+        while ends < self.trim_least and clients - 2 * ends > 2:
+            ends += 1
         whole = np.sort(self.inputs_in_the_clear(clear), axis=0)
         kept = whole[ends : len(clear.updates) - ends]
         # summed as whole numbers, so that nothing is rounded before the division
@@ -82,7 +107,8 @@ class TrimmedMean(Grouped, Mixing):
 
     @property
     def detail(self) -> str:
-        return f"{self.trim:g}{self.grouping}{self.mixture}"
+        least = f" least={self.trim_least}" if self.trim_least > 1 else ""
+        return f"{self.trim:g}{least}{self.grouping}{self.mixture}"
 
 
 def check_trim(trim: object) -> None:
@@ -99,15 +125,14 @@ def dropped(clients: int, trim: float) -> int:
 
 
 def kept_sum(
-    party: Party, values: RingShare, bits: int, trim: float, batch: int | None = None
+    party: Party, values: RingShare, bits: int, ends: int, batch: int | None = None
 ) -> RingShare:
-    """Return shares of the sum of the n - 2m kept values in each coordinate.
+    """Return shares of the sum of the n - 2m kept values in each coordinate, m = `ends` < n / 2.
 
-    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. 0 <= `trim` < 1/2.
-    `batch` is as in `order.positions`.
+    `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. `batch` is as in
+    `order.positions`.
     """
     clients, dim = values.shape
-    ends = dropped(clients, trim)
     if ends == 0:
         return RingShare(ring.reduce(values.sum(axis=0, dtype=values.dtype), bits))
     small = ring.signed_bits(clients)
@@ -118,9 +143,9 @@ def kept_sum(
     return RingShare(ring.reduce(terms.sum(axis=0, dtype=terms.dtype), bits))
 
 
-def demand(dim: int, clients: int, bits: int, trim: float) -> Demand:
+def demand(dim: int, clients: int, bits: int, ends: int) -> Demand:
     """Return the correlations of `kept_sum`."""
-    if dropped(clients, trim) == 0:
+    if ends == 0:
         return Demand()
     small, count = ring.signed_bits(clients), clients * dim
     kept = order.within_demand(count, small) + multiplex_demand(count, bits)

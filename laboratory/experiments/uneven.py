@@ -1,0 +1,245 @@
+"""Five sites of different sizes, of which one in turn sends its update times -30.
+
+The sites have 40, 25, 18, 12 and 5 % of the records, at random. Each method of the servers is
+compared with its rule in plain numpy on the updates of all five: without a ring, a bound or a
+check, so that what a method costs beyond its rule shows. FedAvg is the mean weighted by records.
+Updates are combined in the clear, by the functionality that the servers compute, with its check.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.laboratory import plots
+from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.experiments import aggregation, execution
+from securemedian.laboratory.experiments.hospitals import with_last
+from securemedian.laboratory.experiments.players import Players
+from securemedian.laboratory.experiments.runs import Run
+from securemedian.laboratory.plots import Grid
+from securemedian.mpc.arrays import Float32s
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.rounds.run_state import RunState
+
+if TYPE_CHECKING:
+    from securemedian.laboratory.experiments.catalogue import Design
+
+Vectors = NDArray[np.float64]
+# of all records, percent
+SITES = (40, 25, 18, 12, 5)
+# records of all sites together
+MOST = 1500
+ATTACK, NO_FAULT, FEDAVG = "sign-flip-30", "no fault", "FedAvg"
+
+
+def nearest(updates: Vectors) -> NDArray[np.intp]:
+    """Return who is near to whom by squared distance, itself first: a row per update, (n, n)."""
+    apart = ((updates[:, None] - updates[None]) ** 2).sum(axis=2)
+    np.fill_diagonal(apart, -1)
+    return apart.argsort(axis=1, kind="stable")
+
+
+def mixed(updates: Vectors, f: int) -> Vectors:
+    """Return each update's mean with its n - f - 1 nearest ones (Allouah et al., 2023)."""
+    return np.stack([updates[near[: len(updates) - f]].mean(axis=0) for near in nearest(updates)])
+
+
+def lower_median(updates: Vectors, f: int) -> Vectors:
+    """Return the lower median of each coordinate."""
+    return np.asarray(np.sort(updates, axis=0)[(len(updates) - 1) // 2])
+
+
+def trimmed(updates: Vectors, f: int) -> Vectors:
+    """Return the mean of each coordinate without the f smallest and the f largest values."""
+    return np.asarray(np.sort(updates, axis=0)[f : len(updates) - f].mean(axis=0))
+
+
+def multi_krum(updates: Vectors, f: int, chosen: int = 0) -> Vectors:
+    """Return the mean of the n - f updates, or `chosen`, with the least scores (Blanchard)."""
+    n = len(updates)
+    scores = [
+        ((updates[near[1 : n - f - 1]] - update) ** 2).sum()
+        for update, near in zip(updates, nearest(updates), strict=True)
+    ]
+    return np.asarray(updates[np.argsort(scores, kind="stable")[: chosen or n - f]].mean(axis=0))
+
+
+Rule = Callable[[Vectors, int], Vectors]
+# by method of the servers
+RULES: dict[str, Rule] = {
+    "radix": lower_median,
+    "bucketed": lower_median,
+    "trimmed-mean-service": trimmed,
+    "bounded-mean": lambda updates, f: np.asarray(updates.mean(axis=0)),
+    "krum-service": lambda updates, f: multi_krum(updates, f, 1),
+    "multi-krum-service": multi_krum,
+    "neighbours-median": lambda updates, f: lower_median(mixed(updates, f), f),
+    "neighbours-trimmed-mean": lambda updates, f: trimmed(mixed(updates, f), f),
+}
+
+
+@dataclass
+class Found:
+    """What a method and its rule have reached, in percent, and what a method has refused."""
+
+    method: list[float] = field(default_factory=list)
+    rule: list[float] = field(default_factory=list)
+    # rounds without a result, and honest sites that were left out of one
+    failed: int = 0
+    left_out: int = 0
+
+
+def shared_out(data: Dataset, seed: int) -> Dataset:
+    """Return data of at most MOST records, drawn and divided among the sites.
+
+    Columns are standardised by everybody's means and deviations.
+    """
+    order = np.random.default_rng((seed, len(SITES))).permutation(len(data.labels))[:MOST]
+    ends = np.cumsum(SITES)[:-1] * len(order) // 100
+    middle, spread = data.images.mean(axis=0), data.images.std(axis=0)
+    spread[spread == 0] = 1
+    owners = np.zeros(len(order), np.int64)
+    for end in ends:
+        owners[end:] += 1
+    return replace(
+        data,
+        images=((data.images[order] - middle) / spread).astype(np.float32),
+        labels=data.labels[order],
+        test_images=((data.test_images - middle) / spread).astype(np.float32),
+        owners=owners,
+        holders=tuple(f"{size} %" for size in SITES),
+    )
+
+
+def by_method(design: "Design") -> list[dict[str, Any]]:
+    """Return a row per method: its accuracy in percent by fault, and that of its rule behind it.
+
+    The accuracies are means over the seeds. `gap` is by how much the method is worse than its rule
+    at most; `failed` counts its rounds without a result, and `left out` how often an honest site
+    was left out of one.
+    """
+    if unknown := [method for method in design.methods if method not in RULES]:
+        raise ConfigError(
+            f"{', '.join(unknown)} has no rule in this experiment: take some of {', '.join(RULES)}"
+        )
+    if design.clients != len(SITES):
+        raise ConfigError(f"this experiment has {len(SITES)} sites, not {design.clients} clients")
+    faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
+    rows = []
+    # methods of one rule share what it reaches
+    plain: dict[tuple[Rule, str], list[float]] = {}
+    for method in design.methods:
+        found = [_found(design, method, fault, plain) for fault in faults]
+        row: dict[str, Any] = {"method": aggregation.label(method)}
+        for fault, each in zip(faults, found, strict=True):
+            row[fault] = f"{fmean(each.method):.1f} / {fmean(each.rule):.1f}"
+        gaps = [fmean(each.rule) - fmean(each.method) for each in found]
+        row |= {
+            "gap": f"{max(gaps):.1f}",
+            "failed": sum(each.failed for each in found),
+            "left out": sum(each.left_out for each in found),
+        }
+        rows.append(row)
+    row = {"method": FEDAVG}
+    for fault in faults:
+        row[fault] = f"{fmean(_trained(design, seed, fault) for seed in design.seeds):.1f}"
+    return [*rows, row | dict.fromkeys(("gap", "failed", "left out"), "")]
+
+
+def _prepared(design: "Design", seed: int, method: str, fault: str) -> tuple[Dataset, Run]:
+    """Return the data with the faulty site as the last one, and the run."""
+    place = len(SITES) - 1 if fault == NO_FAULT else [f"{size} %" for size in SITES].index(fault)
+    data = with_last(shared_out(design.data, seed), place)
+    return data, design.run(seed, method, "none" if fault == NO_FAULT else ATTACK)
+
+
+def _found(
+    design: "Design", method: str, fault: str, plain: dict[tuple[Rule, str], list[float]]
+) -> Found:
+    found, rule = Found(), RULES[method]
+    known = (rule, fault) in plain
+    honest = len(SITES) - (fault != NO_FAULT)
+    for seed in design.seeds:
+        data, run = _prepared(design, seed, method, fault)
+
+        def combined(before: RunState, updates: Float32s, run: Run = run) -> RunState:
+            try:
+                after, passed = execution.combined(run, before, updates)
+            except ConfigError:
+                found.failed += 1
+                return before.counted()
+            found.left_out += passed[:honest].count(False)
+            return after
+
+        found.method.append(_accuracy(design, run, data, combined))
+        if not known:
+            reached = _accuracy(design, run, data, _plainly(rule, design.attackers))
+            plain.setdefault((rule, fault), []).append(reached)
+    found.rule = plain[rule, fault]
+    return found
+
+
+def _trained(design: "Design", seed: int, fault: str) -> float:
+    """Return the accuracy in percent of FedAvg."""
+    data, run = _prepared(design, seed, "mean", fault)
+    assert data.owners is not None
+    sizes = np.bincount(data.owners)
+    return _accuracy(
+        design,
+        run,
+        data,
+        _plainly(lambda updates, f: np.asarray(sizes @ updates / sizes.sum()), 0),
+    )
+
+
+def _plainly(rule: Rule, f: int) -> Callable[[RunState, Float32s], RunState]:
+    """Return what makes the next state by a rule on all updates."""
+    return lambda before, updates: before.after(
+        rule(updates.astype(np.float64), f).astype(np.float32)
+    )
+
+
+def _accuracy(
+    design: "Design",
+    run: Run,
+    data: Dataset,
+    combined: Callable[[RunState, Float32s], RunState],
+) -> float:
+    """Return the accuracy in percent after a run; 0 if it diverges."""
+    players = Players(run, data)
+    state = RunState(run.policy, players.start(), run.policy.start())
+    for number in range(1, design.rounds + 1):
+        assert state.model is not None
+        with np.errstate(over="ignore", invalid="ignore"):
+            updates = players.updates(state.model, number)
+            if not np.isfinite(updates).all():
+                return 0.0
+            state = combined(state, updates)
+    assert state.model is not None
+    return 100 * players.accuracy(state.model)[0]
+
+
+def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+    """Draw the accuracies as a grid; a rule has its row below its method's."""
+    faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
+    rows, values = [], []
+    for row in found:
+        each = [str(row[fault]).split(" / ") for fault in faults]
+        rows.append(row["method"])
+        values.append([float(one[0]) for one in each])
+        if len(each[0]) > 1:
+            rows.append("  its rule, plainly")
+            values.append([float(one[1]) for one in each])
+    grid = Grid(
+        f"site that sends -30 times its update, from round {design.first}", "", faults, rows, values
+    )
+    title = (
+        f"{figure}: test accuracy (%) after {design.rounds} rounds, {design.model} on "
+        f"{design.data.name}, mean over {len(design.seeds)} seeds"
+    )
+    return plots.save_grid(stem, title, grid)
