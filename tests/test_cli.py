@@ -159,7 +159,9 @@ def test_waiting_is_said_once_and_only_by_who_waits(looks: list[Any], said: list
     """Who found an open round was told to wait for one."""
     told: list[str] = []
     config = SimpleNamespace(poll_interval_s=0.0)
-    service: Any = SimpleNamespace(report=told.append, config=config, meanwhile=lambda: None)
+    service: Any = SimpleNamespace(
+        report=told.append, config=config, meanwhile=lambda: None, check_open=lambda: None
+    )
     found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "waiting")
     assert (found, told) == (7, said)
 
