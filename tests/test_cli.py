@@ -162,7 +162,9 @@ def test_waiting_is_said_once_and_only_by_who_waits(
     monkeypatch.setattr(waits, "AFTER_S", 0.0)
     told: list[str] = []
     config = SimpleNamespace(poll_interval_s=0.0)
-    service: Any = SimpleNamespace(report=told.append, config=config, meanwhile=lambda: None)
+    service: Any = SimpleNamespace(
+        report=told.append, config=config, meanwhile=lambda: None, check_open=lambda: None
+    )
     found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
     assert (found, [line.partition(", until")[0] for line in told]) == (7, said)
 
