@@ -4,6 +4,7 @@ Benchmarks time and do not verify; tests verify and do not time. `soak` alone ve
 
 Each question has one module:
 
+`by_clients`  what do whole rounds cost, by the number of clients?
 `points`    what do single steps and whole medians cost, for any parameters?
 `figures`   what do the paper's Figures 3 and 12 and its Table 1 look like here?
 `peak`      how much memory does a server take for a round of many clients?

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from securemedian.benchmarks import figures, flower, parts, peak, points, scale
+from securemedian.benchmarks import by_clients, figures, points, scale
 
 # each module has add_kinds(kinds)
-KINDS = (figures, peak, parts, points, scale, flower)
+KINDS = (by_clients, figures, points, scale)
 
 
 def add_verbs(verbs: Any) -> None:
@@ -16,7 +16,7 @@ def add_verbs(verbs: Any) -> None:
         "and rounds are counted in the channel; the median of the repetitions is kept. Set-up "
         "(base OTs, compilation) is not counted.",
         epilog="All but ot, compare and median save JSON to --out DIR, with the machine and the "
-        "command, and figures a plot beside it. Whatever else runs on the machine "
+        "command, and clients and figures a plot beside it. Whatever else runs on the machine "
         "adds to all seconds: measure on a quiet one.",
     )
     # whose folders of keys are removed

@@ -16,17 +16,14 @@ With `--workers W` each server has so many workers of one core, which take a sha
     seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
     door     = bytes of all shares in full x seconds per byte of the door
 
-The door is here the daemon, which reads what it has stored, checks its digests and hands out
-slices, or with `--doors D` so many on the nodes of a cluster, which share that. Before that, while
-clients train, doors have taken the uploads:
-
-    taking   = bytes of all shares in full x seconds per byte to open, hash and store them / D
+The door is the daemon, which reads what it has stored, checks its digests and hands out slices.
 
 Seconds per OT and per coordinate are those of one party that runs a part of this round alone
 (`rehearsal`), and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -45,16 +42,14 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients import terminal
 from securemedian.clients.flags import add_methods, given_options
-from securemedian.common.blocks import BLOCK_BYTES, block_digest
 from securemedian.common.policy import refuse, unbounded
-from securemedian.common.sealing import HEADER, KEY_BYTES, Seal
 from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
-from securemedian.laboratory import report
+from securemedian.laboratory import plots, report
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.audit.binding import fold
@@ -162,10 +157,6 @@ class Forecast:
     workers: int = 0
     # what the daemon takes to hand out the slices
     door_seconds: float = 0.0
-    # how many processes of a server take the uploads, and how long they are busy with that, with a
-    # core each
-    doors: int = 1
-    taking_seconds: float = 0.0
 
     @property
     def compute_seconds(self) -> float:
@@ -203,14 +194,19 @@ def add_verbs(verbs: Any) -> None:
         "all: OTs, bytes each way, rounds, memory, and seconds on a link. This needs no servers "
         "and no data.",
         epilog=FORMULA,
-        usage="securemedian plan --clients N --dim D [OPTION ..] [METHOD [OPTION ..]]",
+        usage="securemedian plan --clients N,.. --dim D [OPTION ..] [METHOD [OPTION ..]]",
     )
     add_methods(plan, _add_options, only=PLANNED, default="all methods, to compare them")
     plan.set_defaults(run=run, compiles=True)
 
 
 def _add_options(plan: argparse.ArgumentParser) -> None:
-    plan.add_argument("--clients", type=int, metavar="N", help="clients that take part (required)")
+    plan.add_argument(
+        "--clients",
+        type=settings.numbers,
+        metavar="N,..",
+        help="clients that take part, one number or several (required)",
+    )
     plan.add_argument("--dim", type=int, metavar="D", help="coordinates of an update (required)")
     plan.add_argument(
         "--bandwidth",
@@ -237,12 +233,6 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         "one core in all)",
     )
     plan.add_argument(
-        "--doors",
-        type=settings.count,
-        metavar="N",
-        help="tell how long so many processes of a server, of one core each, take the uploads",
-    )
-    plan.add_argument(
         "--security",
         choices=list(Security),
         metavar="WORD",
@@ -251,22 +241,37 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
     )
     add_switch(plan)
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
+    plan.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE",
+        help="draw the costs by the number of clients, of which --clients has several: a PNG file",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Print a table of the forecasts, the rounds that are too large, and the cheapest methods."""
     if options.clients is None or options.dim is None:
         raise ConfigError("plan needs --clients and --dim")
+    counts = sorted(set(options.clients))
+    if options.plot:
+        plots.check()
+        if len(counts) < 2:
+            raise ConfigError(
+                f"--plot draws several numbers of clients, not {counts[0]} alone: give --clients "
+                "more of them, like 4,8,16"
+            )
+        report.check_writable(options.plot)
     console = terminal.console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
-    found, refused = [], list[SecureMedianError]()
+    found, refused = list[Forecast](), list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
     with terminal.console(stderr=True).status("encryption") as status:
         byte = seconds_per_byte()
-        for build in rounds(options):
+        for build, clients in itertools.product(rounds(options), counts):
             try:
-                params = build()
+                params = build(clients)
                 if params.method.audited and (options.workers or protocol.silent):
                     raise ConfigError(
                         "an audited round takes neither workers nor silent OT: leave out --workers "
@@ -275,9 +280,8 @@ def run(options: argparse.Namespace) -> None:
                 if options.security == Security.BOUNDED:
                     refuse(options.security, unbounded(params))
                 name = params.method.label
-                status.update(Text(name))
-                row = forecast(name, params, options.clients, protocol, link, byte, options.workers)
-                found.append(through(row, options.doors or 1))
+                status.update(Text(f"{name}, {clients} clients"))
+                found.append(forecast(name, params, clients, protocol, link, byte, options.workers))
             except (ConfigError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -289,18 +293,30 @@ def run(options: argparse.Namespace) -> None:
         console.print(f"left out: {reason.removesuffix(OR_WAY_OUT)}")
     if any(str(reason).endswith(OR_WAY_OUT) for reason in refused):
         console.print(f"To take these, {WAY_OUT}")
-    taken = taking(found) if options.doors else []
-    for line in [*taken, *cheapest(found), *of_noise(found)]:
-        console.print(line)
+    for clients in counts:
+        rows = [row for row in found if row.clients == clients]
+        about = f"n = {clients}: " if len(counts) > 1 else ""
+        for line in [*cheapest(rows), *of_noise(rows)]:
+            console.print(about + line)
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
         console.print(f"saved to {options.json}")
+    if options.plot:
+        title = f"Plan: rounds by the number of clients, d = {options.dim:,}"
+        growths = dict[str, dict[str, dict[int, float]]]()
+        for row in found:
+            growth = growths.setdefault(row.name, {"seconds": {}, "OTs": {}, "MB": {}})
+            growth["seconds"][row.clients] = row.seconds
+            growth["OTs"][row.clients] = row.cost.ots / 1e6
+            growth["MB"][row.clients] = (row.cost.bytes_sent + row.cost.bytes_received) / 1e6
+        picture = by_clients.draw(options.plot.with_suffix(""), title, growths)
+        console.print(f"saved to {picture}")
 
 
-def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
-    """Yield one function per round that the options ask for, which returns its parameters.
+def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]]:
+    """Yield one function per round that the options ask for, which takes the number of clients.
 
-    It raises ConfigError if there can be no such round.
+    It returns the round's parameters, and raises ConfigError if there can be no such round.
     """
     given = given_options(options)
     for name in METHODS if options.method is None else (options.method,):
@@ -309,7 +325,7 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[], RoundParams]]:
         }
         for values in itertools.product(*compared.values()):
             chosen = given | dict(zip(compared, values, strict=True))
-            yield partial(_round, name, with_fraction(name, chosen), options.dim, options.clients)
+            yield partial(_round, name, with_fraction(name, chosen), options.dim)
 
 
 def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
@@ -380,56 +396,17 @@ def with_audit(
     )
 
 
-def through(row: Forecast, doors: int) -> Forecast:
-    """Return a forecast with how long so many doors take its uploads.
-
-    Workers then get their slices from these, on the nodes of a cluster.
-    """
-    seconds = in_full(row.params, row.clients) * taking_seconds_per_byte()
-    return replace(
-        row,
-        doors=doors,
-        taking_seconds=seconds / doors,
-        door_seconds=row.door_seconds / doors,
-    )
-
-
-def taking(rows: Sequence[Forecast]) -> list[str]:
-    """Return a sentence per forecast on how long doors take its uploads."""
-    return [
-        f"{row.name}: {row.doors} doors of a server are busy for {row.taking_seconds:.3g} s with "
-        f"the {in_full(row.params, row.clients) / 1e9:.3g} GB that it takes, while clients train"
-        for row in rows
-    ]
-
-
 @cache
 def door_seconds_per_byte() -> float:
     """Return the seconds per byte in which a daemon reads, hashes and copies what it has stored."""
     data = bytearray(os_entropy(1 << 22))
 
     def hand_out() -> None:
-        block_digest(data)
+        hashlib.sha256(data).digest()
         # from the file, and to where workers fetch it
         bytes(bytes(data))
 
     return _fastest(hand_out) / len(data)
-
-
-@cache
-def taking_seconds_per_byte() -> float:
-    """Return the seconds per byte in which a door takes what clients have sealed."""
-    block, seal = os_entropy(BLOCK_BYTES), Seal(os_entropy(KEY_BYTES))
-    header, sealed = seal.seal(0, memoryview(block))
-    _, nonce = HEADER.unpack(header)
-
-    def take() -> None:
-        opened = seal.open(0, nonce, memoryview(sealed))
-        block_digest(opened)
-        # from the system, and to the file
-        bytes(bytearray(opened))
-
-    return _fastest(take) / BLOCK_BYTES
 
 
 def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:
@@ -671,6 +648,8 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
 def _tables(rows: Sequence[Forecast]) -> Group:
     """Return a table of what the rounds cost, and one of what their seconds consist of."""
     first = rows[0]
+    if len({row.clients for row in rows}) > 1:
+        return Group(_by_clients(rows))
     title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
     seconds = "Of the seconds, for servers like this machine and on this link:"
     if first.workers:
@@ -680,6 +659,22 @@ def _tables(rows: Sequence[Forecast]) -> Group:
         report.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
         report.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
     )
+
+
+def _by_clients(rows: Sequence[Forecast]) -> Any:
+    """Return a table of what the rounds cost, by the number of clients."""
+    first = rows[0]
+    title = f"d = {first.params.dim:,} coordinates, n clients"
+    if first.workers:
+        title += f", {first.workers} workers per server"
+    method, *costs = COSTS
+    cells, before = [], ""
+    for row in rows:
+        name, *figures = _costs(row)
+        # once per method
+        cells.append(["" if name == before else name, f"{row.clients:,}", *figures])
+        before = name
+    return report.table(title, (method, "n", *costs), cells, COSTS_NOTE)
 
 
 def _costs(row: Forecast) -> list[str]:
@@ -709,6 +704,13 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a PNG file, like cost.png")
+    return path
 
 
 def _positive(text: str) -> float:

@@ -80,6 +80,9 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         # what takes both parties: all but reading and summing the uploads
         "mpc_seconds": slower(lambda m: _spent(m) - m["cost"]["uploads_seconds"]),
         "total_seconds": slower(lambda m: _spent(m) + m["publish_seconds"]),
+        # what a round takes before its last upload, and after it
+        "before_seconds": slower(lambda m: m["early_seconds"]),
+        "after_seconds": slower(lambda m: _spent(m) - m["early_seconds"]),
         "ots": statistics.median_low(message["cost"]["ots"] for message in s0),
         "repetitions": len(s0),
     }

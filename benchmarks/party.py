@@ -2,8 +2,8 @@
 
 `python -m securemedian.benchmarks.party` reads one JSON object from standard input and writes one
 JSON object per line to standard output. S1 first writes {"endpoint": ..}. Then both write, after
-each repetition, {"point": i, "repetition": r, "publish_seconds": .., "peak_bytes": .., "cost":
-{..}}. The sockets are those of the servers, CURVE included.
+each repetition, {"point": i, "repetition": r, "publish_seconds": .., "early_seconds": ..,
+"peak_bytes": .., "cost": {..}}. The sockets are those of the servers, CURVE included.
 """
 
 import json

@@ -3,13 +3,12 @@
 import argparse
 import itertools
 import json
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks import settings
+from securemedian.benchmarks.by_clients import exponent
 from securemedian.benchmarks.settings import numbers
 from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_methods, given_options
@@ -160,16 +159,13 @@ def growth(results: Sequence[dict[str, Any]]) -> list[str]:
             series.setdefault(varied, []).append(result)
     lines = []
     for varied, points in series.items():
-        if len({point["clients"] for point in points}) >= 3:
-            logs = [math.log(point["clients"]) for point in points]
-            slopes = [
-                statistics.linear_regression(
-                    logs, [math.log(point[what]) for point in points]
-                ).slope
-                for what in ("ots", "seconds")
-            ]
+        ots, seconds = (
+            exponent((point["clients"], point[what]) for point in points)
+            for what in ("ots", "seconds")
+        )
+        if ots is not None and seconds is not None:
             name = " ".join(str(value) for value in varied if value not in (None, ""))
-            lines.append(f"{name}: OTs grow as n^{slopes[0]:.2f}, seconds as n^{slopes[1]:.2f}")
+            lines.append(f"{name}: OTs grow as n^{ots:.2f}, seconds as n^{seconds:.2f}")
     return lines
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from securemedian.benchmarks import doors, settings
+from securemedian.benchmarks import settings
 from securemedian.benchmarks.running import CNN, DEADLINE_S, SERVERS, Round, RunningServers, started
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import daemons, report
@@ -78,13 +78,6 @@ def add_kinds(kinds: Any) -> None:
         ("--repeat", 3, "rounds of each kind after a first one, of which the middle one is kept"),
     )
     scale.add_argument(
-        "--doors",
-        type=settings.numbers,
-        metavar="N,..",
-        help="instead of rounds, measure how fast a server takes uploads by so many doors, and "
-        "tell the ratios to the first number; needs no Ray",
-    )
-    scale.add_argument(
         "--kill-node",
         action="store_true",
         help="then kill one of S0's nodes in the middle of a round, and tell what that costs; for "
@@ -97,13 +90,8 @@ def add_kinds(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Measure all numbers of workers, print a table and what limits, and save the JSON.
 
-    With `--doors` it is about these (`doors.run`). Raises ConfigError if a node is to be killed of
-    which there is only one.
+    Raises ConfigError if a node is to be killed of which there is only one.
     """
-    if options.doors:
-        unwind_on_sigterm()
-        doors.run(options)
-        return
     if options.kill_node and min(options.workers) < 2:
         raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
     unwind_on_sigterm()

@@ -1,13 +1,13 @@
 """The options that all benchmarks share, and a run of points under them with a progress bar."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks.link import LinkShape
-from securemedian.benchmarks.work import Point
+from securemedian.benchmarks.work import Point, weight
 from securemedian.clients import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from securemedian.benchmarks.yardstick import Yardstick
 
 DEFAULT_OUT = Path("results/bench")
-# the parameters of every OT extension, by its name in results
-EXTENSIONS: dict[str, dict[str, Any]] = {
-    "softspoken-2": {"ot_field_bits": 2},
-    "softspoken-4": {"ot_field_bits": 4},
-    "softspoken-8": {"ot_field_bits": 8},
-    "silent": {"ot_extension": "silent"},
-}
 
 
 @dataclass(frozen=True)
@@ -57,22 +50,18 @@ class Settings:
         return measured(self.protocol.native_aes)
 
 
-def add_options(parser: argparse.ArgumentParser, chooses: bool = True) -> None:
-    """Add the shared options.
-
-    A benchmark that goes through OT extensions itself, or has no link, passes `chooses` as False.
-    """
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the shared options."""
     add_counts(parser, ("--repeat", 5, "repetitions per point, of which the median is kept"))
-    if chooses:
-        add_extension(parser)
-        parser.add_argument(
-            "--link",
-            type=link,
-            default="loopback",
-            metavar="LINK",
-            help="loopback, or a link shaped to a rate and perhaps a round-trip time, like 377MB/s "
-            "or 100Mbit/s,40ms (default: %(default)s)",
-        )
+    add_extension(parser)
+    parser.add_argument(
+        "--link",
+        type=link,
+        default="loopback",
+        metavar="LINK",
+        help="loopback, or a link shaped to a rate and perhaps a round-trip time, like 377MB/s "
+        "or 100Mbit/s,40ms (default: %(default)s)",
+    )
     add_counts(parser, ("--lanes", ProtocolParams.lanes, "chunks computed at the same time"))
     parser.add_argument(
         "--native",
@@ -100,25 +89,6 @@ def add_extension(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_extensions(parser: argparse.ArgumentParser) -> None:
-    """Add the OT extensions that a benchmark goes through, in place of the choice of one."""
-    parser.add_argument(
-        "--extensions",
-        type=list_from(tuple(EXTENSIONS)),
-        default=list(EXTENSIONS),
-        metavar="E,..",
-        help=f"OT extensions, softspoken ones with their k (default: {','.join(EXTENSIONS)})",
-    )
-
-
-def protocols(options: argparse.Namespace) -> dict[str, ProtocolParams]:
-    """Return the parameters of the extensions chosen with `add_extensions`, by name."""
-    return {
-        name: ProtocolParams(**EXTENSIONS[name], lanes=options.lanes, native_aes=options.native)
-        for name in options.extensions
-    }
-
-
 def add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
@@ -131,14 +101,13 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 def read(options: argparse.Namespace) -> Settings:
     """Return the settings that the options of `add_options` describe."""
-    chosen = vars(options)
     protocol = ProtocolParams(
-        ot_extension=chosen.get("extension", "softspoken"),
-        ot_field_bits=chosen.get("field_bits", 4),
+        ot_extension=options.extension,
+        ot_field_bits=options.field_bits,
         lanes=options.lanes,
         native_aes=options.native,
     )
-    return Settings(protocol, chosen.get("link", "loopback"), options.repeat)
+    return Settings(protocol, options.link, options.repeat)
 
 
 def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -> None:
@@ -151,26 +120,35 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
     """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from securemedian.benchmarks import harness
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("to go"),
     )
     with Progress(*columns, console=terminal.console(stderr=True), transient=True) as progress:
         task = progress.add_task(
-            f"{what} starting two processes".strip(), total=len(points) * settings.repeat
+            f"{what} starting two processes".strip(),
+            total=sum(map(weight, points)) * settings.repeat,
         )
         results = harness.run(
             points,
             settings.repeat,
             settings.protocol,
+            # called by both parties
             lambda done, point: progress.update(
-                task, completed=done, description=f"{what} {point.name}".strip()
+                task, advance=weight(point) / 2, description=f"{what} {point.name}".strip()
             ),
             settings.link,
         )
@@ -189,19 +167,6 @@ def link(text: str) -> str:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def list_from(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a parser of lists like a,b whose values are among the choices."""
-
-    def parse(text: str) -> list[str]:
-        values = text.split(",")
-        for value in values:
-            if value not in choices:
-                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}")
-        return values
-
-    return parse
 
 
 def numbers(text: str) -> list[int]:

@@ -17,6 +17,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
 from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import PORTION
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot.extension import (
@@ -25,13 +26,12 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtReceiver,
     RandomOtSender,
 )
-from securemedian.mpc.protocols.ot.softspoken import corrections_shape
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
 from securemedian.mpc.rounds.auditing import Auditor
-from securemedian.mpc.rounds.chunks import evenly
+from securemedian.mpc.rounds.chunks import evenly, round_demand
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -74,10 +74,10 @@ SWEPT = (
 class Point:
     """One set of parameters to time."""
 
-    # "ot", "compare", "median" or "bytes"
+    # "ot", "compare" or "median"
     bench: str
     method: str
-    # of OTs, comparisons or bytes
+    # of OTs or comparisons
     count: int | None = None
     # of medians
     clients: int | None = None
@@ -95,8 +95,6 @@ class Point:
         bits = self.options.get("ring_bits")
         if self.bench == "ot":
             return "random OTs"
-        if self.bench == "bytes":
-            return f"bytes {self.method}"
         if self.bench == "compare":
             return f"compare l={bits}"
         detail = round_params(self).method.detail
@@ -116,10 +114,13 @@ class Repetition:
     """The cost of one repetition at one party.
 
     `publish_seconds` are those that S0 takes alone, for the new model and range after a round.
+    `early_seconds` are those of what a round does before its last upload, in the lane that takes
+    longest: making correlations, and checking dealings.
     """
 
     cost: Cost
     publish_seconds: float = 0.0
+    early_seconds: float = 0.0
 
 
 def run_point(
@@ -132,8 +133,6 @@ def run_point(
     meter = Meter(parties)
     if point.bench == "ot":
         _both_ways(parties[0], point.count or 0)
-    elif point.bench == "bytes":
-        _bytes(parties[0], point.count or 0, both_ways=point.method == "both ways")
     else:
         _comparisons(parties, point.count or 0, point.options["ring_bits"])
     return Repetition(meter.read())
@@ -147,6 +146,27 @@ def round_params(point: Point) -> RoundParams:
     return RoundParams.from_dict(
         {"method": point.method, "dim": point.dim, "max_clients": point.clients, **options}
     )
+
+
+def weight(point: Point) -> float:
+    """Return about how many seconds a repetition takes, for a progress bar."""
+    if point.bench == "bytes":
+        return (point.count or 0) * 1e-9
+    if point.bench != "median":
+        return (point.count or 0) * (1e-6 if point.bench == "compare" else 2e-8)
+    params = round_params(point)
+    return 0.02 + demanded(params).ots * 2e-8 + params.max_clients * params.dim * 1e-7
+
+
+def demanded(params: RoundParams) -> Demand:
+    """Return the correlations that a round of `max_clients` takes, and the check before it."""
+    weights = [1] * params.max_clients
+    wanted = round_demand(params, weights, params.dim)
+    if params.upload_check:
+        return wanted + params.upload_check.judge_demand(weights, params.max_clients)
+    if params.method.checks_values:
+        return wanted + params.method.check_demand(params.max_clients * params.dim, len(weights))
+    return wanted
 
 
 def can_be_malformed(method: str) -> bool:
@@ -195,19 +215,20 @@ def _median(
         uploads = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
     elif point.verified:
         checking = check_values(parties, params, protocol, uploads).cost
+    early = checking.checking_seconds if dealt else 0.0
     meet()
     auditor = _auditor(params, parties, protocol, uploads) if params.method.audited else None
     meet()
     groups = evenly(params, len(uploads)) if params.method.visible else []
     outcome = run_round(parties, params, protocol, uploads, groups=groups)
+    early += max(each.pool.spent.seconds for each in parties)
     if auditor:
         auditor.prove(params.method.public(outcome.values)[0])
         checking = checking.after(auditor.cost.as_checking())
-    publishes = party.number == 0 and params.uses_range
-    if not publishes:
-        return Repetition(outcome.cost.after(checking).after(ahead))
-    seconds = _publish(params, params.method.public(outcome.values), groups)
-    return Repetition(outcome.cost.after(checking).after(ahead), seconds)
+    seconds = 0.0
+    if party.number == 0 and params.uses_range:
+        seconds = _publish(params, params.method.public(outcome.values), groups)
+    return Repetition(outcome.cost.after(checking).after(ahead), seconds, early)
 
 
 def _auditor(
@@ -232,7 +253,8 @@ def _auditor(
     return auditor
 
 
-def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
+def run_before(params: RoundParams) -> run_state.RunState:
+    """Return the state of a run that a round can start from: a model of zeros, and a range."""
     zeros = np.zeros(params.dim, np.float32)
     scale = zeros + np.float32(0.1)
     policy: RangePolicy = FollowRange()
@@ -243,7 +265,12 @@ def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -
         policy = CoordinateRange()
     before = run_state.RunState(policy, zeros, scale)
     if params.method.groups > 1:
-        before = run_state.RunState.of_groups([before] * params.method.groups)
+        return run_state.RunState.of_groups([before] * params.method.groups)
+    return before
+
+
+def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
+    before = run_before(params)
     start = time.perf_counter()
     run_state.finish(before, params, values, params.max_clients, groups)
     return time.perf_counter() - start
@@ -280,7 +307,7 @@ def _words(layout: share.Layout, stream: Stream) -> share.WordsUpload:
     return share.WordsUpload(layout, packed)
 
 
-def random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
+def _random_ots(ends: Sequence[RandomOtSender | RandomOtReceiver], count: int) -> None:
     """Make `count` random OTs with each end, check them, and keep none of their keys."""
     senders = [end for end in ends if isinstance(end, RandomOtSender)]
     receivers = [end for end in ends if isinstance(end, RandomOtReceiver)]
@@ -306,18 +333,7 @@ def _both_ways(party: Party, count: int) -> None:
     sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
     receiver.prepare()
     half = -(-count // (2 * ALIGN)) * ALIGN
-    random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
-
-
-def _bytes(party: Party, count: int, both_ways: bool) -> None:
-    """Send bytes from S0 to S1, and back if `both_ways`, in messages of a block's corrections."""
-    message = np.zeros(corrections_shape(4, BLOCK), np.uint64)
-    for _ in range(-(-count // message.nbytes)):
-        if both_ways or party.number == 0:
-            party.channel.send("bytes", message)
-        if both_ways or party.number == 1:
-            party.channel.recv("bytes", message.dtype, message.shape)
-    party.channel.exchange("all here", np.zeros(1, np.uint8))
+    _random_ots([sender, receiver] if sender.sender_speaks else [receiver, sender], half)
 
 
 def _comparisons(parties: Sequence[Party], count: int, bits: int) -> None:

@@ -46,31 +46,26 @@ class Yardstick:
 def measured(native: bool) -> Yardstick:
     """Return the yardstick of this run, by the processor's own instructions if these are taken."""
     own = processor.taken(native)
-    speed = native_rate(REPEAT) if own else openssl_rate(modes.CTR(bytes(16)), BUFFER, REPEAT)
-    return of(native, speed)
+    made_by = processor.described() if own else "OpenSSL"
+    speed = _native_rate() if own else _openssl_rate()
+    return Yardstick(report.machine()["cpu"], made_by, speed)
 
 
-def of(native: bool, bytes_per_second: float) -> Yardstick:
-    """Return the yardstick whose speed was measured already."""
-    made_by = processor.described() if processor.taken(native) else "OpenSSL"
-    return Yardstick(report.machine()["cpu"], made_by, bytes_per_second)
-
-
-def rate(size: int, function: Callable[[], Any], repeat: int) -> float:
+def _rate(size: int, function: Callable[[], Any]) -> float:
     """Return the bytes per second of processor time of a function that does `size` at a time."""
     timer = timeit.Timer(function, timer=time.thread_time)
     number, _ = timer.autorange()
-    return size * number / median_low(timer.repeat(repeat, number))
+    return size * number / median_low(timer.repeat(REPEAT, number))
 
 
-def native_rate(repeat: int) -> float:
+def _native_rate() -> float:
     """Return the bytes per second that are hashed by the processor's own instructions."""
     blocks, zero = np.ones((SMALL // 16, 2), np.uint64), np.uint64(0)
     given = blocks, zero, zero, aes.round_keys(bytes(16))[0], None, blocks, None
-    return rate(SMALL, partial(hashing.hash_blocks, *given), repeat)
+    return _rate(SMALL, partial(hashing.hash_blocks, *given))
 
 
-def openssl_rate(mode: modes.CTR | modes.ECB, size: int, repeat: int) -> float:
-    """Return the bytes per second of OpenSSL's AES-128, `size` at a time."""
-    update = Cipher(algorithms.AES(bytes(16)), mode).encryptor().update_into
-    return rate(size, partial(update, bytes(size), bytearray(size + 15)), repeat)
+def _openssl_rate() -> float:
+    """Return the bytes per second of OpenSSL's AES-128 in counter mode."""
+    update = Cipher(algorithms.AES(bytes(16)), modes.CTR(bytes(16))).encryptor().update_into
+    return _rate(BUFFER, partial(update, bytes(BUFFER), bytearray(BUFFER + 15)))

@@ -3,14 +3,18 @@
 import argparse
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_public
 from securemedian.clients.waits import Teller
+from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
+from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from securemedian.clients.client import Client
@@ -38,6 +42,12 @@ def _add_submit(subparsers: "Verbs") -> None:
         "update", type=Path, metavar="FILE", help="the trained parameters: .npy or .npz"
     )
     add_public(verb)
+    verb.add_argument(
+        "--round",
+        default="",
+        metavar="ID",
+        help="submit nothing, and get the result or receipt of this earlier round of yours again",
+    )
     verb.add_argument(
         "--group",
         type=int,
@@ -93,26 +103,42 @@ def _submit(options: argparse.Namespace) -> None:
     wanted = [path for path in (options.result, options.receipt) if path]
     for path in wanted:
         files.check_writable(path)
+    if options.round and not wanted:
+        raise ConfigError("--round submits nothing: give --result or --receipt, too")
     public = PublicSet.load(options.public) if options.public else None
     with Client.from_config(options.config, options.cohort, public=public, report=tell) as client:
-        current = client.wait_for_round()
-        if current.submitted and wanted:
-            print(
-                f"round {current.round_id} has an upload of this client already, and takes no other"
-            )
-        else:
-            _submit_and_warn(client, update, dict(options.public_metric), options.group)
-            print(f"submitted to round {current.round_id}")
-            if not wanted:
-                if current.params.method.audited:
-                    client.attend()
-                return
-        result = client.result(group=options.group)
-        if options.result:
-            # an earlier process may have submitted it, whose update this one has read again
-            vector, _ = flatten(result)
-            files.write(options.result, unflatten(vector, flatten(update)[1]))
-        say_result(client, current.round_id, options)
+        round_id = options.round
+        if not round_id:
+            current = client.wait_for_round()
+            round_id = current.round_id
+            if current.submitted and wanted:
+                say(f"round {round_id} has an upload of this client already, and takes no other")
+            else:
+                _submit_and_warn(client, update, dict(options.public_metric), options.group)
+                say(f"submitted to round {round_id}")
+                if not wanted:
+                    if current.params.method.audited:
+                        client.attend()
+                    return
+        result = client.result(round_id, group=options.group)
+        with kept_at_servers(round_id):
+            if options.result:
+                # an earlier process may have submitted it, whose update this one has read again
+                vector, _ = flatten(result)
+                files.write(options.result, unflatten(vector, flatten(update)[1]))
+            say_result(client, round_id, options)
+
+
+@contextmanager
+def kept_at_servers(round_id: str) -> Iterator[None]:
+    """Let a ConfigError of what is written here say how to get it again."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. The servers still have the result of round {round_id}: run this again with "
+            f"--round {round_id}"
+        ) from error
 
 
 tell = Teller("securemedian: ")
@@ -135,10 +161,10 @@ def _submit_and_warn(
 def say_result(member: "Member", round_id: str, options: argparse.Namespace) -> None:
     """Write the receipt, and say where it and the result are, and who was left out and why."""
     if options.result:
-        print(f"result of round {round_id} in {options.result}")
+        say(f"result of round {round_id} in {options.result}")
     if options.receipt:
         receipts.save(member.receipt(round_id), options.receipt)
-        print(f"receipt of round {round_id} in {options.receipt}")
+        say(f"receipt of round {round_id} in {options.receipt}")
     for group in member.unchanged_groups(round_id):
         print(
             f"group {group} of round {round_id} keeps its model: too few clients have chosen it",

@@ -10,7 +10,7 @@ request without an answer is repeated with the same bytes (`clients.journal`). W
 this also holds for a client that is restarted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -26,7 +26,6 @@ from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
     Journal,
-    Noised,
     Sent,
     Submission,
     fingerprint,
@@ -38,11 +37,14 @@ from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.clients.waits import Report, Teller
 from securemedian.common.public_metrics import check_public_metrics
+from securemedian.common.status import POLICY, SERVERS, TRAINING
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
+    NotFinite,
     NotStored,
     PeerProtocolError,
     PolicyRefused,
@@ -50,9 +52,11 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.options import check_one_of
 from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.rounds.encode import check_finite
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -61,6 +65,12 @@ _ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
 
 
 _say = Teller(on_stdout=True)
+
+
+class _TrainingFailed(SecureMedianError):
+    """The caller's training raised an exception."""
+
+    code = TRAINING
 
 
 @dataclass(frozen=True)
@@ -199,7 +209,13 @@ class Client(Member):
         return dealing.deal(shape, entropy)
 
     def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
-        """Return what the method of a round shares of a flat update (`clients.upload`)."""
+        """Return what the method of a round shares of a flat update (`clients.upload`).
+
+        Raises NotFinite for NaN and, unless the method has words for them, infinite values, and
+        InputError if the update does not fit the round.
+        """
+        if not current.params.method.takes_infinite:
+            check_finite(vector, "the update")
         return upload.encode_update(vector, current)
 
     def close(self) -> None:
@@ -267,7 +283,7 @@ class Client(Member):
             raise
         except PeerProtocolError:
             # nobody is to wait for this client, which sends nothing to servers that lie
-            self.decline(current.round_id)
+            self.decline(current.round_id, SERVERS)
             raise
         self._open = None
 
@@ -298,6 +314,7 @@ class Client(Member):
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,
+        on_error: str = "raise",
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
@@ -315,9 +332,14 @@ class Client(Member):
         Ends after `rounds` rounds with a result, or, if that is None, when no round opens within
         `timeout_s` (default: `wait_timeout_s`). A round without a result, or without this client,
         is reported and does not count, and `model` gets back the parameters from which it was
-        trained. Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model`
-        does not fit the round, and ConfigError if the round does not exchange parameters.
+        trained. A model with NaN, or infinite values in a round that takes none, is not submitted:
+        the round goes on without this client, which declines it (`decline`). With
+        `on_error="decline"` the same holds for an exception of `train` or `public_metrics`.
+
+        Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model` does not fit
+        the round, and ConfigError if the round does not exchange parameters.
         """
+        check_one_of("on_error", on_error, ("raise", "decline"))
         with self.service.reporting(report):
             # whether `model` holds a result, which is known to the clients alone in some rounds
             trained = False
@@ -358,14 +380,22 @@ class Client(Member):
                         metrics: Mapping[str, float] = {}
                         if not current.dealing_lost:
                             report(f"{name}: training")
-                            train(model)
-                            metrics = public_metrics(model) if public_metrics else {}
+                            try:
+                                train(model)
+                                metrics = public_metrics(model) if public_metrics else {}
+                            except Exception as error:
+                                if on_error == "raise":
+                                    raise
+                                raise _TrainingFailed(repr(error)) from error
                         self.submit(model, current.round_id, progress, metrics, group)
                         report(f"{name}: submitted, waiting for the result")
                     result, _ = updates.flatten(self.result(current.round_id, group=group))
                     updates.load(result, model)
-                except _ROUND_LOST as error:
+                except (NotFinite, _TrainingFailed, *_ROUND_LOST) as error:
                     updates.load(start, model)
+                    if isinstance(error, NotFinite | _TrainingFailed):
+                        # nobody is to wait for this client
+                        self.decline(current.round_id, error.code)
                     report(f"going on to the next round: {error}")
                     continue
                 trained = True
@@ -416,17 +446,35 @@ class Client(Member):
             epsilon = max(inf if one is None else one for one in told)
         made = self._journal.made_within_a_day
         try:
-            policy.check_round(params, made, self.config.name, listed, epsilon, bounded)
+            policy.check_round(
+                params,
+                made,
+                self.config.name,
+                listed,
+                epsilon,
+                bounded,
+                self.config.weight,
+                self.service.keys.public.decode(),
+            )
         except PolicyRefused:
             self.decline(round_id)
             raise
 
-    def decline(self, round_id: str) -> None:
-        """Tell both servers that this client takes no part in a round, so that none waits."""
+    def decline(self, round_id: str, reason: str = POLICY) -> None:
+        """Tell both servers that this client takes no part in a round, so that none waits.
+
+        `reason` is a code of `status.DECLINED`; servers of release 1.0 are told none.
+        """
+        self._sender.abandon(round_id)
         # S1 first, because S0 may close the round at once
         for party in (1, 0):
+            fields = {"round": round_id}
             try:
-                self.service.ask("decline", {"round": round_id}, timeout_s=0.0, party=party)
+                if reason != POLICY:
+                    info = self.service.ask("info", timeout_s=0.0, party=party).fields
+                    # releases that speak less know no reasons
+                    fields |= {"reason": reason} if agree(f"S{party}", info) >= 3 else {}
+                self.service.ask("decline", fields, timeout_s=0.0, party=party)
             except SecureMedianError as error:
                 self.service.report(f"S{party} was not told of a refusal: {error}")
 
@@ -507,19 +555,6 @@ class Client(Member):
     def stored(self) -> tuple[Mapping[str, Any], Mapping[str, NDArray[Any]]]:
         """Return the fields and arrays that were stored last, not to be changed, or {} and {}."""
         return self._journal.own.fields, self._journal.own.arrays
-
-    @property
-    def account(self) -> Sequence[Noised]:
-        """Return what was trained with noise and charged, in this process and before it."""
-        return self._journal.account
-
-    def charge(self, noised: Noised) -> None:
-        """Add to the account, which with a `state_dir` outlasts the process.
-
-        Call it before an update of these steps is submitted. Raises ConfigError if it cannot be
-        written.
-        """
-        self._journal.charge(noised)
 
     def _fetched(
         self, round_id: str, timeout_s: float | None

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Self
 
 from securemedian.clients.policy import ClientPolicy
-from securemedian.common.addresses import check_endpoint
+from securemedian.common.addresses import check_endpoint, host_and_port
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
 from securemedian.common.security import without_switch
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, quoted
+from securemedian.mpc.options import check_whole
+from securemedian.mpc.rounds.methods.base import MOST_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class ClientConfig:
     # NAME-state, for one process at a time; relative to the folder of the configuration. Without it
     # a client forgets what it has made for rounds, and what it keeps, when it ends (`journal`)
     state_dir: str = ""
+    # how much it counts in rounds with weights, such as its number of examples: it takes part in
+    # none that gives it another. 0: it states none, and takes part in no round with weights
+    weight: int = 0
+    # HOST:PORT of a SOCKS5 proxy without a password, through which both servers are reached
+    socks_proxy: str = ""
     # the rounds that a client takes part in
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     # the limit for the answer to a request, from when the server has taken the last of it
@@ -64,6 +71,9 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
+        check_whole("weight", self.weight, 0, MOST_WEIGHT)
+        if self.socks_proxy:
+            host_and_port(self.socks_proxy)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(

@@ -4,7 +4,9 @@ A request without an answer may be repeated on a new connection: whether the fir
 cannot be known, and a server answers a repeated request like the first.
 """
 
+import functools
 import itertools
+import os
 import socket
 import struct
 import threading
@@ -19,8 +21,10 @@ from zmq.utils.monitor import recv_monitor_message
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.clients.upload import Round
 from securemedian.clients.waits import Report, Wait
-from securemedian.common.addresses import host_of
+from securemedian.common.addresses import connects_ipv6
 from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.descriptors import check_descriptors
+from securemedian.common.durable import check_process
 from securemedian.common.keys import KeyPair
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -53,13 +57,22 @@ MESSAGE_S = 1800.0
 # the longest that nothing of what is sent reaches the other end's host, before the connection is
 # made anew, to the address that the server's name then has. A slow line is never silent.
 SILENCE_S = 10.0
+# How often each end shows the other that it is there, so that no firewall forgets a silent line.
+# The limit for an answer to that is MESSAGE_S, because it waits behind a long message.
+HEARTBEAT_MS = 5000
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+# what every server takes: longer requests are compared with its max_message_bytes first
+SHORT_BYTES = 1 << 16
 # where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("=120xQ")
 # the slowest line that requests have time for where other systems do not tell that
 SLOWEST_BYTES_PER_S = 1e5
+
+# What a connection takes: three sockets of libzmq and the line itself. Before the first one in a
+# process libzmq takes five; the same number is left for files that are written meanwhile.
+DESCRIPTORS = 4 + 5
 
 # takes the bytes that have been sent, and those in all
 Progress = Callable[[int, int], object]
@@ -84,23 +97,29 @@ class Connection:
         other: ServerAddress | None = None,
         report: Report = lambda text: None,
         cohort: str = DEFAULT_COHORT,
+        proxy: str = "",
     ) -> None:
         """Connect to `server`; `other` is what the configuration has for the other one.
 
         If this server does not prove its key, the key of the other one is tried, to find out
         whether they are exchanged. `report` gets a line when the server is away and waited for, and
-        one when it is back. Requests that name no round are about this `cohort`.
+        one when it is back. Requests that name no round are about this `cohort`. It connects
+        through the SOCKS5 `proxy` HOST:PORT, if there is one.
         """
         self.label, self._where, self._timeout_s = label, f"{label} at {server.address}", timeout_s
         self._server, self._keys, self._other = server, keys, other
         self._report, self._told = report, False
-        self._cohort = cohort
+        self._cohort, self._proxy = cohort, proxy
+        # libzmq's sockets belong to the process that opened them
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._cancelled = threading.Event()
         # whether the server has been reached before, so that it is worth waiting for
         self.reached = False
         # how many connections there have been to it
         self.links = 0
+        # the most bytes of a request that the server is known to take
+        self._most_bytes = SHORT_BYTES
         # whether the other end has hung up during a handshake since it last proved its key
         self._unproved = False
         self._connect()
@@ -110,13 +129,34 @@ class Connection:
         self._proven = False
         # the descriptor of the connection, once there is one
         self._descriptor = -1
-        self._socket = _dealer(self._keys, self._server.public_key)
+        self._socket = self._dealer(self._server.public_key)
         self._socket.sndtimeo = int(self._timeout_s * 1000)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(self._server.address)
+
+    def _dealer(self, server_key: str) -> zmq.Socket[bytes]:
+        """Return a socket that is not connected yet, for a server with this public key.
+
+        Raises NoSocket where this process has too few descriptors for it.
+        """
+        check_descriptors(DESCRIPTORS, "a connection to a server")
+        socket: zmq.Socket[bytes] = _context_of(os.getpid()).socket(zmq.DEALER)
+        socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
+        # TCP's own limit, TCP_USER_TIMEOUT, where the system has one
+        socket.tcp_maxrt = int(SILENCE_S * 1000)
+        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, int(MESSAGE_S * 1000)
+        if self._proxy:
+            # it finds the server's address
+            socket.set_string(zmq.SOCKS_PROXY, self._proxy)
+            socket.ipv6 = connects_ipv6(f"tcp://{self._proxy}")
+        else:
+            socket.ipv6 = connects_ipv6(self._server.address)
+        socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        socket.curve_serverkey = server_key.encode()
+        return socket
 
     def ask(
         self,
@@ -130,8 +170,10 @@ class Connection:
 
         Without an answer, or if the server has no room to store it, the request is repeated with
         growing pauses for `patience_s` seconds, if the server has been reached before. Raises the
-        error that the server answers with, or ServerUnreachable if it does not answer.
+        error that the server answers with, ServerUnreachable if it does not answer, and
+        LocalProtocolError in a fork of the process that has connected.
         """
+        check_process(self._pid, f"the connection to {self._where}")
         deadline = time.monotonic() + patience_s
         for pause in pauses():
             try:
@@ -165,10 +207,11 @@ class Connection:
         arrays: Mapping[str, NDArray[Any]] | None,
         progress: Progress,
     ) -> wire.Message:
-        self.check_cancelled()
+        self._check_cancelled()
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
+        self._check_size(op, wire.size(parts))
         try:
             # what happened to the connection before this request does not concern it
             self._take_events()
@@ -187,13 +230,24 @@ class Connection:
             raise
         return reply
 
+    def _check_size(self, op: str, size: int) -> None:
+        """Raise ConfigError if a request is longer than what the server takes, as it says itself.
+
+        It would be sent whole, and again, before it is refused.
+        """
+        if size <= self._most_bytes:
+            return
+        said = self._ask_once("info", {}, None, unseen).fields.get("max_message_bytes")
+        self._most_bytes = said if type(said) is int else size
+        if size > self._most_bytes:
+            raise ConfigError(
+                f"{self._where} takes requests of at most {self._most_bytes:,} bytes, and this "
+                f"{op!r} has {size:,}: have max_message_bytes raised at both servers"
+            )
+
     @property
     def address(self) -> str:
         return self._server.address
-
-    @property
-    def host(self) -> str:
-        return host_of(self._server.address)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless it is cancelled."""
@@ -204,8 +258,10 @@ class Connection:
         self._cancelled.set()
 
     def close(self) -> None:
-        self._socket.disable_monitor()
-        self._socket.close()
+        """Close the sockets, except in a fork: they are those of the process that opened them."""
+        if self._pid == os.getpid():
+            self._socket.disable_monitor()
+            self._socket.close()
 
     def _reply(
         self, op: str, number: int, size: int, before: int, progress: Progress
@@ -223,7 +279,7 @@ class Connection:
         wait = Wait(self._report, lambda: f"the answer to {op!r} from {self._where}", deadline)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                self.check_cancelled()
+                self._check_cancelled()
                 if (taken := min(size, self._acknowledged() - before)) > sent:
                     sent = taken
                     latest = begun + max(self._timeout_s, MESSAGE_S)
@@ -266,8 +322,7 @@ class Connection:
         finally:
             borrowed.detach()
 
-    def check_cancelled(self) -> None:
-        """Raise ServerUnreachable if it is cancelled."""
+    def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise ServerUnreachable(f"the connection to {self._where} was closed here")
 
@@ -304,7 +359,7 @@ class Connection:
         """Raise ConfigError if the server proves the key that belongs to the other server."""
         if self.reached or self._other is None:
             return
-        trial = _dealer(self._keys, self._other.public_key)
+        trial = self._dealer(self._other.public_key)
         # both events show that the server has this key: it read our handshake and judged our key
         proved = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         monitor = trial.get_monitor_socket(proved | _FAILED)
@@ -350,22 +405,20 @@ def connect(
 ) -> tuple[Connection, Connection]:
     """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""
     limit_s = min(config.reply_timeout_s, timeout_s)
+    shared = config.cohort, config.socks_proxy
     return (
-        Connection("S0", config.s0, keys, limit_s, config.s1, report, config.cohort),
-        Connection("S1", config.s1, keys, limit_s, config.s0, report, config.cohort),
+        Connection("S0", config.s0, keys, limit_s, config.s1, report, *shared),
+        Connection("S1", config.s1, keys, limit_s, config.s0, report, *shared),
     )
 
 
-def _dealer(keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
-    """Return a socket that is not connected yet, for a server with this public key."""
-    context: zmq.Context[Any] = zmq.Context.instance()
-    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    socket.linger, socket.maxmsgsize = 0, wire.MAX_PART_BYTES
-    # TCP's own limit, TCP_USER_TIMEOUT, where the system has one
-    socket.tcp_maxrt = int(SILENCE_S * 1000)
-    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    socket.curve_serverkey = server_key.encode()
-    return socket
+@functools.cache
+def _context_of(pid: int) -> "zmq.Context[Any]":
+    """Return the context of this process, which all its connections share."""
+    context: zmq.Context[Any] = zmq.Context()
+    # by default 1023, which is 170 clients
+    context.max_sockets = context.get(zmq.SOCKET_LIMIT)
+    return context
 
 
 def pauses(first: float = PAUSE_S, longest: float = LONGEST_PAUSE_S) -> Iterator[float]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from securemedian.clients import upload
-from securemedian.clients.blocks import Blocks, takes_blocks
 from securemedian.clients.connection import (
     Connection,
     Progress,
@@ -161,24 +160,13 @@ class Dealer:
         )
 
     def _send(self, server: Connection, half: ShareHalf, limit: int) -> None:
-        """Send a half in blocks, or piece by piece to a server that takes none.
-
-        The pieces are sent anew if the server no longer has those before.
-        """
+        """Send a half piece by piece, and all pieces again if the server has lost those before."""
         about = {
             "round": self.round_id,
             "params": self._current.params.digest,
             "start": self._current.start,
         }
         share, before = half.share.reshape(-1), self.sent
-        if takes_blocks(server, half, self._patience_s):
-
-            def sent(stored: int) -> None:
-                self.sent = before + stored
-
-            kind = {"kind": "dealing"}
-            Blocks(server, about | kind, share, self._patience_s, sent).send()
-            return
         # half of the limit leaves room for what comes with a piece
         most = min(PIECE_BYTES, limit // 2)
         pieces = max(1, -(-share.nbytes // most))

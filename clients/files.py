@@ -1,8 +1,10 @@
 """Updates and results in .npy and .npz files, for their owner alone, never as pickled objects."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +57,21 @@ def check_writable(path: Path) -> None:
 
 def write(path: Path, model: Any) -> None:
     """Write an array as .npy, or named arrays as .npz, at this path. Raises ConfigError."""
-    check_writable(path)
-    with open_private(path) as file:
+    with writing(path) as file:
         if isinstance(model, dict):
             np.savez(file, **model)
         else:
             np.save(file, model)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of its owner's to be written anew. Raises ConfigError; then the old one stays."""
+    check_writable(path)
+    try:
+        with open_private(path) as file:
+            yield file
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; make room or choose another file"
+        ) from error

@@ -55,12 +55,14 @@ def add_methods(
     only: Collection[str] | None = None,
     leave_out: Collection[str] = (),
     default: str = f"{DEFAULT_METHOD} with its defaults",
+    several: bool = False,
 ) -> None:
     """Add METHOD: a sub-command per method, whose help shows the options of that method alone.
 
     `add_shared` adds the options that all methods share, which may stand before METHOD or after
     it. Without METHOD, `method` is None, and `default` says what the verb does then. `only` and
-    `leave_out` name the options of methods that the verb uses, or does not use.
+    `leave_out` name the options of methods that the verb uses, or does not use. With `several`,
+    further methods with their options may follow, which `given_methods` reads.
     """
     add_shared(parser)
     # without defaults, which would undo what stands before METHOD
@@ -86,6 +88,10 @@ def add_methods(
             if option.name not in leave_out and (only is None or option.name in only):
                 flag = f"--{option.name.replace('_', '-')}"
                 _add_flag(page, flag, option)
+        if several:
+            # argparse stops here at the first word that belongs to no option of the page
+            rest = page.add_argument("further", nargs=argparse.PARSER, help=argparse.SUPPRESS)
+            rest.required = False
 
 
 def _add_flag(page: argparse.ArgumentParser, flag: str, option: Option) -> None:
@@ -146,6 +152,25 @@ def given_options(options: argparse.Namespace) -> dict[str, Any]:
     names = dict.fromkeys(name for method in METHODS.values() for name in options_of(method))
     found = {name: getattr(options, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def given_methods(
+    parser: argparse.ArgumentParser, options: argparse.Namespace
+) -> tuple[list[tuple[str, dict[str, Any]]], argparse.Namespace]:
+    """Return each METHOD of a parser with `several`, with its options, and the shared options.
+
+    The list is empty if there is no METHOD. Shared options may stand behind any of them.
+    """
+    found = []
+    while options.method:
+        given = given_options(options)
+        found.append((options.method, given))
+        if not options.further:
+            break
+        # an option of one method is not the next one's
+        kept = {name: value for name, value in vars(options).items() if name not in given}
+        options = parser.parse_args(options.further, argparse.Namespace(**kept | {"further": None}))
+    return found, options
 
 
 def round_table(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,27 +12,33 @@ folder all of it outlasts the process, in one file per round, `ROUND.kept`, in o
 In an audited round the last two have, until it ends, what its folds are made of (`Upheld`), the
 dealing's secret included, and under which coin each binding was answered.
 
-The file `own` holds the arrays that the caller keeps (`Client.store`), `days` when updates were
-shared within the last day, which a client's policy may limit, and `account` what was trained with
-noise (`Noised`). A file is the SHA-256 of its content, and then a msgpack list of its version
-(`versions.STORE`) and the parts of one frame (`wire`), for its owner alone: together the halves are
-the update.
+The file `own` holds the arrays that the caller keeps (`Client.store`), and `days` when updates were
+shared within the last day, which a client's policy may limit. A file is the SHA-256 of its content,
+and then a msgpack list of its version (`versions.STORE`) and the parts of one frame (`wire`), for
+its owner alone: together the halves are the update.
 """
 
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.upload import ShareHalf
-from securemedian.common.durable import lock_folder, others_may, replace_file
+from securemedian.common.durable import (
+    Lock,
+    check_process,
+    lock_folder,
+    others_may,
+    replace_file,
+)
 from securemedian.common.versions import STORE, check_store
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
@@ -51,7 +57,7 @@ SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
 ROUNDS_RETAINED = 4
 _SUFFIX = ".kept"
-_OWN, _DAYS, _ACCOUNT = "own", "days", "account"
+_OWN, _DAYS = "own", "days"
 DAY_S = 86400.0
 _NOTHING_SENT = ". Nothing was sent"
 _DIGEST_BYTES = 32
@@ -106,7 +112,7 @@ class Submission:
     # the digest of the run that it was trained from
     start: bytes
     # `fingerprint` of the update
-    update: bytes
+    update: bytes = field(repr=False)
     # for S0 and for S1
     halves: tuple[ShareHalf, ShareHalf]
     # the group that the update is for, 0-based
@@ -130,16 +136,6 @@ class Sent:
     order: int
 
 
-class Noised(NamedTuple):
-    """Steps of DP-SGD on a client's records, from which updates were made."""
-
-    # the standard deviation of the noise, in lengths to which the gradient of a record is cut
-    noise_multiplier: float
-    # the probability with which a record is in a step
-    sample_rate: float
-    steps: int
-
-
 def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
     """Return a digest of a flat update for a group."""
     data = hashlib.sha256(np.ascontiguousarray(vector).data.cast("B"))
@@ -153,7 +149,8 @@ class Journal:
 
     def __init__(self, folder: Path | None, wall: Callable[[], float] = time.time) -> None:
         self._folder, self._wall = folder, wall
-        self._lock: IO[bytes] | None = None
+        self._pid = os.getpid()
+        self._lock: Lock | None = None
         self._draws: dict[str, Draw] = {}
         self._submissions: dict[str, Submission] = {}
         self._sent: dict[str, Sent] = {}
@@ -164,8 +161,6 @@ class Journal:
         self._made: list[float] = []
         # the fields and arrays that the caller has kept last, which nobody must change
         self.own = wire.Message(_OWN, {}, {})
-        # what was trained with noise, in order
-        self.account: list[Noised] = []
         # the rounds whose file has what is kept here
         self._written: set[str] = set()
         if folder is None:
@@ -179,11 +174,6 @@ class Journal:
             self.own = self._load_one(_OWN, "What this client kept of its own is lost") or self.own
             if days := self._load_one(_DAYS, "Rounds of the last day are then not counted"):
                 self._made = days.arrays["made"].tolist()
-            if account := self._load_one(_ACCOUNT, "What the noise has cost so far is forgotten"):
-                self.account = [
-                    Noised(noise, rate, int(steps))
-                    for noise, rate, steps in account.arrays["steps"].reshape(-1, 3).tolist()
-                ]
         except OSError as error:
             self.close()
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
@@ -208,12 +198,18 @@ class Journal:
 
     @property
     def made_within_a_day(self) -> int:
-        """Return for how many rounds an upload was made within the last day."""
+        """Return for how many rounds an upload was made within the last day.
+
+        Raises ConfigError if what a clock that was ahead has noted cannot be corrected.
+        """
         return len(self._of_a_day())
 
     def _of_a_day(self) -> list[float]:
-        since = self._wall() - DAY_S
-        return [made for made in self._made if made > since]
+        now = self._wall()
+        if any(made > now for made in self._made):
+            # The clock was ahead then. These count as made now, for a day and not for years.
+            self._keep_days([min(made, now) for made in self._made])
+        return [made for made in self._made if made > now - DAY_S]
 
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
@@ -310,7 +306,9 @@ class Journal:
 
     def _count(self) -> None:
         """Count a round within the last day. Raises ConfigError if that cannot be written."""
-        made = [*self._of_a_day(), self._wall()]
+        self._keep_days([*self._of_a_day(), self._wall()])
+
+    def _keep_days(self, made: list[float]) -> None:
         if self._folder:
             days = wire.Message(_DAYS, {}, {"made": np.array(made)})
             self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
@@ -345,19 +343,6 @@ class Journal:
         if self._folder:
             self._replace(self._folder / _OWN, own)
         self.own = own
-
-    def charge(self, noised: Noised) -> None:
-        """Add steps to the account. Raises ConfigError if they cannot be written.
-
-        An update that they have made may be shared once this returns.
-        """
-        account = [*self.account, noised]
-        if account[:-1] and account[-2][:2] == noised[:2]:
-            account[-2:] = [noised._replace(steps=account[-2].steps + noised.steps)]
-        if self._folder:
-            message = wire.Message(_ACCOUNT, {}, {"steps": np.array(account, np.float64).ravel()})
-            self._replace(self._folder / _ACCOUNT, message, _NOTHING_SENT)
-        self.account = account
 
     def forget(self, round_id: str) -> None:
         """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
@@ -412,6 +397,7 @@ class Journal:
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
+        check_process(self._pid, f"what keeps {self._folder}")
         parts = wire.pack(message.type, message.fields, message.arrays)
         content = msgpack.packb([STORE, [bytes(part) for part in parts]])
         try:
@@ -518,7 +504,7 @@ def _message(path: Path) -> wire.Message:
     return wire.unpack(parts)
 
 
-def _lock(folder: Path) -> IO[bytes]:
+def _lock(folder: Path) -> Lock:
     """Make the folder, and lock it for this process. Raises ConfigError if others may read it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):

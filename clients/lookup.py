@@ -69,6 +69,7 @@ class Lookup:
             published.policy,
             published.groups,
             start,
+            part=params.part_of(self._service.keys.public.decode()),
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )

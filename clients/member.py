@@ -52,6 +52,13 @@ class Member:
         """
         return cls(ClientConfig.load(path, cohort), **options)
 
+    def __reduce__(self) -> Any:
+        """Refuse to be sent to another process, which could not use the connections."""
+        raise TypeError(
+            f"a {type(self).__name__} has connections, which stay in their process: make one in "
+            "the process that uses it, with from_config()"
+        )
+
     def close(self) -> None:
         """Close both connections."""
         self.service.close()

@@ -65,14 +65,23 @@ class ClientPolicy(Policy):
         listed: Sequence[Collection[str]] = (),
         epsilon: float = inf,
         bounded: Sequence[bool] = (),
+        weight: int = 0,
+        key: str = "",
     ) -> None:
         """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
 
         `listed` are the names of those who may take part, as each server says. `epsilon` is the
         larger one that the servers tell, and `bounded` whether each says that the round is one of
-        `security = "bounded"`.
+        `security = "bounded"`. `weight` is what the client states for itself, and `key` its public
+        key.
         """
         refusals = self.refusals(params, begun, epsilon)
+        given = params.weights.get(key, 0)
+        if params.weights and given != weight:
+            refusals.append(
+                f"the weight {given} in a round: its client.toml states "
+                + (f"weight = {weight}" if weight else "none (weight = N)")
+            )
         missing = [name for name in self.with_clients if not all(name in one for one in listed)]
         unwanted = [name for name in self.without_clients if any(name in one for one in listed)]
         if missing:

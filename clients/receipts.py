@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files
-from securemedian.common.durable import open_private
-from securemedian.common.toml import read_toml
+from securemedian.common.toml import read_text, read_toml
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of
 
@@ -52,8 +51,7 @@ def add_verb(subparsers: "Verbs") -> None:
 
 def save(receipt: "Receipt", path: Path) -> None:
     """Write a receipt file. Raises ConfigError if the path cannot be written."""
-    files.check_writable(path)
-    with open_private(path) as file:
+    with files.writing(path) as file:
         file.write(receipt.to_json().encode())
 
 
@@ -158,7 +156,7 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
             keys.append((f"s{values['party']}", own.public))
     else:
         try:
-            about = dict(_IN_KEY_FILE.findall(path.read_text("utf-8")))
+            about = dict(_IN_KEY_FILE.findall(read_text(path)))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
         keys = [(about.get("role", path.stem), about.get("signing-key"))]

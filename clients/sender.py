@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.blocks import Blocks, takes_blocks
 from securemedian.clients.connection import Progress, ask_parties, check_s1, unseen
 from securemedian.clients.dealer import Dealer, holds
 from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
@@ -126,24 +125,23 @@ class Sender:
         patience_s: float,
         sent: Progress,
     ) -> None:
-        """Send a half of an upload: what is long in blocks, if the server takes them."""
-        server = self._servers[party]
         fields = {
             "round": made.round_id,
             "params": made.params,
             "start": made.start,
+            "form": half.form,
             "group": made.told,
         }
-        # where clients deal, both servers compare the digests of rotations
-        if takes_blocks(server, half, patience_s):
-            size = half.share.nbytes
-            in_blocks = fields | {"kind": "upload"}
-            Blocks(server, in_blocks, half.share, patience_s, lambda got: sent(got, size)).send()
-            return
         arrays = {"share": half.share}
         if made.upheld:
             arrays["masks"] = np.frombuffer(made.upheld.masks[party], np.uint8)
-        server.ask("upload", fields | {"form": half.form}, arrays, patience_s, sent)
+        self._servers[party].ask("upload", fields, arrays, patience_s, sent)
+
+    def abandon(self, round_id: str) -> None:
+        """Forget what was made for a round, and deal for it no more: this client declines it."""
+        self._journal.forget(round_id)
+        if self._dealer and self._dealer.round_id == round_id:
+            self._stop_dealing()
 
     def close(self) -> None:
         """End what goes on in the background. What is kept on disk stays."""

@@ -69,6 +69,8 @@ class Round:
     groups: tuple[Published, ...] = ()
     # the digest of the run that the round starts from
     start: bytes = b""
+    # how much this client counts, of 1 for the heaviest
+    part: float = 1.0
     # whether S0 has an upload of this client already, for example from before a restart
     submitted: bool = False
     # whether S0 has a dealing of this client from before a restart, and no upload: its secrets are
@@ -78,8 +80,9 @@ class Round:
     @property
     def published(self) -> Published:
         """Return what the values of the round lie around."""
-        fixed = self.params.exchange.fixed
-        return fixed or Published(self.model, self.scale, self.policy, self.groups)
+        around = self.params.exchange.fixed
+        around = around or Published(self.model, self.scale, self.policy, self.groups)
+        return replace(around, part=self.part)
 
     @property
     def models(self) -> list[NDArray[np.float32]]:

@@ -14,10 +14,10 @@ from typing import Any, TypeGuard
 
 import nacl.exceptions
 import nacl.signing
-import zmq.auth
 from zmq.utils import z85
 
 from securemedian.common.durable import others_may
+from securemedian.common.toml import odd_in, read_text
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
 # who has a signing key, and under which names they sign
@@ -26,6 +26,10 @@ SERVERS = ("s0", "s1")
 MARK = "PASTE HERE the public key of "
 # what it writes where a server's signing key is still missing
 SIGNING_MARK = "PASTE HERE the signing key of "
+# a key in a .key_secret file
+_SETTING = re.compile(
+    r"""^\s*((?:public|secret|signing)-(?:key|secret))\s*=\s*["']?(.*?)["']?\s*$""", re.MULTILINE
+)
 # From the letters of RFC 4648 to those of Crockford, who leaves out I, L, O and U: they are too
 # easily taken for others.
 _SPOKEN = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
@@ -74,24 +78,22 @@ def load_keys(path: str | Path) -> KeyPair:
     """Return the key pair in a .key_secret file. Raises ConfigError if others may read it."""
     path = Path(path)
     _check_key_file(path)
-    try:
-        public, secret = zmq.auth.load_certificate(path)
-    # pyzmq reports a name without a value by the latter
-    except (ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is not a key file of `securemedian keygen`: {error}") from error
-    if secret is None:
+    found = _settings_of(path)
+    if "public-key" not in found:
+        raise ConfigError(
+            f"{path} is not a key file of `securemedian keygen`: it has no public-key"
+        )
+    if "secret-key" not in found:
         raise ConfigError(f"{path} holds a public key alone: name the .key_secret file next to it")
-    return KeyPair(public, secret)
+    return KeyPair(found["public-key"].encode(), found["secret-key"].encode())
 
 
 def load_signing_key(path: str | Path) -> SigningKey:
     """Return the signing key in a server's .key_secret file. Raises ConfigError if none."""
     path = Path(path)
     _check_key_file(path)
-    text = path.read_text("utf-8", errors="replace")
-    named = re.findall(r'^\s*(signing-\w+) = "(.*)"\s*$', text, re.MULTILINE)
-    found = {name: key for name, key in named if is_public_key(key)}
-    if set(found) != {"signing-key", "signing-secret"}:
+    found = _settings_of(path)
+    if not {"signing-key", "signing-secret"} <= set(found):
         raise ConfigError(
             f"{path} has no signing key, with which a server vouches for results: "
             "name that of `securemedian keygen --role s0` or `s1`"
@@ -113,6 +115,19 @@ def _check_key_file(path: Path) -> None:
         )
 
 
+def _settings_of(path: Path) -> dict[str, str]:
+    """Return the keys in a .key_secret file by name. Raises ConfigError if one is damaged."""
+    named = _SETTING.findall(read_text(path))
+    for name, key in named:
+        if not is_public_key(key):
+            # SECURITY: not the key itself, which may be the secret one
+            raise ConfigError(
+                f"{path} is damaged: its {name} is not 40 characters of z85{odd_in(key)}; "
+                "copy the file again from where `securemedian keygen` wrote it"
+            )
+    return dict(named)
+
+
 def is_public_key(key: object) -> TypeGuard[str]:
     """Return whether `key` is a public key, or a signing key, in z85."""
     try:
@@ -126,7 +141,7 @@ def check_public_key(key: str, kind: str = "public") -> None:
     """Raise ConfigError unless `key` is a public key in z85; a server has one of `kind` signing."""
     if not is_public_key(key):
         raise ConfigError(
-            f"{quoted(key)} is no {kind} key: "
+            f"{quoted(key)} is no {kind} key{odd_in(key)}: "
             f"paste the 40 characters after `{kind}-key` in the .key file"
         )
 
@@ -196,7 +211,7 @@ def key_places(values: dict[str, Any]) -> list[KeyPlace]:
 def check_key_places(values: dict[str, Any], where: str) -> None:
     """Raise ConfigError, which names all of them, if texts stand where public keys belong."""
     wrong = [
-        f"{place.table}: {quoted(key)}"
+        f"{place.table}: {quoted(key)}{odd_in(key)}"
         for place in key_places(values)
         for key in (place.key, place.signing_key)
         if isinstance(key, str) and not is_public_key(key)

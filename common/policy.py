@@ -16,12 +16,14 @@ from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
 from securemedian.mpc.options import Option, check_one_of, options_of
 from securemedian.mpc.rounds.exchange import EXCHANGES
 from securemedian.mpc.rounds.methods.registry import METHODS
-from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
+from securemedian.mpc.rounds.params import MAX_CLIENTS, ROUND_FIELDS, RoundParams
 from securemedian.mpc.rounds.privacy import DELTA
 
 # What a policy can limit besides the parameters of a round and the rate of rounds: the most values
 # that are opened per coordinate.
 RESULTS = "results"
+# Likewise a switch: whether a result may be one client's (`Method.single_clients`).
+SINGLE_CLIENTS = "single_clients"
 
 # By parameter of a round, what comes of its risky values.
 RISKS: dict[str, dict[Any, str]] = {
@@ -37,17 +39,21 @@ RISKS: dict[str, dict[Any, str]] = {
     "accept_leak": {True: "both servers can compute updates from the sums of clusters"},
     "norm_bound": {"off": "one faulty client moves the result at will"},
     "aggregator": {"mean": "one faulty client moves the result at will"},
+    "single_clients": {
+        True: "the result may be one client's: the smallest or largest value of each coordinate, or"
+        " an update that krum chooses alone or with one other"
+    },
 }
 # By parameter, the number above which it is a risk, and what comes of that.
 RISKY_ABOVE: dict[str, tuple[float, str]] = {
-    "weight_cap": (0.5, "one client may outweigh all others, and decide alone"),
+    "weights": (0, "a client counts for up to a third of all, and a result may be near its update"),
 }
 # What one server that deviates can turn into no more than a bounded leak (docs/threat-model.md):
 # the methods, and of their options the values. All else keeps values of single clients on shares,
 # or takes shares that nobody has checked.
 BOUNDED: dict[str, dict[str, Any]] = {
-    "bucketed": {"schedule": "bisect", "uploads": "dealt", "groups": 1},
-    "mean": {},
+    "bucketed": {"schedule": "bisect", "uploads": "dealt", "groups": 1, "weights": {}},
+    "mean": {"weights": {}},
 }
 
 
@@ -60,8 +66,8 @@ def unbounded(params: RoundParams) -> list[str]:
             f"{' and '.join(BOUNDED)}. Take {' or '.join(BOUNDED)}{OR_WAY_OUT}"
         ]
     return [
-        f"{name} {value}: {Security.BOUNDED.line} permits only {name} {permitted} of "
-        f"{method.name}. Take that (--{name} {permitted}){OR_WAY_OUT}"
+        f"{name} {_size(value)}: {Security.BOUNDED.line} permits only {name} {_size(permitted)} of "
+        f"{method.name}. Take that (--{name} {_size(permitted)}){OR_WAY_OUT}"
         for name, permitted in BOUNDED[method.name].items()
         if (value := getattr(method, name)) != permitted
     ]
@@ -76,9 +82,14 @@ def risks_of(name: str) -> dict[str, str]:
     return risks
 
 
+def _size(value: Any) -> Any:
+    """Return what is limited of a parameter: of a list or table the number of its entries."""
+    return len(value) if isinstance(value, list | dict) else value
+
+
 def _choices() -> dict[str, list[Any]]:
     """Return by name the values that the options of words and switches can have."""
-    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES)}
+    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES), SINGLE_CLIENTS: [False, True]}
     for about in _options():
         values = (False, True) if about.kind is bool else about.choices
         if values:
@@ -173,7 +184,7 @@ class Policy:
         return cls(
             methods=list(METHODS),
             allowed={name: values for name, values in _choices().items() if name in RISKS},
-            at_most=dict.fromkeys(RISKY_ABOVE, 1.0),
+            at_most=dict.fromkeys(RISKY_ABOVE, MAX_CLIENTS),
         )
 
     def check(self, params: RoundParams, begun: int, who: str, epsilon: float = inf) -> None:
@@ -188,10 +199,9 @@ class Policy:
         """Return every reason against such a round (`check`)."""
         # a round of parameters does not say so
         values = {"exchange": params.exchange.name} | params.to_dict()
-        sizes = {
-            name: len(value) if isinstance(value, list | dict) else value
-            for name, value in values.items()
-        } | {RESULTS: params.method.most_results, self.RATE: begun + 1}
+        values[SINGLE_CLIENTS] = params.method.single_clients(params.min_clients)
+        sizes = {name: _size(value) for name, value in values.items()}
+        sizes |= {RESULTS: params.method.most_results, self.RATE: begun + 1}
         refusals = []
         for name, choices in ({"method": self.methods} | self.allowed).items():
             value = values.get(name, choices[0])

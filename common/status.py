@@ -10,6 +10,15 @@ from securemedian.mpc.errors import ConfigError, PeerProtocolError
 
 # how the problem of a server begins whose kernels are not compiled yet
 COMPILING = "this server still compiles its kernels"
+# Why a client takes no part in a round, by the code that it sends: no text of the client's own,
+# which could tell of its data.
+POLICY, NOT_FINITE, TRAINING, SERVERS = "policy", "not-finite", "training-failed", "servers-differ"
+DECLINED = {
+    POLICY: "its own policy refuses the round",
+    NOT_FINITE: "its update has NaN or infinite values",
+    TRAINING: "its training failed",
+    SERVERS: "it found that the servers do not follow the protocol",
+}
 
 
 def by_reason(left_out: Mapping[str, str]) -> list[str]:

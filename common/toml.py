@@ -1,19 +1,58 @@
-"""The reading of TOML configuration files."""
+"""The reading of TOML configuration files, and of other text that people have edited."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from securemedian.mpc.errors import ConfigError
 
+# what word processors and mail programs put where people typed something else
+_ODD = {
+    "a no-break space": "\u00a0\u2007\u202f",
+    "a space of no width": "\u200b\u2060\ufeff",
+    "curly quotes": "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb",
+    "a long dash": "\u2010\u2011\u2012\u2013\u2014\u2212",
+}
+_LINE = re.compile(r"\(at line (\d+), ")
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a TOML file's table. Raises ConfigError if there is none."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}. `securemedian keygen` makes configurations"
         ) from error
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        where = _LINE.search(str(error))
+        wrong = text.splitlines()[int(where[1]) - 1] if where else text
+        raise ConfigError(f"{path} is not TOML: {error}{odd_in(wrong)}") from error
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark.
+
+    Raises OSError, and ConfigError for another encoding.
+    """
+    data = path.read_bytes()
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in data:
+        raise ConfigError(
+            f"{path} is in UTF-16, which some editors on Windows write: save it as UTF-8"
+        )
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not in UTF-8: byte {error.start} is {data[error.start]:#x}; "
+            "save it as UTF-8"
+        ) from error
+
+
+def odd_in(text: str) -> str:
+    """Return in words what a word processor may have put into `text`, or an empty text."""
+    found = [words for words, characters in _ODD.items() if set(characters) & set(text)]
+    return f": it has {' and '.join(found)}; type plain ones" if found else ""

@@ -1,7 +1,8 @@
 """The versions of what releases have in common, each a number of its own.
 
 A party works with the wire version of its own release and the one before, if there is one. Two of
-them use the lower of the highest that each speaks (`agree`). Whatever is newer than the first
+them use the lower of the highest that each speaks (`agree`). The two servers may need a later one
+of each other (`PEER_WIRE`). Whatever is newer than the first
 version is an option, or a field of a message, with `since`, and is left out of what is sent, stored
 and signed where it has its default (`canonical.flat`): so the same things have the same bytes in
 all versions. docs/maintaining.md says how parties are updated.
@@ -19,6 +20,9 @@ from securemedian.mpc.rounds.params import RoundParams
 WIRE = 3
 # the lowest that this release speaks
 LOWEST_WIRE = 2
+# The lowest that a server speaks to the other one. From 3 on they commit to shares before they open
+# them (`Channel.open`): with an older one no round could be computed.
+PEER_WIRE = 3
 # What is in the state folders of servers and clients. 3: release 1.0.0rc1.
 STORE = 3
 # the lowest that this release reads
@@ -28,36 +32,38 @@ LOWEST_STORE = 3
 RECEIPT = 1
 
 
-def own_versions(needed: int = 1) -> dict[str, Any]:
+def own_versions(needed: int = 1, peer: bool = False) -> dict[str, Any]:
     """Return what a party says of itself: its release, and the wire versions that it speaks.
 
-    Of a round, these are the versions from the one on that it is `needed` to speak.
+    Of a round, these are the versions from the one on that it is `needed` to speak. A server tells
+    its `peer` those that it speaks with the other server.
     """
-    return {"release": securemedian.__version__, "wire": [max(needed, LOWEST_WIRE), WIRE]}
+    return {"release": securemedian.__version__, "wire": [max(needed, _least(peer)), WIRE]}
 
 
-def agree(who: str, said: Mapping[str, Any]) -> int:
+def agree(who: str, said: Mapping[str, Any], peer: bool = False) -> int:
     """Return the wire version that this side uses with `who`, which has `said` what it speaks.
 
-    Raises VersionsDiffer, which names both releases, if there is none.
+    `peer` says that both are servers. Raises VersionsDiffer, which names both releases, if there is
+    no such version.
     """
-    lowest, highest = _spoken(said)
-    if highest >= LOWEST_WIRE and lowest <= WIRE:
+    (lowest, highest), least = _spoken(said), _least(peer)
+    if highest >= least and lowest <= WIRE:
         return min(highest, WIRE)
-    older = who if highest < LOWEST_WIRE else "this side"
+    older = who if highest < least else "this side"
     raise VersionsDiffer(
         f"{who} runs {_release(said)} (wire version {_range(lowest, highest)}), and here is "
-        f"release {securemedian.__version__} (wire version {_range(LOWEST_WIRE, WIRE)}), which "
+        f"release {securemedian.__version__} (wire version {_range(least, WIRE)}), which "
         f"does not work with it: update {older}"
     )
 
 
-def check_known(who: str, said: Mapping[str, Any], params: RoundParams) -> None:
+def check_known(who: str, said: Mapping[str, Any], params: RoundParams, peer: bool = False) -> None:
     """Raise VersionsDiffer if parameters have options that are newer than what `who` speaks.
 
     It raises what `agree` raises, too.
     """
-    agreed = agree(who, said)
+    agreed = agree(who, said, peer)
     if newer := [name for name, since in params.since.items() if since > agreed]:
         raise VersionsDiffer(
             f"{who} runs {_release(said)}, which does not know {', '.join(newer)} (wire version "
@@ -75,6 +81,11 @@ def check_store(what: str, number: object) -> None:
         "changed: install that release again (docs/maintaining.md), or put the folder elsewhere "
         "to start without what is in it"
     )
+
+
+def _least(peer: bool) -> int:
+    """Return the lowest version that a party speaks, or a server with its peer."""
+    return max(LOWEST_WIRE, PEER_WIRE) if peer else LOWEST_WIRE
 
 
 def _spoken(said: Mapping[str, Any]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, terminal
-from securemedian.clients.cli import add_receipt, say_result, tell
+from securemedian.clients.cli import add_receipt, kept_at_servers, say_result, tell
 from securemedian.clients.flags import (
     add_cohort,
     add_methods,
@@ -295,8 +295,9 @@ def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
             files.check_writable(path)
     round_id = _round(coordinator, options)
     results = coordinator.results(round_id)
-    files.write(options.result, results if len(results) > 1 else results[0])
-    say_result(coordinator, round_id, options)
+    with kept_at_servers(round_id):
+        files.write(options.result, results if len(results) > 1 else results[0])
+        say_result(coordinator, round_id, options)
 
 
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:

@@ -55,18 +55,25 @@ def agrees(results: NDArray[Any], clear: NDArray[Any], params: RoundParams, clie
 
 
 def passed(
-    updates: NDArray[Any], params: RoundParams, before: Published, coin: bytes
+    updates: NDArray[Any],
+    params: RoundParams,
+    before: Published,
+    coin: bytes,
+    clients: Sequence[str] = (),
 ) -> list[bool]:
     """Return which updates (n, d) pass the check by sketches, where the round has one.
 
-    Those that do not are left out of it. `coin` is what was tossed.
+    Those that do not are left out of it. `coin` is what was tossed, and `clients` names whose the
+    updates are, in a round with weights.
     """
     check = params.method.upload_check(params.dim, params.max_clients)
     if not isinstance(check, RangeCheck):
         return [True] * len(updates)
-    method, clients = params.method, params.max_clients
-    shared = np.concatenate([method.encode(one, clients, before) for one in updates])
-    return check.passed(ring.signed(shared, params.share_bits), coin)
+    method, most = params.method, params.max_clients
+    weights = [method.weight_of(client) for client in clients or [""] * len(updates)]
+    each = zip(updates, method.parts_of(weights), strict=True)
+    shared = [method.encode(one, most, replace(before, part=part)) for one, part in each]
+    return check.passed(ring.signed(np.concatenate(shared), params.share_bits), coin, weights)
 
 
 def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:

@@ -194,7 +194,7 @@ def save_bars(stem: Path, title: str, bars: Bars) -> Path:
 
 
 def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     for above, line in enumerate(panel.lines):
         colour, dashes, marker = styles[line.label]
@@ -218,6 +218,9 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axis.set_xscale("log")
+        if (numbers := _few_numbers(panel)) is not None:
+            axis.set_xticks(numbers, [f"{x:g}" for x in numbers], minor=False)
+            axis.xaxis.set_minor_locator(NullLocator())
     elif all(float(x).is_integer() for line in panel.lines for x in line.x):
         # there is no round 2.5
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -229,6 +232,13 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
         axis.yaxis.set_minor_formatter(NullFormatter())
     axis.grid(True, color="0.9", linewidth=0.6)
     axis.set_axisbelow(True)
+
+
+def _few_numbers(panel: Panel) -> list[float] | None:
+    """Return the whole numbers that a panel's lines are drawn at, if there are MARKS at most."""
+    numbers = sorted({x for line in panel.lines for x in line.x})
+    whole = all(float(x).is_integer() for x in numbers)
+    return numbers if whole and len(numbers) <= MARKS else None
 
 
 def _write(figure: Any, stem: Path) -> Path:

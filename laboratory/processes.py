@@ -6,7 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from securemedian.mpc.errors import SecureMedianError
 
@@ -27,15 +27,6 @@ def unwind_on_sigterm() -> None:
 
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, unwind)
-
-
-class Thread(NamedTuple):
-    """A thread of a process; the first one has the number of its process."""
-
-    process: int
-    number: int
-    # which a library may have given it
-    name: str
 
 
 class Processes:
@@ -73,25 +64,6 @@ class Processes:
                     f"{name} ended with status {process.returncode}: {last or 'it said nothing'}"
                 )
 
-    def peak_mib(self, name: str) -> int:
-        """Return the most memory that a running process has had, in MiB."""
-        status = Path(f"/proc/{self._running[name].pid}/status").read_text()
-        (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) >> 10
-
-    def seconds(self, name: str) -> dict[Thread, float]:
-        """Return the processor's seconds of each thread of a running process and its children.
-
-        The process's own come first. The system's seconds are among them.
-        """
-        pid = self._running[name].pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return dict(
-            _thread(process, folder)
-            for process in (pid, *map(int, children))
-            for folder in Path(f"/proc/{process}/task").iterdir()
-        )
-
     def stop(self) -> None:
         """Send SIGTERM to all processes, and SIGKILL to those still there STOP_LIMIT_S later."""
         # nothing is to interrupt this
@@ -116,10 +88,3 @@ class Processes:
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
-
-
-def _thread(process: int, folder: Path) -> tuple[Thread, float]:
-    """Return a thread, of which the system tells in a folder, and its seconds."""
-    name = (folder / "comm").read_text().strip()
-    nanoseconds = int((folder / "schedstat").read_text().split()[0])
-    return Thread(process, int(folder.name), name), nanoseconds / 1e9

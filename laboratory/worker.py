@@ -20,17 +20,16 @@ from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Progress, unseen
-from securemedian.clients.journal import Noised
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
 from securemedian.clients.upload import Round, number_of
+from securemedian.common.durable import say
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, without
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.distillation import Student
 from securemedian.laboratory.malformed import MalformedClient
-from securemedian.laboratory.models.record_dp import epsilon_of, round_of
 from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
@@ -39,13 +38,11 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, PolicyRefused, SecureMedianError
+from securemedian.mpc.errors import ConfigError, NotFinite, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
 WARM_UP = 5
-# the public metric of a client with record-level DP
-METRIC = "record_epsilon"
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def trainer(
     images, (index, parts) = load(options.data, options.dataset), options.part
     if public is not None:
         images = without(images, public.inputs)
-    made = Trainer.of_part(
+    return Trainer.of_part(
         images,
         index,
         parts,
@@ -146,10 +143,6 @@ def trainer(
         network(options, images),
         quarters,
     )
-    if made.model.record_dp:
-        # whether there is such noise is found before any round
-        round_of(made.model, len(made.labels))
-    return made
 
 
 def run(
@@ -162,7 +155,6 @@ def run(
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
-    With record-level DP it raises PolicyRefused in the round that would pass epsilon (`Budget`).
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
     what `Client.submit` gives it. `save` is a file for each round's result. `record` is for the
     laboratory alone: a directory that receives every update IN THE CLEAR as round-NUMBER-NAME.npy,
@@ -171,15 +163,12 @@ def run(
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
-    budget = Budget.of(client, trainer)
     for current in _rounds(client, rounds):
         group = 0
         if current.submitted:
             # by this client, before it was restarted
             update = None
         else:
-            if budget:
-                budget.check(current)
             if current.params.method.groups > 1:
                 group = current.choose(trainer.loss)
             update = _update(current.of_group(group), trainer, private)
@@ -189,77 +178,20 @@ def run(
                 np.save(record / f"group-{name}.npy", group)
         try:
             if update is not None:
-                metrics = budget.charge() if budget else {}
-                client.submit(update, progress=progress, public_metrics=metrics, group=group)
+                client.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
-            print(f"round {current.number}: update {done}", flush=True)
+            say(f"round {current.number}: update {done}")
             own = current.params.result_to == "clients"
             result = client.result(group=group) if own or save else None
             private = result if own else None
             if save is not None:
                 files.write(save, np.asarray(result, np.float32))
-                print(f"round {current.number}: result in {save}", flush=True)
+                say(f"round {current.number}: result in {save}")
         except SecureMedianError as error:
-            print(f"round {current.number}: {error}", flush=True)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The epsilon that a client's records may cost, over all of its rounds and restarts."""
-
-    client: Client
-    model: models.Model
-    records: int
-
-    @classmethod
-    def of(cls, client: Client, trainer: Trainer) -> Self | None:
-        """Return the budget of a client, or None if it trains without noise.
-
-        Raises ConfigError if it cannot keep an account, or has one and trains without noise.
-        """
-        if trainer.model.record_dp is None:
-            if client.account:
-                raise ConfigError(
-                    f"{client.config.name} has trained with --record-dp, and one round without it "
-                    "would protect no record any more: give --record-dp, or another state_dir"
-                )
-            return None
-        if client.config.state_folder is None:
-            raise ConfigError(
-                f"{client.config.name} would forget what its rounds have cost when it ends: "
-                "--record-dp needs a state_dir"
-            )
-        return cls(client, trainer.model, len(trainer.labels))
-
-    @property
-    def _round(self) -> Noised:
-        return round_of(self.model, self.records)
-
-    def check(self, current: Round) -> None:
-        """Raise PolicyRefused, and tell both servers, if a round would cost more than is left.
-
-        Raises ConfigError in a round of several groups, because the choice of one would tell of the
-        records, too.
-        """
-        assert self.model.record_dp is not None
-        if current.params.method.groups > 1:
-            raise ConfigError(
-                f"round {current.round_id} has {current.params.method.groups} groups, and "
-                "--record-dp covers no choice among them: train without it"
-            )
-        after = epsilon_of([*self.client.account, self._round], self.records)
-        if after > self.model.record_dp.epsilon:
-            self.client.decline(current.round_id)
-            raise PolicyRefused(
-                f"{self.client.config.name} takes no part in round {current.round_id}: its records "
-                f"would then have cost epsilon {after:.3g}, and --record-dp allows "
-                f"{self.model.record_dp.epsilon:g} over all rounds"
-            )
-
-    def charge(self) -> dict[str, float]:
-        """Charge a round, and return the public metrics that tell epsilon so far."""
-        self.client.charge(self._round)
-        return {METRIC: epsilon_of(self.client.account, self.records)}
+            if isinstance(error, NotFinite):
+                # nobody is to wait for this client
+                client.decline(current.round_id, error.code)
+            say(f"round {current.number}: {error}")
 
 
 def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
@@ -267,7 +199,7 @@ def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
     for _ in itertools.count() if rounds is None else range(rounds):
         current = client.wait_for_round()
         if current.dealing_lost:
-            print(f"round {current.number}: it goes on without this client, which was restarted")
+            say(f"round {current.number}: it goes on without this client, which was restarted")
         else:
             yield current
 
@@ -313,7 +245,7 @@ def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> 
     if _about(trainer).items() <= fields.items():
         student = replace(Student.start(trainer, inputs, 0), vector=arrays["network"])
         last = fields["round"]
-        print(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
+        say(f"going on with the network of {f'round {last}' if last else 'the warm-up'}")
         for round_id in sent[sent.index(last) + 1 :] if last in sent else sent:
             student = _learn(client, student, round_id)
         return student
@@ -346,10 +278,10 @@ def _learn(client: Client, student: Student, round_id: str) -> Student:
             raise ConfigError(f"round {round_id} exchanged no predictions on this public set")
         labels = labels.reshape(shape)
         student = student.after(labels, number)
-        print(f"round {number}: learnt from {len(labels):,} public images", flush=True)
+        say(f"round {number}: learnt from {len(labels):,} public images")
         _keep(client, student, round_id)
     except SecureMedianError as error:
-        print(f"round {number}: {error}", flush=True)
+        say(f"round {number}: {error}")
     return student
 
 
@@ -380,9 +312,9 @@ def collaborate(
                     flat = sent.reshape(-1)
                     np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
                 client.submit(sent, current.round_id, progress)
-            print(f"round {current.number}: predictions submitted", flush=True)
+            say(f"round {current.number}: predictions submitted")
         except SecureMedianError as error:
-            print(f"round {current.number}: {error}", flush=True)
+            say(f"round {current.number}: {error}")
             continue
         student = _learn(client, student, current.round_id)
         if save is not None:

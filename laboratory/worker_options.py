@@ -1,7 +1,6 @@
 """The options of every verb that trains: the model, the images, and which clients misbehave."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ from securemedian.clients.public import PublicSet
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, SPLITS
 from securemedian.laboratory.models import MODELS
-from securemedian.laboratory.models.record_dp import RecordDP, check_trains
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,13 +77,6 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="leave after N rounds (default: stay)"
     )
-    parser.add_argument(
-        "--record-dp",
-        type=float,
-        metavar="EPSILON",
-        help="protect each record by DP-SGD with Opacus: all N rounds together, also after "
-        "restarts, have this epsilon at delta 1e-5 (beyond 10,000 records n: 1/(10 n))",
-    )
     group = parser.add_argument_group("predictions by a network of this client's own")
     add_public(group)
     group.add_argument(
@@ -142,21 +133,8 @@ def fault(options: argparse.Namespace) -> Attack:
 
 
 def network(options: argparse.Namespace, data: "Dataset") -> "Model":
-    """Return the model that the options name, or the data set's own if they name none.
-
-    Raises ConfigError if it cannot be trained as --record-dp says.
-    """
-    model = MODELS[options.network or SOURCES[data.name].model]
-    if getattr(options, "record_dp", None) is None:
-        return model
-    if options.rounds is None or options.public is not None:
-        raise ConfigError(
-            "--record-dp divides epsilon among the --rounds N in which this client sends "
-            "parameters: give N, and no --public"
-        )
-    model = replace(model, record_dp=RecordDP(options.record_dp, options.rounds))
-    check_trains(model)
-    return model
+    """Return the model that the options name, or the data set's own if they name none."""
+    return MODELS[options.network or SOURCES[data.name].model]
 
 
 def _part(text: str) -> tuple[int, int]:

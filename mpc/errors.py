@@ -60,6 +60,10 @@ class InputError(SecureMedianError, ValueError):
     code = "bad-input"
 
 
+class NotFinite(InputError):
+    """An update has NaN, or infinite values in a round that does not take them."""
+
+
 class LocalProtocolError(SecureMedianError):
     """A protocol was used wrongly by this program: a defect here, not at the peer."""
 
@@ -169,7 +173,7 @@ class NotStored(SecureMedianError):
 
 
 class NoSocket(SecureMedianError):
-    """A server cannot open a socket now: it has too many connections."""
+    """A socket cannot be opened here or at a server: there are too many connections."""
 
 
 class NoWorker(SecureMedianError):

@@ -2,9 +2,12 @@
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from securemedian.clients import terminal
 from securemedian.common.paragraphs import Paragraphs
@@ -19,9 +22,9 @@ already is left alone. A server that finds nothing compiles by itself at its fir
 which takes longer; the demo, experiments, benchmarks and `plan` do so, too.
 
 It is kept in NUMBA_CACHE_DIR, or else beside the package, or else in the user's own cache
-folder: the first of these that can be written. What lies beside the package serves all users
-of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or home. Nobody else may write
-there: the server runs what is in it."""
+folder, or else in a folder in TMPDIR: the first of these that can be written. What lies beside
+the package serves all users of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or
+home. Nobody else may write there: the server runs what is in it."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,8 +50,26 @@ def compile_all() -> None:
     """
     from securemedian.mpc.protocols.compiling import fill_cache
 
-    with _shown() as told:
+    with _shown() as told, _ended_in_order():
         fill_cache(told)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the workers, too, and then this process."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    # only the main thread may set handlers
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, end) for number in numbers} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import numpy as np
 
 from securemedian import __version__
 from securemedian.clients.config import ClientConfig
+from securemedian.common.addresses import listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.paragraphs import Paragraphs
@@ -232,7 +233,7 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
     host, port = _address(endpoint)
     # zmq writes * for all interfaces
     host = "" if host == "*" else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if host and listens_ipv6(endpoint) else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -289,7 +290,11 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
 
     from securemedian.servers.network.descriptors import limits_of
 
-    _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    try:
+        _, most = limits_of(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    except ConfigError as error:
+        yield _wrong(str(error))
+        return
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
     # a client deals over connections of its own
@@ -342,9 +347,16 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
+    from securemedian.mpc.protocols.kernels.native.processor import COMPILES
 
-    kernels = kernels_of(protocol)
-    missing = sum(len(kernel.missing) for kernel in kernels)
+    if not COMPILES:
+        return _warning(
+            "NUMBA_DISABLE_JIT is set, and nothing is compiled: a round takes hours; unset it"
+        )
+    try:
+        missing = sum(len(kernel.missing) for kernel in kernels_of(protocol))
+    except ConfigError as error:
+        return _wrong(str(error))
     if missing:
         return _warning(
             f"{missing} kernels are not compiled for this processor, which takes the server a "
@@ -377,9 +389,11 @@ def _servers(config: ClientConfig) -> Iterator[Finding]:
                 answers.append(info)
             except SecureMedianError as error:
                 # nothing has listened, or something else has
-                other = _reach(label, server.address, "", zmtp=True)
                 spoken = OTHER_PROTOCOL.format(name=label, endpoint=server.address)
-                yield _wrong(spoken if other.text == spoken else str(error))
+                # a proxy finds the server's address, and this machine may not
+                direct = not config.socks_proxy
+                other = direct and _reach(label, server.address, "", zmtp=True).text == spoken
+                yield _wrong(spoken if other else str(error))
         if len(answers) == len(servers):
             link = _link(answers)
             yield link

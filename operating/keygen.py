@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from securemedian.common.addresses import bracketed
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
 from securemedian.common.policy import BOUNDED, Policy, risks_of
 from securemedian.common.security import (
@@ -65,6 +66,7 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
 
     Free ports are those of this machine. Raises ConfigError if `base_port` is out of range.
     """
+    host0, host1 = bracketed(host0), bracketed(host1)
     if base_port is not None:
         if not 1 <= base_port <= 65533:
             raise ConfigError(
@@ -262,7 +264,10 @@ def _listen(host: str, port: int) -> str:
 
     The name under which others reach a host need not be one of its own addresses.
     """
-    return f"tcp://{host if host == LOOPBACK else '0.0.0.0'}:{port}"
+    if host not in (LOOPBACK, "[::1]", "localhost"):
+        # of IPv6, too, unless the host is an address of IPv4
+        host = "0.0.0.0" if host.replace(".", "").isdecimal() else "*"
+    return f"tcp://{host}:{port}"
 
 
 SERVER = """\
@@ -310,6 +315,8 @@ CLIENT_POLICY = """\
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
 state_dir = "{name}-state"
+# Its number of records, for rounds with weights. Without it the client takes part in none.
+# weight = 1234
 """
 
 CALLER = """\

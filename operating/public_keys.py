@@ -23,7 +23,7 @@ from securemedian.common.keys import (
     load_keys,
     load_signing_key,
 )
-from securemedian.common.toml import read_toml
+from securemedian.common.toml import odd_in, read_text, read_toml
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.servers import config as server_config
 
@@ -111,11 +111,11 @@ def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
         if source == STDIN:
             if sys.stdin.isatty():
                 print("Paste the others' lines, and end with Ctrl-D:")
-            text = sys.stdin.read()
+            text = sys.stdin.read().removeprefix("\ufeff")
         else:
             try:
-                text = Path(source).read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+                text = read_text(Path(source))
+            except OSError as error:
                 raise ConfigError(f"cannot read {source}: {error}") from error
         where = "the standard input" if source == STDIN else source
         try:
@@ -168,8 +168,8 @@ def parse_public_keys(text: str) -> list[PublicKey]:
                 found.append(PublicKey(*of))
         elif not _REST_OF_KEY_FILE.match(line):
             raise ConfigError(
-                f"{quoted(line.strip())} is no public key: give .key files, or whole lines of "
-                "`keygen` (role, name, key, fingerprint) and nothing else"
+                f"{quoted(line.strip())} is no public key{odd_in(line)}: give .key files, or whole "
+                "lines of `keygen` (role, name, key, fingerprint) and nothing else"
             )
     return found
 
@@ -182,7 +182,7 @@ def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
     place there, or if another key has it already.
     """
     values = read_toml(path)
-    text = path.read_text("utf-8")
+    text = read_text(path)
     done = []
     for key in keys:
         table = _table(values, key.role)

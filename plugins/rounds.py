@@ -27,6 +27,7 @@ from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,
     InputError,
+    NotFinite,
     PeerUnavailable,
     RoundBusy,
     RoundClosed,
@@ -282,6 +283,10 @@ def submit(config: ClientConfig, update: Arrays, round_id: str) -> str:
             client.submit(update, round_id)
             client.attend()
             return client.name()
+        except NotFinite as error:
+            # nobody is to wait for this client
+            client.decline(round_id, error.code)
+            raise
         except DuplicateUpload as error:
             raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error
 

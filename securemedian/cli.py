@@ -1,12 +1,15 @@
 """The command `securemedian VERB ...`; what a verb needs is imported when it runs."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from securemedian import __version__
+from securemedian.common.durable import unsaid
 from securemedian.mpc.errors import SecureMedianError, printable
 
 # The verbs, with what --help says of each, by group and by the module whose add_verbs(subparsers)
@@ -58,6 +61,8 @@ VERBS = {
 
 # more characters of choices stand in the help of an option, and not in its usage
 LONGEST_CHOICES = 40
+# a disk without room, or a device that takes nothing
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,11 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (`| head`), and 1 after any other error. Such an error is one line too, except in Python's
     development mode and for a verb that sets `traceback`.
     """
+    _open_closed()
+    for stream in (sys.stdout, sys.stderr):
+        # one that cannot write a name, such as that of a client, writes its code
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    status = 1
     try:
-        return _run(arguments)
+        status = _run(arguments)
     finally:
         # not after this function, where Python would print what it met
-        _drop_unread()
+        unwritten = _drop_unwritten()
+    if unwritten:
+        print(
+            f"securemedian: cannot write the output: {unwritten}; make room, or choose another "
+            "place for it",
+            file=sys.stderr,
+        )
+        status = status or 1
+    return status
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -101,6 +120,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 141
     # an error of a library, or a defect of ours
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and not error.filename:
+            unsaid[:] = [error]
+            return 1
         if options.traceback:
             raise
         text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
@@ -114,12 +136,35 @@ def _refused(error: SecureMedianError) -> int:
     return 2
 
 
-def _drop_unread() -> None:
-    """Write out what is printed, or drop it where nobody reads it any more."""
+def _open_closed() -> None:
+    """Open what the caller has closed of standard input, output and error, to nowhere.
+
+    Otherwise the next file or socket gets that number, and is written to by whoever prints.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # the lowest free number
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _drop_unwritten() -> str:
+    """Write out what is printed, or drop it and return why it cannot be written.
+
+    That nobody reads it any more is no error.
+    """
+    errors: list[OSError] = list(unsaid)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        errors.append(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    unsaid.clear()
+    told = [each for each in errors if not isinstance(each, BrokenPipeError)]
+    return told[0].strerror or str(told[0]) if told else ""
 
 
 def helps() -> dict[str, str]:

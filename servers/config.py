@@ -34,8 +34,6 @@ WEEK_S = 7 * 86400
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024
-# Each is a process that clients connect to.
-MAX_DOORS = 64
 # the lanes of a shard, where `[protocol] lanes` does not say: a worker has one CPU
 WORKER_LANES = 1
 
@@ -218,10 +216,6 @@ class ServerConfig:
     stop_limit_s: float = 60.0
     # the most bytes of a client's request, all parts together, each of at most 4 MiB
     max_message_bytes: int = 1 << 28
-    # how many processes beside this server take long uploads; without any it takes all by itself
-    doors: int = 0
-    # FIRST-LAST, the ports at which these listen, on the host of `listen`; "" for any
-    door_ports: str = ""
     # the most bytes of correlations that are made while clients train, with an even share for each
     # cohort; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
@@ -275,9 +269,6 @@ class ServerConfig:
             raise ConfigError(
                 f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
             )
-        check_whole("doors", self.doors, 0, MAX_DOORS)
-        if self.door_ports and len(ports_of(self.door_ports)) < self.doors:
-            raise ConfigError(f"door_ports {self.door_ports} are too few for {self.doors} doors")
         if not 0 <= self.pool_limit_bytes < 1 << 63:
             raise ConfigError(
                 "pool_limit_bytes must be 0 (make nothing ahead) or more, "
@@ -409,13 +400,27 @@ _PARTS: dict[str, type] = {
 }
 
 
+def _without_doors(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a file's values without the settings of doors, which release 1.0 alone has.
+
+    Its `keygen` wrote `doors = 0`, and so a server takes that. Raises ConfigError for any other
+    number.
+    """
+    if values.get("doors", 0) != 0:
+        raise ConfigError(
+            f"{where}: doors = {quoted(values['doors'])}: this server takes all uploads by itself; "
+            "remove `doors` and `door_ports`"
+        )
+    return {name: value for name, value in values.items() if name not in ("doors", "door_ports")}
+
+
 def load(path: Path) -> ServerConfig:
     """Read and check a configuration.
 
     Raises ConfigError, which says what is wrong and where.
     """
     where = str(path)
-    values = without_switch(read_toml(path), where)
+    values = without_switch(_without_doors(read_toml(path), where), where)
     check_key_places(values, where)
     nested: dict[str, Any] = {
         table: _tables(kind, values, table, where) for table, kind in _LISTS.items()

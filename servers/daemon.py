@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from securemedian.common.addresses import host_of
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import allocator, logs
 from securemedian.servers.computing.backends.base import Backend
 from securemedian.servers.computing.backends.ray import RayBackend
-from securemedian.servers.computing.backends.ray_doors import RayNodes
 from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadBackend
 from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
@@ -43,7 +41,6 @@ from securemedian.servers.network.transport import (
 from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
-from securemedian.servers.storage.doors import Doors, Process
 from securemedian.servers.storage.store import Store
 
 if TYPE_CHECKING:
@@ -168,7 +165,6 @@ class Daemon:
             self._rounds.engine_ended()
             self._engines.check()
             self._rounds.tick()
-            self._store.doors.turn()
         except zmq.ZMQError as error:
             # an error of a socket, such as a lack of descriptors, interrupts the rounds but does
             # not end the server
@@ -318,23 +314,13 @@ def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     signing = load_signing_key(config.key_file)
     check_own_key(config, keys.public.decode(), signing.public)
     descriptors = Descriptors()
-    doors = _doors_of(config)
-    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes, doors)
+    store = Store(Path(config.state_dir), descriptors.own, config.protocol.native_aes)
     daemon = Daemon(config, keys, signing, store, descriptors, read)
     try:
         daemon.run()
     finally:
         if not daemon.close():
             _end_at_once(sys.exc_info()[1])
-
-
-def _doors_of(config: ServerConfig) -> Doors:
-    """Return the doors of a configuration, which are processes here or on nodes of its cluster."""
-    if config.engine.address:
-        nodes = RayNodes()
-        return Doors(config.doors, partial(nodes.launch, config.name, config.door_ports), nodes)
-    host = host_of(config.listen)
-    return Doors(config.doors, partial(Process, config.name, host, config.door_ports))
 
 
 def _end_at_once(error: BaseException | None) -> NoReturn:

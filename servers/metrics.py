@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import securemedian
-from securemedian.common.addresses import host_and_port, is_loopback
+from securemedian.common.addresses import bracketed, host_and_port, is_loopback
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
@@ -306,7 +306,7 @@ class HttpServer:
         logs.event(
             "metrics-listening",
             logging.INFO if is_loopback(host) else logging.WARNING,
-            listen="{}:{}".format(*self.address),
+            listen=f"{bracketed(self.address[0])}:{self.address[1]}",
             for_others=not is_loopback(host),
         )
 

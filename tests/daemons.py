@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,7 @@ class Caller:
         # pyzmq types the options of a socket as if they could not be set
         socket: Any = zmq.Context.instance().socket(zmq.DEALER)
         socket.linger, socket.sndtimeo = 0, int(WAIT_S * 1000)
+        socket.ipv6 = "[" in endpoint
         if routing_id:
             socket.routing_id = routing_id
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
@@ -170,12 +172,13 @@ class Pair:
         settings: Mapping[str, Any] = SETTINGS,
         descriptors: int = 1 << 14,
         policy: Policy | None = None,
+        host: str = keygen.LOOPBACK,
     ) -> None:
         self.folder = folder
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
         self.names = keygen.client_names(clients)
-        net = keygen.network("127.0.0.1", "127.0.0.1", None)
+        net = keygen.network(host, host, None)
         keygen.make_all(folder, self.names, net, policy or Policy.unlimited(), min_clients=2)
         for server in ("s0", "s1"):
             self.configure(server, **settings)
@@ -359,7 +362,8 @@ class Pair:
     def encoded(self, name: str, values: NDArray[np.float32]) -> NDArray[Any]:
         """Return what the method of the latest round shares of these values."""
         current, params = self.round(name)
-        published = self.published(name, current["round"])
+        part = params.part_of(self._keys(name).public.decode())
+        published = replace(self.published(name, current["round"]), part=part)
         return params.method.encode(values, params.max_clients, published)
 
     def published(self, name: str, round_id: str) -> Published:

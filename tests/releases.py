@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# the release before this one; the older wheel beside it is for what lies on disks
+# the release before this one
 WHEEL = Path(__file__).parent / "releases" / "securemedian-1.0.0-py3-none-any.whl"
 KERNELS = "mpc/protocols/kernels"
 # a machine with other work takes minutes to compile all kernels

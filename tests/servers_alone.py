@@ -38,7 +38,6 @@ from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage import database
-from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.store import Store
 
 # a machine does not crash within a test, and waiting for its disk takes most of the time
@@ -131,16 +130,10 @@ class FakeEngine:
         self.checked, self.examine, self.note = halves, examine, note
         self.coins.append(coin)
 
-    def check_values(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        opening: bytes,
-        examine: Examine = lambda: None,
-    ) -> None:
+    def check_values(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
-        self.openings.append(opening)
-        self.checked, self.examine, self.note = uploads, examine, note_nothing
+        self.openings.append(given.opening)
+        self.checked, self.examine, self.note = given.uploads, examine, note_nothing
         self.computes = True
 
     def bind(
@@ -199,10 +192,8 @@ class Server:
         folder: Path,
         params: RoundParams = PARAMS,
         ready: bool = True,
-        make_doors: Callable[[], Doors] = Doors,
         **changes: Any,
     ) -> None:
-        self._make_doors = make_doors
         self.config = replace(_sample(party), **changes)
         self.params = params
         self.folder = folder
@@ -216,7 +207,7 @@ class Server:
         self.engine.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
-        self.store = Store(self.folder, doors=self._make_doors())
+        self.store = Store(self.folder)
         clock = lambda: self.now  # noqa: E731
         signing = SIGNING[self.config.party]
         self.rounds = Rounds(
@@ -264,7 +255,7 @@ class Server:
 
         `open` may have none yet: then the latest one that there is, or an empty message.
         """
-        if op in ("deal", "upload", "store"):
+        if op in ("deal", "upload"):
             entry = self.rounds.register.get(str(fields.get("round")))
             start = entry.server_round.asked.start if entry else START
             fields = {"start": bytes.fromhex(start)} | fields

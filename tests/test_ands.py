@@ -393,7 +393,7 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     run_both(lambda j: both[j].triples(64))
     check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
     tile = [*check, "and.tables", "and.tops"]
-    settled = ["toss.commit", "toss.open", "audit.commit", "audit.open"]
+    settled = ["toss.commit", "toss.open", "audit.hidden", "audit.proof"]
     wanted = tile * 3 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
     assert [end.sent for end in pair] == [wanted] * 2
 

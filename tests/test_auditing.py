@@ -90,9 +90,7 @@ class Round:
     def __post_init__(self) -> None:
         clients, dim = self.index.shape
         names = {f"c{i}": weight for i, weight in enumerate(self.weights or [])}
-        method = Bucketed(
-            buckets=self.buckets, ring_bits=self.ring_bits, weights=names, weight_cap=1.0
-        )
+        method = Bucketed(buckets=self.buckets, ring_bits=self.ring_bits, weights=names)
         most = max(2, clients, self.max_clients)
         self.params = RoundParams(method, dim=dim, max_clients=most)
         assert self.params.dealing is not None
@@ -171,8 +169,8 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
         (3, 7, 64, None, 0),
         (5, 4, 64, None, 0),
         (32, 5, 1000, None, 0),
-        (16, 3, 64, [5, 1, 2], 0),
-        (16, 3, 64, [300, 1, 299], 0),
+        (16, 4, 64, [3, 1, 2, 3], 0),
+        (16, 4, 64, [300, 1, 299, 300], 0),
         # more than one byte per element
         (16, 4, 200, None, 12),
         (4, 200, 64, None, 0),
@@ -306,7 +304,7 @@ def test_a_server_that_computes_with_another_sum_is_found(
 
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("weights", [None, [1, 2, 1, 3]])
+@pytest.mark.parametrize("weights", [None, [1, 2, 1, 2]])
 def test_a_client_whose_fold_is_wrong_is_named(
     told: tuple[int, ...], weights: list[int] | None
 ) -> None:

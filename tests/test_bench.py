@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import zmq
 
 from securemedian import cli
-from securemedian.benchmarks import points, settings, yardstick
+from securemedian.benchmarks import by_clients, points, settings, yardstick
 from securemedian.benchmarks.link import BUFFER_BYTES, LOOPBACK, LinkShape, ShapedLink, Shaper
-from securemedian.benchmarks.work import Point, round_params
+from securemedian.benchmarks.work import Point, Repetition, round_params, run_point, weight
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.kernels.native import processor
+from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.network.transport import ZmqLink
+from tests.parties import make_parties, run_both
 
 COUNTED = {
     "method",
@@ -112,6 +115,7 @@ def test_figure_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     # another's figure, and ours
     assert "57.8" in printed and "OTs grow as" in printed
+    assert "its line is flat by construction" in " ".join(printed.split())
 
 
 @pytest.mark.release
@@ -222,8 +226,109 @@ def test_what_is_verified_is_what_was_asked_for(
     ] * 5
 
 
+@pytest.mark.slow
+def test_whole_rounds_by_the_number_of_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--clients", "2,3,5", "--dim", "300", "bucketed", "radix", "--encoding", "bfloat16"]
+    saved = figure(tmp_path, "clients", *given, "mean", "pairwise")
+    printed = capsys.readouterr().out
+    rows = saved["points"]
+    of = {label: [one for one in rows if one["label"] == label] for label in saved["exponents"]}
+    labels = ("bucketed b=16 bisect", "radix bfloat16", "mean", "pairwise")
+    assert tuple(of) == labels
+    for label, of_label in of.items():
+        assert [one["clients"] for one in of_label] == [2, 3, 5]
+        assert f"{label}: d = 300, softspoken-4, loopback" in printed
+        for one in of_label:
+            # each figure is one of the same round
+            spent = one["before_seconds"] + one["after_seconds"]
+            whole = one["seconds"] + one["checking_seconds"]
+            assert spent == pytest.approx(whole, rel=0.5) and one["ahead_seconds"] == 0
+            assert 0 < one["after_seconds"] < whole and 0 < one["client_seconds"] < 1
+        fitted = saved["exponents"][label]
+        assert fitted["MB"] == by_clients.exponent(
+            (one["clients"], report.megabytes(one)) for one in of_label
+        )
+        assert set(fitted) == {"before", "after", "MB"} and None not in fitted.values()
+    # checks are part of it: of dealings before the last upload, of values after it
+    dealt, values = of["bucketed b=16 bisect"][-1], of["mean"][-1]
+    assert dealt["before_seconds"] > dealt["checking_seconds"] > 0
+    assert values["checking_bytes_s0_to_s1"] > 0.9 * values["bytes_s0_to_s1"]
+    assert dealt["client_bytes_ahead"] > 0 == values["client_bytes_ahead"]
+
+
+@pytest.mark.parametrize("method", ["bucketed", "mean"])
+def test_dealings_are_checked_before_the_last_upload_and_values_after_it(method: str) -> None:
+    protocol = ProtocolParams(lanes=2)
+    lanes = make_parties(protocol.lanes)
+
+    def run(j: int) -> Repetition:
+        def meet() -> None:
+            lanes[j][0].channel.exchange("ready", np.zeros(1, np.uint8))
+
+        return run_point(Point("median", method, None, 4, 300), lanes[j], protocol, meet)
+
+    for parties, spent in zip(lanes, run_both(run), strict=True):
+        assert spent.cost.checking_seconds > 0
+        made = max(party.pool.spent.seconds for party in parties)
+        checked = spent.cost.checking_seconds if method == "bucketed" else 0.0
+        assert spent.early_seconds == pytest.approx(made + checked)
+
+
+def test_several_methods_have_their_own_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an option's value is the name of a method, and shared options stand anywhere."""
+    given = ["reclustered", "--median-by", "radix", "--clients", "8,4,8", "radix", "--encoding"]
+    more = ["bfloat16", "bucketed", "--audit", "radix", "bucketed"]
+    asked = asked_of("clients", monkeypatch, *given, *more, "--out", str(tmp_path))
+    assert [(point.method, point.options) for point in asked[::2]] == [
+        ("reclustered", {"median_by": "radix"}),
+        ("radix", {"encoding": "bfloat16"}),
+        ("bucketed", {"audit": True}),
+        ("radix", {}),
+        ("bucketed", {}),
+    ]
+    assert [point.clients for point in asked] == [4, 8] * 5
+    assert all(point.verified and point.dim == 1000 for point in asked)
+    asked = asked_of("clients", monkeypatch, "--out", str(tmp_path))
+    assert [point.method for point in asked[::5]] == ["bucketed", "radix", "pairwise", "mean"]
+    # what takes longer weighs more in the progress bar
+    heavy, light = asked[14], asked[0]
+    assert (heavy.method, heavy.clients) == ("pairwise", 64)
+    assert 1000 * weight(light) > weight(heavy) > 100 * weight(light)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["radix", "nobody"], "invalid choice: 'nobody'"),
+        (["radix", "mean", "--encoding", "bfloat16"], "--encoding"),
+        (["--clients", "4,few"], "few"),
+    ],
+)
+def test_methods_that_cannot_be_are_refused_by_name(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "clients", *arguments])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_exponents_are_fitted_where_they_can_be() -> None:
+    assert by_clients.exponent([(4, 8.0), (8, 32.0), (16, 128.0)]) == pytest.approx(2)
+    assert by_clients.exponent([(4, 8.0), (8, 32.0)]) is None
+    assert by_clients.exponent([(4, 0.0), (8, 32.0), (16, 128.0)]) is None
+
+
 def asked_of_medians(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Point]:
     """Return the points that `bench median` would measure."""
+    return asked_of("median", monkeypatch, *options)
+
+
+def asked_of(kind: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Point]:
+    """Return the points that a kind of `bench` would measure."""
     asked: list[Point] = []
 
     def measure(points: list[Point], chosen: Any) -> list[Any]:
@@ -231,7 +336,7 @@ def asked_of_medians(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Poi
         raise ConfigError("enough")
 
     monkeypatch.setattr(settings, "measure", measure)
-    assert cli.main(["bench", "median", *options]) == 2
+    assert cli.main(["bench", kind, *options]) == 2
     return asked
 
 
@@ -386,18 +491,16 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
     assert points.growth(results[:2]) == []
 
 
-@pytest.mark.release
-def test_the_memory_of_both_servers_is_measured(tmp_path: Path) -> None:
-    arguments = ["--clients", "3", "--dim", "20000", "--buckets", "8", "--out", str(tmp_path)]
-    assert cli.main(["bench", "peak", *arguments]) == 0
-    (point,) = json.loads((tmp_path / "peak.json").read_text())["points"]
-    assert point["peak_mib"].keys() == {"s0", "s1"}
-    assert all(50 < peak < 1000 for peak in point["peak_mib"].values())
-
-
 PAGES = (
     *("bench", "demo", "experiment", "soak", "plan", "train", "init"),
-    *("bench median", "bench median radix", "bench table1", "demo bucketed", "plan reclustered"),
+    *(
+        "bench median",
+        "bench median radix",
+        "bench table1",
+        "bench clients",
+        "demo bucketed",
+        "plan reclustered",
+    ),
 )
 
 

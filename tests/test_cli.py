@@ -36,7 +36,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
 # what makes a start slow, and what only some installations have
-HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "blake3", "rich", "asyncio"}
+HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "rich", "asyncio"}
 EXTRAS = {"torch", "sklearn"}
 
 
@@ -324,3 +324,33 @@ def test_submit_says_what_is_odd_about_an_update(
     out, error = capsys.readouterr()
     assert "submitted to round 1-abc" in out
     assert error.endswith("securemedian: warning: 2 of the 3 values\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_is_closed_is_opened_to_nowhere(closed: str) -> None:
+    """As cron and some daemons start programs: a file got the number of the standard output."""
+    script = (
+        "import os, sys; from securemedian import cli; "
+        "code = cli.main(['receipt', 'show', 'nothing']); "
+        "assert sorted(map(int, os.listdir('/proc/self/fd')))[:3] == [0, 1, 2]; "
+        "print(1); print(2, file=sys.stderr); sys.exit(10 * code)"
+    )
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 20 and "Traceback" not in ended.stderr
+
+
+def test_a_name_that_the_output_cannot_show_is_written_as_its_code() -> None:
+    """With a terminal of another encoding `doctor` ended with UnicodeEncodeError."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "securemedian", "doctor", "klinik-s\u00fcd.toml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "ascii:strict"},
+    )
+    assert ended.returncode == 2 and r"cannot read klinik-s\xfcd.toml" in ended.stdout

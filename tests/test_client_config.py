@@ -67,6 +67,46 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, said: str) -> No
         ClientConfig.load(path)
 
 
+def test_a_file_that_went_through_windows_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert ClientConfig.load(path).name == "a"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "client.toml"
+    path.write_bytes(GOOD.encode(encoding))
+    with pytest.raises(ConfigError, match="UTF-16.*save it as UTF-8"):
+        ClientConfig.load(path)
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_bytes(GOOD.replace('name = "a"', 'name = "klinik-süd"').encode("cp1252"))
+    with pytest.raises(ConfigError, match=r"not in UTF-8: byte \d+ is 0xfc; save it as UTF-8"):
+        ClientConfig.load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "a"', 'name\u00a0= "a"', "line 2,.*: it has a no-break space; type plain ones"),
+        ('name = "a"', "name = \u201ca\u201d", "line 2,.*: it has curly quotes; type plain ones"),
+        ('name = "a"', "name = \u201ca\u2019\u00a0", "no-break space and curly quotes"),
+        (KEY, f"{KEY}\u00a0", "no-break space; type plain ones"),
+        (KEY, f"\u201c{KEY}\u201d", "curly quotes; type plain ones"),
+    ],
+)
+def test_what_a_word_processor_puts_in_is_named(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text(GOOD.replace(old, new, 1), "utf-8")
+    with pytest.raises(ConfigError, match=said):
+        ClientConfig.load(path)
+
+
 def test_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keygen"):
         ClientConfig.load(tmp_path / "none.toml")

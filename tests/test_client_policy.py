@@ -108,6 +108,23 @@ def test_both_servers_must_list_who_must_take_part_and_neither_who_must_not() ->
             policy(without_clients=["b"]).check_round(params, 0, "x", listed)
 
 
+def test_a_client_refuses_another_weight_than_it_states() -> None:
+    weighted = RADIX | {"weights": {"a": 3, "b": 2, "c": 2, "d": 2}}
+    params, bold = RoundParams.from_dict(weighted | {"max_clients": 4}), ClientPolicy.unlimited()
+    bold.check_round(params, 0, "x", weight=3, key="a")
+    for weight, key, said in (
+        (0, "a", r"the weight 3 in a round: its client\.toml states none \(weight = N\)"),
+        (2, "a", r"the weight 3 in a round: its client\.toml states weight = 2"),
+        (3, "z", r"the weight 0 in a round: its client\.toml states weight = 3"),
+    ):
+        with pytest.raises(PolicyRefused, match=said):
+            bold.check_round(params, 0, "x", weight=weight, key=key)
+    # in other rounds it says nothing
+    bold.check_round(RoundParams.from_dict(RADIX), 0, "x", weight=3, key="a")
+    with pytest.raises(PolicyRefused, match="refuses weights 4: its .*at most 0, because"):
+        ClientPolicy().check_round(params, 0, "x", weight=3, key="a")
+
+
 def test_without_a_policy_a_client_refuses_what_a_server_refuses() -> None:
     assert ClientConfig.__dataclass_fields__["policy"].default_factory is ClientPolicy
     for name, value in Policy().to_dict().items():
@@ -231,7 +248,7 @@ def test_a_refusal_outlasts_a_restart_of_the_server_and_stands(pair: Pair) -> No
     pair.start("s0")
     pair.link()
     assert pair.status()["left_out"] == {"client-2": WHY}
-    with pytest.raises(NotAllowed, match="your own policy has refused"):
+    with pytest.raises(NotAllowed, match="its own policy refuses the round"):
         pair.submit("client-2", MODEL)
     pair.submit("client-1", MODEL)
     with pytest.raises(RoundClosed, match="too late to decline: your upload is stored"):

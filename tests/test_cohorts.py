@@ -508,9 +508,8 @@ def test_a_stranger_is_told_of_no_round_and_of_no_cohort(world: World) -> None:
     default = world.open("default")
     world.send("stroke", keys("stroke")[0], 0)
     params, share = KINDS["stroke"], {"share": np.zeros(16, np.uint8)}
-    fields = {"params": params.digest, "form": "seed", "piece": 0, "pieces": 1, "reason": "why"}
+    fields = {"params": params.digest, "form": "seed", "piece": 0, "pieces": 1, "reason": "policy"}
     fields |= {"metrics": {"examples": 1}, "binding": bytes(16)}
-    fields |= {"kind": "upload", "digest": bytes(32), "block": 0}
     strangers = keys("default")[0], coordinator("default"), keys("lung.2")[0]
     asked = set()
     for op, line in OPS.items():

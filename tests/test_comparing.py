@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import comparing
 from securemedian.mpc.protocols.audit.ands import AndMaker
-from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
 from securemedian.mpc.protocols.audit.comparing import (
     SignProver,
     around,
@@ -24,8 +25,10 @@ from securemedian.mpc.protocols.audit.comparing import (
     centring,
     partners_of,
 )
+from securemedian.mpc.protocols.audit.equality import Compared, Equality
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.group import to_group
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, run_both
@@ -406,3 +409,59 @@ def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -
     for told in run_both(run):
         assert said in told
     assert seen[0] > wanted
+
+
+def test_what_is_said_of_wrong_buckets_tells_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1 has claimed signs that it does not know, and tries all of them against what S0 has sent.
+
+    It even knows all of S0's Delta. In 1.0.0 S0 opened a digest, which one of eight guesses made.
+    """
+    bits, count, unknown = 4, 64, [3, 17, 40]
+    values = RNG.integers(0, 1 << bits, count)
+    negative = (values >> (bits - 1)).astype(np.uint8)
+    claimed = negative.copy()
+    claimed[unknown] ^= np.array([1, 0, 1], np.uint8)
+    seeds, collected = list[bytes](), list[list[np.ndarray]]()
+    true_init, true_settle = Compared.__init__, Equality.settle
+
+    def init(compared: Compared, seed: bytes) -> None:
+        seeds.append(seed)
+        true_init(compared, seed)
+
+    def settle(equality: Equality, what: str) -> None:
+        if what == "the published buckets" and equality._number == 1:
+            collected.append([np.array(each) for group in equality._collected for each in group])
+        true_settle(equality, what)
+
+    monkeypatch.setattr(Compared, "__init__", init)
+    monkeypatch.setattr(Equality, "settle", settle)
+    pair = recorders()
+    both, shares = ends(pair), split(values, bits)
+
+    def run(number: int) -> bool:
+        end = both[number]
+        triples = end.ands.triples(carries(bits) * count, 2)
+        _, tags = end.prover.commit(shares[number], bits)
+        keys, public = end.verifier.accept(count, bits), np.zeros_like(shares[0])
+        given = RingShare(shares[number]), tags, keys, public, bits, claimed, triples
+        try:
+            end.signs.prove(*given)
+        except PeerDeviated:
+            return True
+        return False
+
+    assert run_both(run) == (True, True)
+    heard = b"".join(array.tobytes() for _, array in pair[1].received[-20:])
+    deltas = [np.uint64(end.ands.delta) & MAC_MASK for end in both]
+    ((of_zero, of_one),) = collected
+    found = []
+    for guess in range(1 << len(unknown)):
+        mask = np.zeros(count, np.uint64)
+        mask[unknown] = [np.uint64(0) - np.uint64(guess >> i & 1) for i in range(len(unknown))]
+        compared = Compared(seeds[-1])
+        for array in (of_zero ^ mask & deltas[1], of_one ^ mask & deltas[0]):
+            compared.update(array.view(np.uint8))
+        tried = compared.digest()
+        found.append(tried)
+        assert tried not in heard and to_group(digest("audit digest", tried)) not in heard
+    assert len(set(found)) == len(found)

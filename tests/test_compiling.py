@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +15,18 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
-from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile
+from numba.core.caching import IndexDataCacheFile
 
 from securemedian import cli
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import compiling
-from securemedian.mpc.protocols.kernels.jit import KERNELS, Cache, Kernel, callee, kernel
+from securemedian.mpc.protocols.kernels.jit import FORM, KERNELS, Cache, Kernel, callee, kernel
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import ROOT, SETTINGS, START_S, Pair
+from tests.daemons import ROOT, SETTINGS, START_S, WAIT_S, Pair, wait_until
 from tests.parties import make_parties, run_rounds, shared
 from tests.test_methods import published_round, variants
 
@@ -121,8 +123,8 @@ def test_processes_add_to_the_cache_one_after_the_other(
         seen.append("ends")
 
     monkeypatch.setattr(IndexDataCacheFile, "save", save)
-    monkeypatch.setattr(CompileResultCacheImpl, "check_cachable", lambda *_: True)
-    monkeypatch.setattr(CompileResultCacheImpl, "reduce", lambda *_: None)
+    monkeypatch.setattr(FORM, "check_cachable", lambda *_: True)
+    monkeypatch.setattr(FORM, "reduce", lambda *_: None)
     caches, compiled = (
         [Cache(add) for _ in range(3)],
         SimpleNamespace(codegen=SimpleNamespace(magic_tuple=lambda: ())),
@@ -135,19 +137,117 @@ def test_processes_add_to_the_cache_one_after_the_other(
     assert seen == ["begins", "ends"] * 3
 
 
-def test_where_no_folder_can_be_written_it_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def nowhere(*_: object) -> None:
-        raise RuntimeError("cannot cache function 'add': no locator available")
+# prints where kernels are kept, twice
+WHERE = """
+from securemedian.mpc.protocols.compiling import all_kernels
+for kernel in all_kernels()[:2]:
+    print(kernel.folder)
+"""
 
-    monkeypatch.setattr(CompileResultCacheImpl, "__init__", nowhere)
-    with pytest.raises(ConfigError, match=r"set NUMBA_CACHE_DIR to a folder that this user"):
-        Cache(add)
-    # kernels are made when a verb's module is imported
-    monkeypatch.setattr(cli, "import_module", lambda _: Cache(add))
-    assert cli.main(["compile"]) == 2
-    assert "set NUMBA_CACHE_DIR" in capsys.readouterr().err
+
+class Installed:
+    """A copy of the package beside which nothing can be written, also by root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        without = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "securemedian", folder / "securemedian", ignore=without)
+        kernels = folder / "securemedian" / "mpc" / "protocols" / "kernels"
+        for each in (kernels, kernels / "native"):
+            (each / "__pycache__").write_text("a file")
+
+    def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=kept | {"PYTHONPATH": str(self.folder), **environment},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("installed"))
+
+
+def test_without_semaphores_one_process_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers without /dev/shm, where multiprocessing has none."""
+    compiled: list[str] = []
+    told: list[tuple[int, int]] = []
+    one = SimpleNamespace(
+        missing=["u4", "u8"], compile_for=compiled.append, folder=tmp_path / "cache"
+    )
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(compiling, "all_kernels", lambda: [one])
+    monkeypatch.setattr(compiling, "ProcessPoolExecutor", none)
+    compiling.fill_cache(lambda done, total: told.append((done, total)))
+    assert compiled == ["u4", "u8"] and told == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+def test_kernels_are_kept_in_the_first_folder_that_can_be_written(
+    installed: Installed, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    own = temporary / f"securemedian-kernels-{os.getuid()}"
+    nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
+    for environment, expected in (
+        ({"NUMBA_CACHE_DIR": str(tmp_path / "given")}, tmp_path / "given"),
+        ({"XDG_CACHE_HOME": str(tmp_path / "xdg")}, tmp_path / "xdg" / "numba"),
+        ({"HOME": str(tmp_path / "home")}, tmp_path / "home" / ".cache" / "numba"),
+        ({}, own),
+        ({"NUMBA_CACHE_DIR": "/dev/null/x"}, own),
+    ):
+        ran = installed.run("-c", WHERE, **{**nowhere, **environment})
+        assert ran.returncode == 0, ran.stderr
+        assert all(expected in Path(line).parents for line in ran.stdout.splitlines())
+        said = f"compiled kernels are kept in {expected}, because" in ran.stderr
+        assert said == (expected != tmp_path / "given")
+        assert ran.stderr.count("compiled kernels are kept") == said
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+@pytest.mark.parametrize("kind", ["writable", "link", "exposed"])
+def test_a_folder_that_others_may_write_keeps_no_kernels(
+    installed: Installed, tmp_path: Path, kind: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    folder = temporary / f"securemedian-kernels-{os.getuid()}"
+    if kind == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        (folder if kind == "writable" else temporary).chmod(0o777)
+    nowhere = {"HOME": "/dev/null", "TMPDIR": str(temporary)}
+    ran = installed.run("-m", "securemedian", "compile", **nowhere)
+    assert ran.returncode == 2 and str(folder) in ran.stderr
+    assert "set NUMBA_CACHE_DIR to a folder that this user, and nobody else" in ran.stderr
+    # who needs no kernel does not look for a folder
+    keys = tmp_path / "keys"
+    made = installed.run("-m", "securemedian", "keygen", str(keys), "--clients", "3", **nowhere)
+    assert made.returncode == 0, made.stderr
+    path = keys / "coordinator.toml"
+    path.write_text(f"reply_timeout_s = 0.5\n{path.read_text()}")
+    asked = installed.run("-m", "securemedian", "round", "status", str(path), **nowhere)
+    assert "could not be reached" in asked.stderr
+    client = installed.run("-m", "securemedian", "doctor", str(keys / "client-1.toml"), **nowhere)
+    assert "is a complete configuration" in client.stdout and "kernels" not in client.stdout
+    server = installed.run("-m", "securemedian", "doctor", str(keys / "s0.toml"), **nowhere)
+    assert "wrong    there is no folder to keep compiled kernels in" in server.stdout
 
 
 def test_how_far_it_is_is_told_in_lines(
@@ -262,6 +362,74 @@ def test_what_is_compiled_once_is_there_for_the_next_start(tmp_path: Path) -> No
     assert run(*command).stderr == ""
     second = run("-c", SECOND_START)
     assert second.stdout == f"{len(compiling.all_kernels())} [] []\n", second.stderr
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started and that run."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("number", "to_all", "status", "early"),
+    [
+        # a terminal sends these to all processes
+        (signal.SIGINT, True, 130, True),
+        (signal.SIGINT, True, 130, False),
+        (signal.SIGHUP, True, 129, False),
+        (signal.SIGTERM, False, 143, True),
+        (signal.SIGTERM, False, 143, False),
+        (signal.SIGKILL, False, -signal.SIGKILL, False),
+    ],
+)
+def test_a_signal_ends_what_compiles_and_its_workers_without_tracebacks(
+    tmp_path: Path, number: int, to_all: bool, status: int, early: bool
+) -> None:
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "securemedian", tmp_path / "securemedian", ignore=without)
+    # a worker that is at work tells, and works for longer than the test
+    script = (
+        "import os, sys, time\n"
+        "from securemedian.mpc.protocols.kernels.jit import Kernel\n"
+        f"def compile_for(self, signature): open({str(tmp_path / 'at-work')!r}, 'a').close();"
+        " time.sleep(600)\n"
+        "Kernel.compile_for = compile_for\n"
+        "from securemedian import cli\n"
+        "if __name__ == '__main__': sys.exit(cli.main(['compile']))\n"
+    )
+    (tmp_path / "begin.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    with (tmp_path / "err").open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "begin.py"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            start_new_session=True,
+        )
+    try:
+        # its workers, and what keeps their semaphores
+        wait_until(lambda: len(children_of(process.pid)) >= 2, START_S)
+        if not early:
+            wait_until((tmp_path / "at-work").exists, START_S)
+        children = children_of(process.pid)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        assert process.wait(WAIT_S) == status
+        wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert "Traceback" not in (tmp_path / "err").read_text()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """servers.config: the samples load, and every mistake is named."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,19 @@ def test_the_samples_name_every_setting() -> None:
     ):
         for setting in fields(kind):
             assert setting.name in text
+
+
+def test_what_release_1_0_wrote_of_doors_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "s0.toml"
+    for lines in ("doors = 0", 'doors = 0\ndoor_ports = "7010-7019"'):
+        file.write_text(f"{lines}\n{S0}")
+        loaded = config.load(file)
+        assert loaded == replace(
+            config.load(SAMPLES / "s0.toml"), key_file=loaded.key_file, state_dir=loaded.state_dir
+        )
+    file.write_text(f"doors = 2\n{S0}")
+    with pytest.raises(ConfigError, match=r"s0\.toml: doors = '?2'?: .*remove `doors` and `door_p"):
+        config.load(file)
 
 
 def test_both_samples_agree() -> None:

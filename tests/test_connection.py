@@ -191,6 +191,28 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apa
                 connection.ask("info")
 
 
+@pytest.mark.parametrize(("highest", "fields"), [(2, {}), (3, {"reason": "not-finite"})])
+def test_servers_are_told_a_reason_if_they_know_reasons(
+    tmp_path: Path, highest: int, fields: dict[str, str]
+) -> None:
+    """Release 1.0.0, wire version 2, refuses a request with a field that it does not know."""
+    told: list[dict[str, Any]] = []
+
+    def handler(message: wire.Message) -> Answer:
+        if message.type == "decline":
+            told.append({name: message.fields[name] for name in message.fields if name != "id"})
+        return message.type, own_versions() | {"wire": [1, highest]}, {}
+
+    with (
+        serving(handler) as s0,
+        serving(handler, keys=OTHER) as s1,
+        Client(ClientConfig("a", write_keys(tmp_path), s0, s1)) as client,
+    ):
+        client.decline(ROUND, "not-finite")
+        client.decline(ROUND)
+    assert told == 2 * [{"round": ROUND} | fields] + 2 * [{"round": ROUND}]
+
+
 @pytest.mark.parametrize("caller", [MEMBER, STRANGER], ids=["on the list", "not on it"])
 def test_the_key_of_the_other_server_is_told_at_once(caller: KeyPair) -> None:
     with serving(echo) as server:
@@ -255,6 +277,28 @@ def test_a_message_too_long_for_the_server_is_told_at_once() -> None:
         assert time.monotonic() - start < 60
         # it connects again
         assert connection.ask("hello").type == "hello"
+
+
+def test_a_message_longer_than_a_server_takes_is_not_sent_and_not_repeated() -> None:
+    seen: list[str] = []
+    limit = [1 << 20]
+
+    def limited(message: wire.Message) -> Answer:
+        seen.append(message.type)
+        return message.type, {"max_message_bytes": limit[0]}, {}
+
+    long = {"share": np.zeros(1 << 20, np.uint8)}
+    with serving(limited, 1 << 24) as server, connected(server, timeout_s=60) as connection:
+        connection.ask("hello")
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match="at most 1,048,576 bytes, .* raise max_message_byt"):
+            connection.ask("upload", {}, long, patience_s=3600)
+        assert time.monotonic() - start < 60 and seen == ["hello", "info"]
+        # the server was given a larger limit meanwhile
+        limit[0] = 1 << 22
+        for _ in range(2):
+            connection.ask("upload", {}, long, patience_s=3600)
+        assert seen == ["hello", "info", "info", "upload", "upload"]
 
 
 def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:

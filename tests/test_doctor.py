@@ -17,10 +17,12 @@ from securemedian.common import versions
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import ServerUnreachable
 from securemedian.mpc.protocols import compiling, wire
+from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
 from securemedian.servers.computing.backends.ray import GUARDED
+from securemedian.servers.network import descriptors
 from securemedian.servers.network.control import LOAD_BYTES, Load
 from securemedian.servers.network.link_probe import LIMIT_S, PIECES, LinkProbe
 from securemedian.servers.network.peer import COMPILING
@@ -111,12 +113,15 @@ def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_would_compile_when_it_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(processor, "COMPILES", True)
     lacking = [SimpleNamespace(missing=[]), SimpleNamespace(missing=["u8", "u4"])]
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking)
     warning = one(found(folder / "s1.toml", Level.WARNING), "2 kernels are not compiled")
     assert "run securemedian compile" in warning
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking[:1])
     one(found(folder / "s1.toml", Level.WELL), "all kernels are compiled")
+    monkeypatch.setattr(processor, "COMPILES", False)
+    assert "unset it" in one(found(folder / "s1.toml", Level.WARNING), "NUMBA_DISABLE_JIT is set")
 
 
 def test_the_disk_of_a_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +242,8 @@ def test_the_link_is_measured_once_for_all_who_ask() -> None:
 
 def test_more_callers_than_descriptors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (5, 5))
+    assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "a server needs 64")
+    monkeypatch.setattr(descriptors, "LEAST", 1)
     assert "LimitNOFILE" in one(found(folder / "s1.toml", Level.WRONG), "connections")
 
 

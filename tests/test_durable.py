@@ -504,6 +504,25 @@ def test_a_damaged_share_fails_the_round_for_good(two: Two) -> None:
     assert two.state(0) == two.state(1) == "failed"
 
 
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_round_with_shares_as_release_1_0_stores_them_fails_in_words(
+    two: Two, party: int
+) -> None:
+    """Its digests of long shares are not SHA-256."""
+    server = two.servers[party]
+    round_id = two.open()
+    words_of = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
+    assert two.ask(party, server.keys[0], "upload", words_of, **fields).type == "upload"
+    server.store.database._connection.execute("UPDATE uploads SET form = 'blocks'")
+    server.restart()
+    two.run(two.ended)
+    assert two.state(0) == two.state(1) == "failed"
+    for each in two.servers:
+        reason = each.latest.server_round.reason
+        assert f"s{party} was updated while it had long shares as release 1.0.0" in reason
+
+
 def test_what_is_stored_is_for_its_owner_and_is_gone_after_the_round(two: Two) -> None:
     s0 = two.servers[0]
     secret = np.frombuffer(b"a secret seed :)", np.uint8)

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.release
 
 HIDDEN = {
     "train": ["torch", "sklearn"],
-    "record-dp": ["opacus"],
     "bench": ["matplotlib"],
     "metrics": ["prometheus_client"],
     "dashboard": ["starlette", "uvicorn"],
@@ -79,12 +78,16 @@ def test_the_service_is_imported_without_any_extra() -> None:
                 "experiment fig4 --out {folder}",
             ],
         ),
-        (
-            "record-dp",
-            ["train {folder}/client-1.toml --dataset clinic --record-dp 1 --rounds 2"],
-        ),
         ("dashboard", [f"dashboard {ROOT}/docs/samples/coordinator.toml"]),
-        ("bench", ["bench fig3 --out {folder}", "experiment fig4 --out {folder}"]),
+        (
+            "bench",
+            [
+                "bench fig3 --out {folder}",
+                "bench clients --out {folder} mean",
+                "plan --dim 10 --clients 3,4 --plot {folder}/cost.png mean",
+                "experiment fig4 --out {folder}",
+            ],
+        ),
     ],
 )
 def test_a_verb_names_the_extra_it_lacks_in_one_line(

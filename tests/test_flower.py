@@ -36,7 +36,6 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, MultiKrum, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
@@ -716,13 +715,3 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
             run(secure(pair), grid_of(pair))
         assert other.status(theirs).state == "open"
         other.abort_round(theirs, "the test is over")
-
-
-def test_private_rounds_are_timed_beside_plain_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    options = "--dim", "100", "--rounds", "1", "--train-ms", "1", "--method", "radix"
-    assert cli.main(["bench", "flower", *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    plain, private = (
-        next(row for row in lines if row.startswith(name)) for name in ("Fed", "radix")
-    )
-    assert plain.split()[-1] == "1" and float(private.split()[-1]) > 0

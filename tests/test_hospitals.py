@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +146,8 @@ def test_the_experiment_compares_methods_hospital_by_hospital(tmp_path: Path) ->
     assert cli.main(["experiment", "hospitals", *options]) == 0
     found = json.loads((tmp_path / "hospitals-heart.json").read_text())["results"]
     rows = {row.pop("fault"): row for row in found}
-    protected = ["record-dp, epsilon 5", "record-dp, epsilon 1"] if find_spec("opacus") else []
     faults = ["no fault", *(f"sign-flip-30, {name}" for name in HOSPITALS)]
-    assert list(rows) == faults + protected
-    for name in protected:
-        assert float(rows[name][hospitals.FEDAVG].split()[0]) > 40
+    assert list(rows) == faults
     mean, median = "mean, in the clear", "exact median (radix)"
     for fault, row in rows.items():
         assert list(row) == [mean, median, hospitals.FEDAVG, hospitals.ALONE, hospitals.POOLED]

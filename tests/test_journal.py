@@ -151,6 +151,26 @@ def test_the_rounds_of_a_day_are_counted_once_each(folder: Path, keeps: bool) ->
     assert restarted().made_within_a_day == 0
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_clock_that_was_a_year_ahead_counts_for_a_day(folder: Path, keeps: bool) -> None:
+    right = 1e9
+    now = [right + 365 * DAY_S]
+    kept = Journal(folder if keeps else None, lambda: now[0])
+    kept.keep(SUBMISSION)
+    now[0] = right
+    # hourly restarts, as of a client that cron starts
+    for hour in range(24):
+        if keeps:
+            kept.close()
+            kept = Journal(folder, lambda: now[0])
+        assert kept.made_within_a_day == 1, hour
+        now[0] += 3600
+    if keeps:
+        kept.close()
+        kept = Journal(folder, lambda: now[0])
+    assert kept.made_within_a_day == 0
+
+
 def test_an_upload_that_is_not_counted_is_not_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

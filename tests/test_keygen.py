@@ -469,3 +469,46 @@ def test_a_signing_key_and_its_secret_are_a_pair(tmp_path: Path) -> None:
     secret.write_text(secret.read_text().replace(key.public, SigningKey.new().public))
     with pytest.raises(ConfigError, match="no pair"):
         load_signing_key(secret)
+
+
+def test_a_key_file_that_went_through_windows_is_read_or_named(tmp_path: Path) -> None:
+    server = tmp_path / "s0"
+    alone(server, "s0", "s0")
+    path = server / "s0.key_secret"
+    plain = path.read_text("utf-8")
+    keys, signing = load_keys(path), load_signing_key(path)
+    lines = plain[plain.index("public-key") :].replace("\n", "\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + (lines + plain.replace("\n", "\r\n")).encode())
+    assert (load_keys(path), load_signing_key(path)) == (keys, signing)
+    path.write_text(plain, "utf-16")
+    with pytest.raises(ConfigError, match="UTF-16"):
+        load_keys(path)
+    secret = keys.secret.decode()
+    for wrong in (f"\u201c{secret}\u201d", f'"{secret}\u00a0"', f'"{secret[:-1]}"'):
+        path.write_text(plain.replace(f'"{secret}"', wrong), "utf-8")
+        with pytest.raises(ConfigError, match="its secret-key is not 40 characters") as caught:
+            load_keys(path)
+        assert secret[:8] not in str(caught.value)
+        with pytest.raises(ConfigError, match="its secret-key is not 40 characters"):
+            load_signing_key(path)
+
+
+def test_a_public_key_that_went_through_windows_is_read_or_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = alone(tmp_path, "s1", "s1")
+    alone(tmp_path / "client", "client", "hospital-a")
+    given = tmp_path / "client" / "hospital-a.key"
+    plain = given.read_text("utf-8")
+    own = public_key(tmp_path / "client", "hospital-a")
+    arguments = ["keygen", "--join", str(path), "--keys", str(given)]
+    given.write_text(plain.replace('"', "\u201d"), "utf-8")
+    assert cli.main(arguments) == 2
+    assert "it has curly quotes; type plain ones" in capsys.readouterr().err
+    given.write_text(plain, "utf-16")
+    assert cli.main(arguments) == 2
+    assert "UTF-16" in capsys.readouterr().err
+    path.write_text(path.read_text("utf-8"), "utf-8-sig")
+    given.write_text(plain, "utf-8-sig")
+    cli.main(arguments)
+    assert f"client hospital-a: {fingerprint(own)}" in capsys.readouterr().out

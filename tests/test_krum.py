@@ -10,6 +10,7 @@ from securemedian.mpc.arrays import RingShare, UnpackedXorBits
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import lengths, ring, share
 from securemedian.mpc.protocols.boolean import multiplex_rows, multiplex_rows_demand
+from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.cost import Cost
@@ -172,7 +173,9 @@ def test_opened_are_the_sum_and_who_is_chosen_only_where_that_is_asked_for(selec
     run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
     for end in pair:
         opened = [(label, array.size) for label, array in end.received if label[:4] == "open"]
-        assert opened == [("open.bits", 1)] * (selection == "opened") + [("open.ring", 1024)]
+        assert opened == [("open.bits", 1 + NONCE_WORDS)] * (selection == "opened") + [
+            ("open.ring", 1024 + NONCE_WORDS)
+        ]
         labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
         assert ("rows.reply" in labels) == (selection == "hidden")
         for label in labels - {"sizes", "toss.commit", "toss.open"}:

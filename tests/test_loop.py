@@ -48,7 +48,6 @@ class Loop:
                 tick=lambda: None,
             ),
             _engines=Fake(check=lambda: None),
-            _store=Fake(doors=Fake(turn=lambda: None)),
             _reload_asked=False,
             _monitor=None,
             _wake_out=0,

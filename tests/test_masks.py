@@ -501,8 +501,8 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "BaseOtReceiver.keys",
-                "[_scalar(self._entropy) for _ in choices]",
-                "[_scalar(self._entropy)] * len(choices)",
+                "[scalar(self._entropy) for _ in choices]",
+                "[scalar(self._entropy)] * len(choices)",
             ),
         ),
         (shares.base_ots,),
@@ -513,7 +513,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "BaseOtReceiver.keys",
-                "sodium.crypto_scalarmult_ed25519_base_noclamp(_scalar(self._entropy))",
+                "sodium.crypto_scalarmult_ed25519_base_noclamp(scalar(self._entropy))",
                 "sodium.crypto_scalarmult_ed25519_base_noclamp(bytes([1] + 31 * [0]))",
             ),
         ),
@@ -530,7 +530,7 @@ MASKS: dict[str, Mask] = {
         "whoever knows the scalar computes both keys of every base OT",
         (
             (
-                "_scalar",
+                "scalar",
                 "entropy(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES)",
                 "bytes([1]) * sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES",
             ),
@@ -601,7 +601,7 @@ MASKS: dict[str, Mask] = {
     ),
     "bits beyond an opened batch": Mask(
         "shares that pad a batch to whole words are opened with it",
-        (("_opened", "mine[:, -1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
+        (("_first", "words[:, -1] &= np.uint64((1 << count % 64) - 1)", "pass"),),
         (shares.opened_bits_alone,),
         silent=True,
     ),
@@ -708,15 +708,27 @@ MASKS: dict[str, Mask] = {
         ),
         (comparing.claims_received,),
     ),
+    # Commitments and digests
+    "the nonce of a commitment": Mask(
+        "a party that waits guesses the other's share, and chooses its own by it",
+        (("_theirs", "randomness.words(NONCE_WORDS)", "np.zeros(NONCE_WORDS, np.uint64)"),),
+        (shares.commitments_hide,),
+        silent=True,
+    ),
+    "a scalar on a digest": Mask(
+        "a server that deviates tries guesses of the other's digest, and so of what it holds",
+        (("Equality.settle", "scalar(self._entropy)", "bytes([1] + 31 * [0])"),),
+        (shares.digests_are_hidden,),
+    ),
     # Selections that stay shared: what hides them is that nobody opens them
     "which sum is opened by the mean": Mask(
         "both servers learn every client's value",
         (
             (
                 "Mean.compute",
-                "chunk.weighted_sum(party)",
+                "chunk.plain_sum(party)",
                 "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.weighted_sum(party))[1]",
+                " self.bits_for(chunk.max_clients)), chunk.plain_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),
@@ -837,13 +849,15 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "ot.proof": ("OTs that are never used",),
     "open.bits": "the result: tests/test_privacy.py says which bits of it each method opens",
     "open.ring": "the result, or the sum of the kept values",
+    "commit.bits": ("the nonce of a commitment",),
+    "commit.ring": ("the nonce of a commitment",),
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
     "audit.claims": ("partners on the bits of a share",),
     "audit.fold": ("masks of a client's folds",),
     "audit.verdicts": "whose folds are not those of the servers, which both find",
-    "audit.commit": "a hash of what is opened next",
-    "audit.open": "a digest that the peer computes too, and the nonce of its commitment",
+    "audit.hidden": ("a scalar on a digest",),
+    "audit.proof": "a hash of a point that the peer computes too, if the digests are the same",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
@@ -892,8 +906,11 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Stream(coin, nonce=table, block=start // 8).words(-(-out.size // 4))",
     ): "public places",
     ("compare", "keys -= verifier.constant(theirs.reshape(-1))"): "keys of a verifier",
-    ("Equality.settle", "self._entropy(NONCE_BYTES)"): "the nonce of a commitment",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
+    (
+        "open_passed",
+        "Stream(os_entropy(SEED_BYTES))",
+    ): "the nonces' stream, 'the nonce of a commitment'",
     ("sender_setup", "entropy(SEED_BYTES)"): "a public coin",
     ("SoftSpokenSender.__init__", "*"): "what public seeds are drawn from",
     ("seed_of", "randomness.words(SEED_BYTES // 8)"): "a public seed",
@@ -1165,6 +1182,8 @@ def names_in(node: ast.AST) -> set[str]:
     return {node.attr} if isinstance(node, ast.Attribute) else set()
 
 
+# what sends a commitment, too
+OPENS = {"open", "_theirs"}
 DRAWS = {"entropy", "_entropy", "os_entropy", "urandom", "Stream", "words", "fill", "xor"}
 LIKE_MASKS = {
     *(
@@ -1241,15 +1260,18 @@ def test_every_masking_is_listed() -> None:
 
 
 def test_every_message_is_listed() -> None:
-    labels = {
-        node.args[0].value
+    found = {
+        (called(node), str(node.args[0].value))
         for path in sources().values()
         for node in ast.walk(parsed(path.read_text("utf-8")))
         if isinstance(node, ast.Call)
-        and called(node) in {"send", "exchange"}
+        and called(node) in {"send", "exchange", *OPENS}
         and node.args
         and isinstance(node.args[0], ast.Constant)
+        and (called(node) not in OPENS or "open" in str(node.args[0].value))
     }
+    labels = {label for _, label in found}
+    labels |= {label.replace("open", "commit") for call, label in found if call in OPENS}
     assert labels == set(MESSAGES)
     assert {
         mask for masks in MESSAGES.values() if isinstance(masks, tuple) for mask in masks

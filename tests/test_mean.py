@@ -1,14 +1,18 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.policy import ClientPolicy
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Published
@@ -22,11 +26,13 @@ from tests.test_privacy import looks_uniform, recorders
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
     """Return what both servers open of the clients' values (n, d), signed."""
-    weights = params.weights_of(list(params.weights) or [""] * len(values))
-    uploads = [
-        share.split(params.method.encode(row, params.max_clients, Published()), params.share_bits)
-        for row in values
-    ]
+    names = list(params.weights) or [""] * len(values)
+    weights = params.weights_of(names)
+    uploads = []
+    for name, row in zip(names, values, strict=True):
+        published = Published(part=params.part_of(name))
+        whole = params.method.encode(row, params.max_clients, published)
+        uploads.append(share.split(whole, params.share_bits))
     one, other = run_both(
         lambda j: run_round(
             lanes[j], params, ProtocolParams(), [pair[j] for pair in uploads], weights=weights
@@ -64,29 +70,26 @@ def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: i
     assert opened_sum(lanes, params, values).tolist() == want
 
 
-def test_weights_multiply_and_divide(lanes: Lanes) -> None:
-    weights = {"a": 5, "b": 1, "c": 4}
-    params = RoundParams(
-        Mean(norm_bound="off", weights=weights, weight_cap=0.5), dim=300, max_clients=3
-    )
-    values = np.random.default_rng(1).normal(size=(3, 300))
+def test_clients_scale_by_weights_and_the_mean_is_divided(lanes: Lanes) -> None:
+    weights = {"a": 5, "b": 1, "c": 4, "d": 5}
+    params = RoundParams(Mean(norm_bound="off", weights=weights), dim=300, max_clients=4)
+    values = np.random.default_rng(1).normal(size=(4, 300))
     total = opened_sum(lanes, params, values)
-    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 10, Published())[0]
-    assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4]), atol=2**-23, rtol=0)
+    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 15, Published())[0]
+    assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4, 5]), atol=2**-22, rtol=0)
 
 
 def test_the_ring_holds_the_sum_of_all() -> None:
-    """Headroom is for the total weight: 8 clients of 24 fraction bits fit 31 bits, not 28."""
+    """Headroom is for the clients: 8 of 24 fraction bits fit 31 bits, not 28."""
     RoundParams(Mean(norm_bound="off", ring_bits=31), dim=10, max_clients=8)
     with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
         RoundParams(Mean(norm_bound="off", ring_bits=28), dim=10, max_clients=8)
+    with pytest.raises(ConfigError, match="too small for mean with 1000 clients: use 12 or more"):
+        RoundParams(Mean(norm_bound="off", ring_bits=8, fraction_bits=0), dim=10, max_clients=1000)
+    # the same with any weights
     heavy = {"a": 1 << 30, "b": 1 << 30, "c": 1 << 30}
-    with pytest.raises(ConfigError, match="total weight of 3221225472: use 34 or more"):
-        RoundParams(
-            Mean(norm_bound="off", ring_bits=32, fraction_bits=0, weights=heavy, weight_cap=0.4),
-            dim=10,
-            max_clients=3,
-        )
+    tight = Mean(norm_bound="off", ring_bits=32, fraction_bits=28, weights=heavy)
+    RoundParams(tight, dim=10, max_clients=3)
 
 
 def test_the_sum_alone_is_opened() -> None:
@@ -96,25 +99,25 @@ def test_the_sum_alone_is_opened() -> None:
     opened_sum(make_parties(pairs=[pair]), params, np.zeros((4, 4096)))
     for end in pair:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
-        assert [label for label, _ in heard] == ["sizes", "open.ring"]
-        assert looks_uniform(heard[1][1])
+        assert [label for label, _ in heard] == ["sizes", "commit.ring", "open.ring"]
+        assert looks_uniform(heard[2][1])
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("mean"))) as started:
+    with running(Pair(tmp_path_factory.mktemp("mean"), clients=4)) as started:
         yield started
 
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
     """Unweighted, and weighted by name: the servers know which weight is whose."""
-    updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
-    shares = dict(zip(pair.names, [3, 1, 2], strict=True))
-    weighted = {"weights": shares, "weight_cap": 0.6}
+    updates = np.random.default_rng(2).normal(size=(4, 200)).astype(np.float32)
+    shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
+    weighted = {"weights": shares, "norm_bound": 64.0}
     model = None
     for options in ({}, weighted):
-        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 3} | options
+        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 4} | options
         round_id = pair.open(reset=True, **given)
         for name, update in zip(pair.names, updates, strict=True):
             pair.submit(name, update)
@@ -125,3 +128,40 @@ def test_through_real_daemons(pair: Pair) -> None:
         model = pair.result(round_id)
         assert np.array_equal(model, want)
         assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) -> None:
+    """And scales what it shares by that, with no word of the caller's."""
+    shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
+    given: dict[str, Any] = {"method": "mean", "dim": 20, "max_clients": 4, "weights": shares}
+    params = RoundParams.from_dict(given | {"norm_bound": 64.0})
+    round_id = pair.open(reset=True, **params.to_dict())
+    updates = np.random.default_rng(3).normal(size=(4, 20)).astype(np.float32)
+    for name, update in zip(pair.names, updates, strict=True):
+        config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
+        config = replace(config, policy=ClientPolicy.unlimited())
+        if name == pair.names[0]:
+            # the servers and the client allow weights
+            for weight, said in ((0, "states none"), (4, "states weight = 4")):
+                refused = pytest.raises(PolicyRefused, match=f"the weight 3 in a round: .* {said}")
+                with Client(replace(config, weight=weight)) as client, refused:
+                    client.check_round(round_id)
+            continue
+        with Client(replace(config, weight=shares[name])) as client:
+            client.submit(update, round_id)
+    # the first has refused, and the rest weigh 1, 2 and 3 of 6
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    assert "weighs 3 of the 6 of all who take part" in pair.wait("failed")["reason"]
+    round_id = pair.open(reset=True, **params.to_dict() | {"weight_cap": 0.3})
+    for name, update in zip(pair.names, updates, strict=True):
+        config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
+        config = replace(config, policy=ClientPolicy.unlimited(), weight=shares[name])
+        with Client(config) as client:
+            client.submit(update, round_id)
+    pair.wait("published")
+    lowered = RoundParams.from_dict(params.to_dict() | {"weight_cap": 0.3})
+    weights = lowered.weights_of(pair.names)
+    assert weights == [2, 1, 2, 2]
+    (want,) = plaintext.published(updates, lowered, Published(), weights)
+    assert np.array_equal(pair.result(round_id), want)

@@ -16,6 +16,7 @@ from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import Pool
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.cost import Cost
@@ -40,6 +41,11 @@ from tests.parties import make_parties, run_both, shared
 MODEL_SEED = 5
 # what methods cannot do without: here the first client is the validator
 GIVEN: dict[str, dict[str, Any]] = {"zeno": {"validator": "client-0", "clusters": 1}}
+# and with weights: the third is the validator
+WEIGHTED: dict[str, dict[str, Any]] = {
+    "mean": {"norm_bound": 8.0},
+    "zeno": {"validator": "c", "norm_bound": 8.0},
+}
 # what choices cannot do without
 OPENED = {"clustering": "opened", "accept_leak": True}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
@@ -72,6 +78,7 @@ def published_round(
     updates: np.ndarray,
     protocol: ProtocolParams,
     policy: RangePolicy | None = None,
+    entropy: Entropy = os_entropy,
 ) -> Any:
     """Run a round in process; return what S0 publishes and what it should publish."""
     policy = policy or CoordinateRange()
@@ -83,12 +90,15 @@ def published_round(
     weights = params.weights_of(names[: len(updates)])
     halves = []
     for index, update in enumerate(updates):
-        seen = Round("1-a", 1, params, index, model, scale, policy)
+        part = params.part_of(names[index])
+        seen = Round("1-a", 1, params, index, model, scale, policy, part=part)
         halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
     uploads = [[pair[j] for pair in halves] for j in (0, 1)]
     one, other = run_both(
-        lambda j: run_round(lanes[j], params, protocol, uploads[j], weights=weights)
+        lambda j: run_round(
+            lanes[j], params, protocol, uploads[j], weights=weights, entropy=entropy
+        )
     )
     values = one.values
     if params.result_to == "clients":
@@ -138,7 +148,7 @@ def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        cls(**{"validator": "c"} if name == "zeno" else {})
+        cls(**WEIGHTED.get(name, {}))
         for name, cls in METHODS.items()
         if "weights" in options_of(cls)
     ],
@@ -147,7 +157,7 @@ def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
 def test_a_weighted_round_too(method: Method) -> None:
     weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
     assert isinstance(method, Weighted)
-    weighted = replace(method, weights=weights, weight_cap=0.5)
+    weighted = replace(method, weights=weights)
     updates = np.random.default_rng(3).normal(size=(5, 150))
     got, want = published_round(
         RoundParams(weighted, dim=150, max_clients=5), updates, ProtocolParams(lanes=1)

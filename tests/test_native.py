@@ -221,7 +221,7 @@ class Stop(Exception):
 def test_a_server_tells_its_store(
     native_aes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def store(folder: Path, opening: Any, native_aes: bool, doors: Any) -> None:
+    def store(folder: Path, opening: Any, native_aes: bool) -> None:
         raise Stop(native_aes)
 
     monkeypatch.setattr(daemon, "Store", store)
@@ -238,8 +238,6 @@ def test_a_server_tells_its_store(
         state_dir=tmp_path,
         protocol=ProtocolParams(native_aes=native_aes),
         listen="tcp://127.0.0.1:0",
-        doors=0,
-        door_ports="",
         engine=EngineConfig(),
         clients=(),
     )

@@ -308,9 +308,8 @@ def test_options_that_no_round_can_have() -> None:
         RoundParams(Mean(ring_bits=32), dim=10, max_clients=3)
     with pytest.raises(ConfigError, match="1 to 16,777,216 can be checked: leave fraction_bits"):
         RoundParams(Mean(norm_bound=2.0, fraction_bits=24), dim=10, max_clients=3)
-    heavy = dict.fromkeys("abc", 1 << 34)
-    with pytest.raises(ConfigError, match="at most 34,359,738,368"):
-        RoundParams(Mean(weights=heavy, weight_cap=0.5), dim=10, max_clients=3)
+    with pytest.raises(ConfigError, match="auto compares the lengths .* which weights scale: give"):
+        RoundParams(Mean(weights=dict.fromkeys("abc", 1 << 34)), dim=10, max_clients=3)
 
 
 @pytest.mark.parametrize(
@@ -339,16 +338,18 @@ def test_a_cheater_moves_the_mean_by_the_gap_at_most() -> None:
         assert passed[0] and longest <= SOUNDNESS.gap * method.longest
 
 
-def test_weights_multiply_what_is_bounded() -> None:
-    names = {"a": 3, "b": 1, "c": 2}
-    params = RoundParams(
-        Mean(norm_bound=1.0, weights=names, weight_cap=0.6), dim=DIM, max_clients=3
-    )
+@pytest.mark.parametrize("bound", [1.0, 100.0])
+def test_weights_multiply_what_is_bounded(bound: float) -> None:
+    """Updates that are cut to their bound, and updates that are not."""
+    weights = [3, 1, 2, 3]
+    names = dict(zip("abcd", weights, strict=True))
+    params = RoundParams(Mean(norm_bound=bound, weights=names), dim=DIM, max_clients=4)
     model = np.ones(DIM, np.float32)
-    updates = np.stack([model + one for one in np.random.default_rng(1).normal(size=(3, DIM))])
-    (want,) = plaintext.published(updates, params, Published(model), [3, 1, 2])
+    updates = np.stack([model + one for one in np.random.default_rng(1).normal(size=(4, DIM))])
+    (want,) = plaintext.published(updates, params, Published(model), weights)
     moved = updates - 1
-    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-    assert np.allclose(want, 1 + np.average(moved, axis=0, weights=[3, 1, 2]), atol=1e-6)
-    clear = Clear(updates, [3, 1, 2], Published(model), 3)
+    if bound == 1.0:
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    assert np.allclose(want, 1 + np.average(moved, axis=0, weights=weights), atol=1e-6 * bound)
+    clear = Clear(updates, weights, Published(model), 4)
     assert np.array_equal(params.method.in_the_clear(clear)[0].astype(np.float32), want)

@@ -23,6 +23,7 @@ from securemedian.mpc.protocols import (
     boolean,
     compare,
     convert,
+    group,
     lengths,
     millionaire,
     order,
@@ -30,7 +31,8 @@ from securemedian.mpc.protocols import (
     share,
     square,
 )
-from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.channel import NONCE_WORDS, Channel, local_pair
 from securemedian.mpc.protocols.correlations.base import Kind
 from securemedian.mpc.protocols.correlations.kinds import (
     DaBits,
@@ -953,7 +955,7 @@ def announced_points(count: int = 512) -> None:
     end = Recorder(second)
     for _ in range(count):
         base.BaseOtSender(first, b"tests").announce()
-        end.recv("base.A", np.uint8, (base.POINT_BYTES,))
+        end.recv("base.A", np.uint8, (group.POINT_BYTES,))
     words = np.ascontiguousarray(end.of("base.A").reshape(count, -1)).view(np.uint64)[:, 0]
     check_uniform(bits_of("A", words, 0, 6))
 
@@ -1121,8 +1123,27 @@ def opened_bits_alone() -> None:
     shares = RNG.integers(0, 2**64, 128, np.uint64)
     run_both(lambda j: reveal.open_bits(parties[j], XorBits(shares), 64 * 127 + 3))
     for end in pair:
-        if int(end.of("open.bits")[-1]) >> 3:
+        if int(end.of("open.bits")[-1 - NONCE_WORDS]) >> 3:
             raise Leak("bits beyond those opened were sent")
+
+
+def commitments_hide() -> None:
+    """Check that commitments to the same shares differ, in the same message of two sessions."""
+    shares, seen = XorBits(np.zeros(128, np.uint64)), set()
+    for _ in range(2):
+        parties, pair = recorded_parties()
+        run_both(lambda j: reveal.open_bits(parties[j], shares, 64 * 128))  # noqa: B023
+        seen |= {end.of("commit.bits").tobytes() for end in pair}
+    if len(seen) < 4:
+        raise Leak("a commitment can be computed from the share")
+
+
+def digests_are_hidden() -> None:
+    """Check that the two parties of a comparison hide the same digest in different ways."""
+    pair = [Recorder(end) for end in local_pair(20)]
+    run_both(lambda j: Equality(pair[j], j).settle("the test"))
+    if (pair[0].of("audit.hidden") == pair[1].of("audit.hidden")).all():
+        raise Leak("a digest can be told from what hides it")
 
 
 def opens_the_sum_alone() -> None:
@@ -1140,8 +1161,8 @@ def opens_the_sum_alone() -> None:
     total = values.sum(axis=0)
     for end, result in zip(pair, opened, strict=True):
         assert (result[0] == total).all()
-        sent = [array for label, array in end.received if label.startswith("open")]
-        if len(end.received) != 1 or sum(array.size for array in sent) * 64 != 12 * dim:
+        sent = [array[:-NONCE_WORDS] for label, array in end.received if label[:4] == "open"]
+        if len(end.received) != 2 or sum(array.size for array in sent) * 64 != 12 * dim:
             raise Leak("more is sent than one share of the sum")
         theirs = ring.unpack(sent[0], 12, dim)
         for columns in windows("share of the sum", theirs, 12):
@@ -1165,7 +1186,7 @@ def opens_one_aggregate() -> None:
 
     run_both(compute)
     for end in pair:
-        opened = [array for label, array in end.received if label.startswith("open")]
+        opened = [array[:-NONCE_WORDS] for label, array in end.received if label[:4] == "open"]
         if sum(array.size for array in opened) * 64 != 16 * dim:
             raise Leak("more is sent than one share of the sum over the reclusterings")
 
@@ -1188,7 +1209,7 @@ def opens_the_sum_of_clusters_alone() -> None:
     )
     for end in pair:
         opened = [array.size for label, array in end.received if label.startswith("open")]
-        if opened != [dim]:
+        if opened != [dim + NONCE_WORDS]:
             raise Leak("more is sent than a share of the result")
 
 

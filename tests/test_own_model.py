@@ -464,7 +464,7 @@ def test_a_training_client_restarted_after_it_submitted_waits(
         before.submit(START)
     with member(pair) as client:
         # it is not asked for an update
-        trainer = SimpleNamespace(model=SimpleNamespace(record_dp=None))
+        trainer = SimpleNamespace()
         worker.run(client, trainer, rounds=1)
     assert capsys.readouterr().out == "round 1: update was submitted before\n"
 

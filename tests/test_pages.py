@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,34 @@ def test_every_command_is_one(page: Path) -> None:
             assert ended.code == 0, f"{' '.join(words)}\n{said.getvalue()}"
         else:
             assert not unknown, f"{' '.join(words)}: no such option as {unknown}"
+
+
+@pytest.mark.slow
+# of Opacus, which it says of any such program
+@pytest.mark.filterwarnings("ignore")
+def test_the_printed_training_with_noise_costs_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The servers' part is left out: what `fit` loads and sends is tested with other models."""
+    pytest.importorskip("opacus")
+    import torch
+
+    class Alone:
+        def fit(self, model: torch.nn.Linear, train: Any, rounds: int) -> None:
+            for _ in range(rounds):
+                before = model.weight.detach().clone()
+                train(model)
+                assert not torch.equal(model.weight, before)
+                # as `fit` does with a round's model
+                model.load_state_dict({"weight": before, "bias": model.bias.detach().clone()})
+
+    client = "securemedian.clients.client.Client.from_config"
+    monkeypatch.setattr(client, lambda _: contextlib.nullcontext(Alone()))
+    monkeypatch.setattr("sys.argv", ["private.py", "client-1.toml"])
+    page = (ROOT / "docs" / "differential-privacy.md").read_text("utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(program, "private.py", "exec"), {})
+    assert 4.5 < float(capsys.readouterr().out) < 5.01
 
 
 def test_every_test_that_a_page_names_is_there() -> None:

@@ -144,6 +144,37 @@ def test_wrong_participants_are_refused_before_anything_is_opened(
     assert not s0.sent and not s0.rounds.register.entries
 
 
+def test_a_round_that_needs_more_clients_than_a_server_lists_is_not_opened(
+    s0: Server, tmp_path: Path
+) -> None:
+    names = ", ".join(sorted(client.name for client in s0.config.clients))
+    needs = {"max_clients": 10, "min_clients": 5}
+    refused = ask(s0, [], **needs).fields
+    assert refused["code"] == "bad-config"
+    assert not any(isinstance(message, Open) for message in s0.sent)
+    assert refused["message"] == (
+        f"the round needs 5 clients (min_clients), and s0 lists 3 for it: {names}; list 2 more at "
+        "both servers, or lower min_clients"
+    )
+    # the floor of the server's own file counts, too
+    s0.config = replace(s0.config, min_clients=4)
+    s0.restart()
+    assert "needs 4 clients" in ask(s0, [], max_clients=10).fields["message"]
+    s1 = Server(1, tmp_path / "s1", min_clients=2)
+    s1.hear(replace(asked_of([]), params=PARAMS.to_dict() | needs))
+    said = s1.sent[-1]
+    assert isinstance(said, Failed) and said.code == "bad-config"
+    assert "and s1 lists 3 for it" in said.reason
+
+
+def test_clients_without_a_weight_do_not_count_and_are_named(s0: Server) -> None:
+    first, second, third = (client.name for client in s0.config.clients)
+    refused = ask(
+        s0, [], min_clients=3, max_clients=4, weights={first: 1, second: 1}, weight_cap=0.9
+    ).fields
+    assert f"lists 2 for it: {first}, {second}; without a weight: {third};" in refused["message"]
+
+
 def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, third = s1.keys

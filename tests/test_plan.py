@@ -2,12 +2,15 @@
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import DTypeLike
 from rich.console import Console
 
 from securemedian import cli
@@ -16,12 +19,14 @@ from securemedian.benchmarks.work import Point, round_params
 from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
+from securemedian.mpc.protocols.channel import frame_size
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
+from securemedian.mpc.rounds.lanes import WISHES
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -31,6 +36,8 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
 from securemedian.mpc.rounds.plan import predict, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
+from securemedian.servers.network.control import SHA256_BYTES
+from tests.daemons import SETTINGS, Pair, running
 from tests.parties import make_parties, run_both
 
 pytestmark = pytest.mark.slow
@@ -192,21 +199,6 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
         cli.main([*given, str(tmp_path / "no.json"), "--workers", "-1"])
 
 
-def test_plan_tells_how_long_doors_take_the_uploads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, seconds = tmp_path / "plan.json", {}
-    for doors in ("1", "4"):
-        given = ["plan", "--dim", "20000", "--clients", "4", "mean", "--json", str(file)]
-        assert cli.main([*given, "--doors", doors]) == 0
-        row = json.loads(file.read_text())[0]
-        assert row["doors"] == int(doors)
-        seconds[doors] = row["taking_seconds"]
-    # measured twice
-    assert 0 < seconds["4"] < seconds["1"]
-    assert "4 doors of a server are busy" in capsys.readouterr().out
-
-
 # dim, clients, field bits, lanes
 SIZES = [
     (1, 5, 4, 1),
@@ -255,7 +247,7 @@ def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
 def test_predicted_is_counted_with_weights(name: str) -> None:
     weights = [3, 1, 4, 2, 5]
     named = {str(client): weight for client, weight in enumerate(weights)}
-    more = {"dim": 3000, "max_clients": 5, "weights": named, "weight_cap": 0.5}
+    more = {"dim": 3000, "max_clients": 5, "weights": named}
     check(RoundParams.from_dict(more | ROUNDS[name]), weights, ProtocolParams(lanes=2, **SMALL))
 
 
@@ -297,6 +289,79 @@ def test_predicted_is_counted_between_two_processes() -> None:
         cost = predict(round_params(point), [1] * (point.clients or 0), protocol).costs[0]
         got = tuple(result[name] for name in ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds"))
         assert got == (cost.ots, cost.bytes_sent, cost.bytes_received, cost.rounds)
+
+
+# which of the variants that `plan` compares by default
+VARIANT = {
+    "bucketed": ["--schedule", "bisect"],
+    "radix": ["--encoding", "float32"],
+    "reclustered": ["--median-by", "pairwise"],
+}
+
+
+def planned(tmp_path: Path, clients: str, dim: int, method: str) -> list[dict[str, Any]]:
+    """Return the rows of `plan` for one variant of a method."""
+    file = tmp_path / f"{method}.json"
+    given = ["plan", "--clients", clients, "--dim", str(dim), "--json", str(file)]
+    assert cli.main([*given, method, *VARIANT.get(method, [])]) == 0
+    rows: list[dict[str, Any]] = json.loads(file.read_text())
+    return rows
+
+
+TOLD = ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0")
+CLIENTS = ("client_bytes_ahead", "client_bytes_after")
+
+
+def test_plan_and_bench_clients_agree_for_all_methods(tmp_path: Path) -> None:
+    given = ["bench", "clients", "--clients", "9,8", "--dim", "300", "--repeat", "1"]
+    methods = [word for method in METHODS for word in (method, *VARIANT.get(method, []))]
+    assert cli.main([*given, "--out", str(tmp_path), *methods]) == 0
+    points = json.loads((tmp_path / "clients.json").read_text())["points"]
+    assert [(one["method"], one["clients"]) for one in points] == [
+        (method, n) for method in METHODS for n in (8, 9)
+    ]
+    measured = [tuple(one[name] for name in (*TOLD, "rounds", *CLIENTS)) for one in points]
+    rows = [row for method in METHODS for row in planned(tmp_path, "9,8", 300, method)]
+    assert measured == [tuple(row[name] for name in (*TOLD, "rounds", *CLIENTS)) for row in rows]
+
+
+def size_of(said: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> int:
+    """Return the bytes of the messages that each party sends."""
+    return sum(frame_size(label, np.dtype(kind), of) for sent, label, kind, of in said if sent)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -> None:
+    """To the byte: what daemons say beside it is wishes before filling the pools, and checks.
+
+    Dealings are checked as they come, and not all at once, and servers vouch for each coin.
+    """
+    clients, dim = 8, 300
+    (row,) = planned(tmp_path, str(clients), dim, method)
+    model = np.zeros(dim, np.float32)
+    updates = np.random.default_rng(1).normal(0, 0.01, (clients, dim)).astype(np.float32)
+    given = row["round"] | ({"validator": "client-1"} if method == "zeno" else {})
+    # nothing is made ahead, because that ends when the last upload is there
+    made = Pair(tmp_path / "keys", clients, SETTINGS | {"pool_limit_bytes": 0})
+    with running(made) as pair:
+        pair.open(model, reset=True, **given)
+        for name, update in zip(pair.names, updates, strict=True):
+            pair.submit(name, update)
+        status = pair.wait("published")
+        checks = [event for event in pair.events("s0") if event["event"] == "check-begun"]
+    assert len(status["included"]) == clients
+    beside = size_of([(True, "sizes", np.uint64, (WISHES,))])
+    if shape := RoundParams.from_dict(given).dealing:
+        several = [len(event["clients"]) for event in checks]
+        assert sum(several) == clients
+        for count in several:
+            beside += size_of(dealing.messages(shape, count))
+            beside += size_of([(True, "toss.tokens", np.uint64, (count * SHA256_BYTES // 8,))])
+        beside -= size_of(dealing.messages(shape, clients))
+    cost = status["cost"]
+    assert cost["ots"] == row["ots"]
+    assert cost["bytes_sent"] == row["bytes_s0_to_s1"] + beside
+    assert cost["bytes_received"] == row["bytes_s1_to_s0"] + beside
 
 
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
@@ -386,6 +451,43 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
         assert f"the {what} median takes the least time with {best['name']}: about" in folded
+
+
+def test_several_numbers_of_clients_are_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture = tmp_path / "plan.json", tmp_path / "cost.by.clients.png"
+    given = ["plan", "--dim", "300", "--clients", "8,4,8,6", "--one-malicious-server"]
+    saved = ["--json", str(file), "--plot", str(picture)]
+    assert cli.main([*given, *saved]) == 0
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in printed.split("saved to")[0].splitlines())
+    assert printed.count("\nmethod ") == 1
+    rows = json.loads(file.read_text())
+    names = [row["name"] for row in rows]
+    assert names == sorted(names, key=names.index)
+    assert [row["clients"] for row in rows] == [4, 6, 8] * len(set(names))
+    for row in rows:
+        figures = f" {row['clients']} ", f" {row['rounds']} "
+        assert any(all(one in line for one in figures) for line in printed.splitlines())
+    for n in (4, 6, 8):
+        rows_of = [row for row in rows if row["clients"] == n and row["kind"] == "approximate"]
+        best = min(rows_of, key=lambda row: float(row["seconds"]))["name"]
+        assert f"n = {n}: On this link the approximate median takes the least time with {best}" in (
+            " ".join(printed.split())
+        )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_needs_several_numbers_of_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["plan", "--dim", "300", "--clients", "4,4", "mean", "--plot"]
+    assert cli.main([*given, str(tmp_path / "cost.png")]) == 2
+    assert "--plot draws several numbers of clients, not 4 alone: give" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*given, str(tmp_path / "cost.pdf")])
+    assert "cost.pdf' is not the name of a PNG file" in capsys.readouterr().err
 
 
 def test_no_figure_is_cut_where_there_is_little_room() -> None:

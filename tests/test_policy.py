@@ -45,7 +45,8 @@ RISKY: dict[tuple[str, Any], dict[str, Any]] = {
     ("accept_leak", True): CLUSTERED | {"accept_leak": True},
     ("norm_bound", "off"): {"method": "mean", "norm_bound": "off"},
     ("aggregator", "mean"): CLUSTERED | {"aggregator": "mean"},
-    ("weight_cap", 0.5): {"method": "radix", "weight_cap": 1.0},
+    ("single_clients", True): {"method": "krum", "chosen": 1},
+    ("weights", 0): {"method": "radix", "weights": {f"client-{i}": 5 for i in (1, 2, 3)}},
 }
 # the line that allows it
 LINES = {
@@ -56,7 +57,8 @@ LINES = {
     ("norm_bound", "off"): 'norm_bound = ["auto", "off"] in [policy.allowed]',
     ("uploads", "unverified"): 'uploads = ["dealt", "unverified"] in [policy.allowed]',
     ("accept_leak", True): "accept_leak = [false, true] in [policy.allowed]",
-    ("weight_cap", 0.5): "weight_cap = 1.0 in [policy.at_most]",
+    ("single_clients", True): "single_clients = [false, true] in [policy.allowed]",
+    ("weights", 0): "weights = 3 in [policy.at_most]",
 }
 
 
@@ -177,26 +179,26 @@ def test_the_verb_keygen_writes_the_default(tmp_path: Path) -> None:
         ),
         (
             {"at_most": {"ranks": 1}},
-            {"method": "radix", "ranks": [3]},
-            {"method": "radix", "ranks": [3, 4]},
+            {"method": "radix", "ranks": [3], "min_clients": 5},
+            {"method": "radix", "ranks": [3, 4], "min_clients": 5},
             "s1 refuses ranks 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"quantiles": 2}},
-            {"method": "radix", "quantiles": [0.25, 0.5]},
-            {"method": "radix", "quantiles": [0.25, 0.5, 0.75]},
+            {"method": "radix", "quantiles": [0.25, 0.5], "min_clients": 5},
+            {"method": "radix", "quantiles": [0.25, 0.5, 0.75], "min_clients": 5},
             "refuses quantiles 3: its [policy] allows at most 2",
         ),
         (
             {"at_most": {"results": 1}},
-            {"method": "radix", "ranks": [3]},
+            {"method": "radix", "ranks": [3], "min_clients": 5},
             {"method": "radix", "midpoint": True},
             "refuses results 2: its [policy] allows at most 1",
         ),
         (
             {"at_most": {"results": 3}},
-            {"method": "radix", "ranks": [1, 2], "quantiles": [0.5]},
-            {"method": "radix", "ranks": [1, 2], "quantiles": [0.5, 0.75]},
+            {"method": "radix", "ranks": [2, 3], "quantiles": [0.5], "min_clients": 5},
+            {"method": "radix", "ranks": [2, 3], "quantiles": [0.5, 0.75], "min_clients": 5},
             "refuses results 4: its [policy] allows at most 3",
         ),
         (
@@ -212,10 +214,10 @@ def test_the_verb_keygen_writes_the_default(tmp_path: Path) -> None:
             "refuses weight_cap 1.0: its [policy] allows at most 0.4",
         ),
         (
-            {"at_most": {"weights": 0}},
-            {"method": "bucketed"},
-            {"method": "bucketed", "weights": {"a": 1, "b": 1, "c": 1}},
-            "refuses weights 3: its [policy] allows at most 0",
+            {"at_most": {"weights": 3}},
+            {"method": "bucketed", "weights": dict.fromkeys("abc", 1)},
+            {"method": "bucketed", "weights": dict.fromkeys("abcd", 1)},
+            "refuses weights 4: its [policy] allows at most 3",
         ),
         (
             {"at_most": {"dim": 1000}},
@@ -427,7 +429,7 @@ def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) 
         pair.open(**pairwise, selection="opened")
     assert pair.status()["state"] == "none"
     with pytest.raises(PolicyRefused, match="^s1: s1 refuses results .* at most 1"):
-        pair.open(**radix, ranks=[1, 2, 3])
+        pair.open(**radix, ranks=[2, 2], min_clients=3)
     assert pair.status()["opened"] == "nothing"
     refusals = [e for e in pair.events("s1") if e["event"] == "open-refused"]
     assert [event["code"] for event in refusals] == [PolicyRefused.code]

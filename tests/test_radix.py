@@ -316,23 +316,17 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
 def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
     weights = [5, 1, 4, 3, 2]
     values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, weights, weight_cap=0.4)
+    params, outcome = radix_round(lanes, values, weights)
     assert (
         method_of(params).values(outcome.values[0]) == reference.weighted_median(values, weights)
     ).all()
 
 
-def test_the_weight_cap() -> None:
-    named = {"a": 2, "b": 1, "c": 1}
-    with pytest.raises(ConfigError, match="one client weighs 2 of 4"):
-        RoundParams(Radix(weights=named), dim=10, max_clients=3)
-    params = RoundParams(Radix(weights=named, weight_cap=0.6), dim=10, max_clients=3)
-    assert params.weights_of(["b", "c", "a"]) == [1, 1, 2]
-    with pytest.raises(ConfigError, match="more than weight_cap 0.6"):
-        # the third stayed away
-        params.weights_of(["a", "b"])
-    with pytest.raises(ConfigError, match="weight of 'a'"):
-        RoundParams(Radix(weights=named | {"a": 0}), dim=10, max_clients=3)
+def test_ranks_take_no_weights() -> None:
+    named = dict.fromkeys("abc", 1)
+    for options in ({"ranks": [2]}, {"quantiles": [0.5]}, {"ranks": [1, 2], "quantiles": [0.5]}):
+        with pytest.raises(ConfigError, match="ranks and quantiles take no weights"):
+            Radix(weights=named, **options)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])

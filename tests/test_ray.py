@@ -8,8 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ import pytest
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 pytest.importorskip("ray", reason="the extra ray is not installed: scripts/test --ray")
 
-from securemedian.clients.client import Client
-from securemedian.clients.config import ClientConfig
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ParametersDiffer
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -219,67 +215,6 @@ def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, short: Path) -> Non
         assert logged(pair, "s0", "shard-lost")
         values = updates()
         check(pair, run(pair, values, method="pairwise"), values)
-
-
-# Doors on nodes
-
-
-def has_doors(pair: Pair, server: str, count: int) -> bool:
-    return len(logged(pair, server, "door-open")) == count
-
-
-def submit(pair: Pair, name: str, values: np.ndarray, round_id: str) -> None:
-    """Submit as a client that sends blocks to doors."""
-    config = replace(ClientConfig.load(pair.folder / f"{name}.toml"), state_dir="")
-    with Client(config) as client:
-        client.submit(values, round_id)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"method": "radix"}, {"method": "bucketed", "uploads": "dealt"}],
-    ids=lambda given: str(given["method"]),
-)
-def test_doors_on_nodes_store_what_workers_compute_from(
-    nodes: Any, short: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
-) -> None:
-    monkeypatch.setattr("securemedian.clients.blocks.WHOLE_BYTES", 0)
-    second = nodes.add_node(num_cpus=1)
-    try:
-        made = Pair(short, settings=LIMITS | {"doors": 2})
-        cluster = {"address": nodes.address, "insecure": True, "workers": 2}
-        with on_ray(short, made, s0=cluster, s1={"workers": 1, "shards": 2}) as pair:
-            for server in ("s0", "s1"):
-                wait_until(partial(has_doors, pair, server, 2), START_S)
-            # S0's are where clients of other machines reach their nodes, S1's beside it
-            assert all(
-                not each["address"].startswith(":") for each in logged(pair, "s0", "door-open")
-            )
-            assert all(each["address"].startswith(":") for each in logged(pair, "s1", "door-open"))
-            values = updates()
-            start: dict[str, Any] = {"model": np.zeros(DIM, np.float32), "reset": True}
-            if given["method"] == "bucketed":
-                start["bucket_range"] = {"policy": "coordinate"}
-            round_id = pair.open(max_clients=3, dim=DIM, **start, **given)
-            for number, (name, value) in enumerate(zip(pair.names[:2], values[:2], strict=True)):
-                submit(pair, name, value, round_id)
-                os.kill(logged(pair, "s0", "door-open")[number]["pid"], signal.SIGKILL)
-                wait_until(partial(has_doors, pair, "s0", 3 + number), START_S)
-            spool = short / "s0-state" / "spool" / round_id
-            stored = [file for file in spool.glob("*.words") if file.name != "uploads.words"]
-            assert stored
-            # rotations are no long words, and come to the server itself
-            if given["method"] == "radix":
-                assert (spool / "uploads.words").stat().st_blocks == 0
-            # what the nodes have outlasts the server and the doors
-            pair.stop("s0", signal.SIGKILL)
-            pair.start("s0")
-            wait_until(partial(has_doors, pair, "s0", 6), START_S)
-            submit(pair, pair.names[2], values[2], round_id)
-            check(pair, round_id, values)
-            wait_until(lambda: not spool.exists())
-    finally:
-        nodes.remove_node(second)
 
 
 # What is configured wrongly

@@ -52,7 +52,6 @@ def test_every_setting_is_changed_or_refused() -> None:
         "engine": EngineConfig(kind="ray"),
         "policy": Policy(),
         "metrics": MetricsConfig("127.0.0.1:1"),
-        "door_ports": "7010-7019",
         "security": "bounded",
     }
     for each in fields(ServerConfig):

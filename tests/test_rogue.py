@@ -93,6 +93,26 @@ def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
     assert not found["noticed"]
 
 
+@pytest.mark.slow
+def test_another_opening_is_found_at_once_and_signed() -> None:
+    """Without an audit, too: one bit is known by then, where four other ones were."""
+    found = row("open-bits", "bucketed")
+    assert found["sum_bits"] < 1 and found["client_bits"] == 0
+    assert "the peer deviated: s0 has signed that s1" in found["when"]
+
+
+@pytest.mark.slow
+def test_a_client_that_stands_out_is_not_hidden_by_a_bound_on_the_sum() -> None:
+    found = row("outstanding", "bucketed", protected=True)
+    assert found["client_bits"] == 2 and not found["noticed"]
+
+
+@pytest.mark.slow
+def test_a_verdict_tells_a_bit_that_no_noise_covers_and_shows() -> None:
+    found = row("lengths", "mean", protected=True)
+    assert found["client_bits"] * DIM == 1 and found["noticed"]
+
+
 @pytest.mark.release
 def test_an_audit_finds_who_has_read_the_minimum() -> None:
     found = row("rank", "bucketed", protected=True, audited=True)

@@ -576,7 +576,7 @@ def test_who_has_declined_sends_nothing_and_who_has_sent_does_not_decline() -> N
     both = Both(max_clients=4, **DEALT)
     both.feed(0, Declined("key-a"))
     for check in (both.rounds[0].check_dealing, both.rounds[0].check_upload):
-        with pytest.raises(NotAllowed, match="your own policy has refused round"):
+        with pytest.raises(NotAllowed, match="its own policy refuses the round"):
             check("key-a")
     both.send("key-b")
     with pytest.raises(RoundClosed, match="your upload is stored"):
@@ -804,7 +804,7 @@ def test_the_weight_cap_holds_for_those_who_remain(
 ) -> None:
     """A weight of 3 in 10 is within it, and one of 3 in 8 is not."""
     weights = {"key-a": 3, "key-b": 3, "key-c": 2, "key-d": 2}
-    both = Both(wrong=wrong, max_clients=4, weights=weights, weight_cap=0.35, **kind)
+    both = Both(wrong=wrong, max_clients=4, weights=weights, **kind)
     for client in NAMES:
         if both.rounds[0].dealt:
             both.deal(client)
@@ -815,7 +815,22 @@ def test_the_weight_cap_holds_for_those_who_remain(
         return
     assert both.states == (State.FAILED, State.FAILED) and not both.started
     for here in both.rounds:
-        assert here.code == ConfigError.code and "3 of 8 in all" in here.reason
+        assert here.code == ConfigError.code and "3 of the 8 of all who take" in here.reason
+        assert here.opened == "nothing"
+
+
+@pytest.mark.parametrize("kind", [DEALT, {"method": "pairwise"}])
+def test_those_who_remain_must_count_as_enough_by_their_weights(kind: dict[str, Any]) -> None:
+    """Weights of 2, 2, 1 and 1 count as 3.6 clients, and the round asks for 4."""
+    weights = {"key-a": 10, "key-b": 10, "key-c": 1, "key-d": 1}
+    both = Both(max_clients=4, min_clients=4, weights=weights, **kind)
+    for client in NAMES:
+        if both.rounds[0].dealt:
+            both.deal(client)
+        both.upload(client)
+    assert both.states == (State.FAILED, State.FAILED) and not both.started
+    for here in both.rounds:
+        assert here.code == "too-few-clients" and "as 3.6 of equal weight" in here.reason
         assert here.opened == "nothing"
 
 

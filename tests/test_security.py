@@ -28,7 +28,6 @@ from tests.servers_alone import DIM, START, Server, hello
 ROUND: dict[str, Any] = {"dim": DIM, "max_clients": 5, "min_clients": 3}
 GOOD: dict[str, dict[str, Any]] = {
     "buckets": {"method": "bucketed"},
-    "weighted buckets": {"method": "bucketed", "weights": {"a": 2, "b": 1}, "weight_cap": 1.0},
     "mean": {"method": "mean"},
     "mean with a bound": {"method": "mean", "norm_bound": 3.0},
     "mean without": {"method": "mean", "norm_bound": "off"},
@@ -38,6 +37,7 @@ BAD: dict[str, dict[str, Any]] = {
     "schedule scan": {"method": "bucketed", "schedule": "scan"},
     "uploads unverified": {"method": "bucketed", "uploads": "unverified"},
     "groups 2": {"method": "bucketed", "groups": 2},
+    "weights 3": {"method": "bucketed", "weights": {f"client-{i}": 5 for i in (1, 2, 3)}},
     **{f"method {name}": {"method": name} for name in METHODS if name not in BOUNDED},
 }
 

@@ -185,6 +185,11 @@ def test_pools_are_filled_ahead_and_used(servers: ShardedServers) -> None:
     assert run_both(lambda j: session[j].fill(params, 0, lambda: True, lambda *done: None))[0]
 
 
+def to_check(params: RoundParams, uploads: Any, party: int) -> RoundInput:
+    weights = [1] * len(uploads[party])
+    return RoundInput(params, uploads[party], weights, opening=OPENINGS[party])
+
+
 def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
     params = RoundParams(TrimmedMean(), dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
@@ -193,7 +198,7 @@ def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
     packed[0, DIM - 1] ^= np.uint64(1 << 63)
     session = servers.session()
     checked = run_both(
-        lambda j: session[j].check_values(params, uploads[j], OPENINGS[j], lambda done, total: None)
+        lambda j: session[j].check_values(to_check(params, uploads, j), lambda done, total: None)
     )
     for each in checked:
         assert each.passed == [True, False, True]
@@ -215,7 +220,7 @@ def test_whole_uploads_are_checked_over_all_shards(
     session, told = servers.session(), list[tuple[int, int]]()
     checked = run_both(
         lambda j: session[j].check_values(
-            params, uploads[j], OPENINGS[j], lambda *done: told.append(done)
+            to_check(params, uploads, j), lambda *done: told.append(done)
         )
     )
     lanes = make_parties(2)

@@ -436,7 +436,6 @@ class Struck:
 
         return SimpleNamespace(
             **{what: note(what) for what in ("kill", "pause", "put", "fill", "free")},
-            end_children=lambda: bool(note("kill")() is None),
         )
 
 
@@ -452,7 +451,6 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
         for strike in (
             saboteurs._kill,
             saboteurs._hang,
-            saboteurs._door,
             saboteurs._link,
             saboteurs._way,
             saboteurs._slow,
@@ -464,7 +462,7 @@ def test_every_fault_strikes_is_counted_and_is_undone() -> None:
             name, what, *last = service.done[-1]
             assert service.done and (what == "kill" or undone[what] == tuple(last))
     assert {kind.split(" ")[0] for kind in kinds} == {
-        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full", "door")
+        *("kill", "hang", "cut", "stall", "delay", "reorder", "slow", "full")
     }
     assert {"kill s0", "kill s1", "kill s0 and s1", "full disk of s1 and kill"} <= kinds
 

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from securemedian.common.receipts import Receipt
 from securemedian.mpc.protocols import wire
@@ -68,21 +66,6 @@ def test_receipts_and_messages_are_read_back() -> None:
         message = wire.unpack([bytes.fromhex(part) for part in case["parts"]])
         assert (message.type, message.fields) == (case["type"], case["fields"])
         assert {n: make.told(each) for n, each in message.arrays.items()} == case["arrays"]
-
-
-def test_blocks_are_sealed_as_wire_md_says() -> None:
-    """With nothing of ours: AES-GCM, and BLAKE3."""
-    for case in cases("blocks"):
-        cipher = AESGCM(bytes.fromhex(case["key"]))
-        greeting, challenge = (bytes.fromhex(case[name]) for name in ("greeting", "challenge"))
-        assert int.from_bytes(greeting[:8], "little") == case["room"]
-        assert cipher.decrypt(greeting[8:20], greeting[20:], b"greeting" + challenge) == b""
-        blocks = [bytes.fromhex(block) for block in case["blocks"]]
-        for number, sent in enumerate(map(bytes.fromhex, case["sent"])):
-            assert int.from_bytes(sent[:8], "little") == number
-            assert cipher.decrypt(sent[8:20], sent[20:], b"block" + sent[:8]) == blocks[number]
-        whole = blake3(b"".join(blake3(block).digest() for block in blocks))
-        assert whole.hexdigest() == case["digest"]
 
 
 def unpacked(data: bytes, bits: int, count: int) -> list[int]:

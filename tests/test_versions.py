@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this release be that of wire version 2, which also speaks 1."""
     monkeypatch.setattr(versions, "WIRE", 2)
     monkeypatch.setattr(versions, "LOWEST_WIRE", 1)
+    monkeypatch.setattr(versions, "PEER_WIRE", 1)
     monkeypatch.setattr(securemedian, "__version__", "1.0")
     monkeypatch.setitem(METHODS, "bucketed", Newer)
 
@@ -68,6 +70,21 @@ def test_the_lower_of_the_highest_is_used() -> None:
 def test_a_party_two_releases_off_is_refused_in_words(theirs: dict[str, Any], words: str) -> None:
     with pytest.raises(VersionsDiffer, match=words):
         agree("s1", theirs)
+
+
+@pytest.mark.usefixtures("two")
+def test_a_server_may_need_a_later_version_of_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(versions, "PEER_WIRE", 2)
+    params = RoundParams(Bucketed(), dim=4, max_clients=3)
+    assert own_versions()["wire"] == [1, 2] and own_versions(peer=True)["wire"] == [2, 2]
+    assert agree("s1", said(2, 3), peer=True) == 2
+    for check in (agree, partial(check_known, params=params)):
+        check("s1", said(0, 1, "0.9"), peer=False)
+        words = r"0\.9 \(wire version 0 to 1\), .* release 1\.0 \(wire version 2\), .*: update s1$"
+        with pytest.raises(VersionsDiffer, match=words):
+            check("s1", said(0, 1, "0.9"), peer=True)
 
 
 @pytest.mark.usefixtures("two")

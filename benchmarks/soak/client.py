@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import blocks
 from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.mpc.errors import RoundFailed, SecureMedianError
@@ -45,8 +44,6 @@ def digest_of(result: NDArray[Any]) -> str:
 
 def main(path: str, seed: int, cohort: str) -> None:
     """Take part in the rounds of a cohort until the process is ended."""
-    # short shares go to the doors, too
-    blocks.WHOLE_BYTES = 0
     warnings.simplefilter("ignore", RangeWarning)
     while True:
         try:

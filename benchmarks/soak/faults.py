@@ -97,7 +97,7 @@ class Saboteurs:
         random.Random(seed).shuffle(self._plan)
         self._next = 0
         kinds: tuple[tuple[Strike, ...], ...] = (
-            (self._at_transition, self._at_transition, self._kill, self._hang, self._door),
+            (self._at_transition, self._at_transition, self._kill, self._hang),
             (self._link, self._link, self._way, self._slow, self._end_client, self._full),
         )
         self._threads = [
@@ -168,12 +168,6 @@ class Saboteurs:
             self._stop.wait(rng.uniform(*LASTS_S))
             process.pause(False)
         return f"hang {server}"
-
-    def _door(self, rng: random.Random) -> str | None:
-        server = rng.choice(SERVERS)
-        self._await_round(rng)
-        ended = self._service.processes[server].end_children()
-        return f"door of {server}" if ended else None
 
     # Links
 

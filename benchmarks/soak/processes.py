@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +58,6 @@ class Restarted:
     def pause(self, paused: bool) -> None:
         """Stop the process for the time being, or let it go on."""
         self._signal(signal.SIGSTOP if paused else signal.SIGCONT)
-
-    def end_children(self) -> bool:
-        """End what the process has started with SIGKILL, and return whether there was anything."""
-        try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:
-            return False
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
-        return bool(children)
 
     def stop(self) -> None:
         """End the process for good, with SIGTERM first."""

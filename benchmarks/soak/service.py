@@ -26,7 +26,6 @@ SERVER_SETTINGS: Settings = {
     "peer_timeout_s": 4,
     "channel_timeout_s": 6,
     "round_limit_s": 30,
-    "doors": 1,
 }
 CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_interval_s": 0.1}
 # one JSON line that a process wrote: its name and the event

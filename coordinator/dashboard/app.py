@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import connect
-from securemedian.common.addresses import host_and_port, is_loopback
+from securemedian.common.addresses import bracketed, host_and_port, is_loopback
 from securemedian.common.keys import load_keys
 from securemedian.coordinator.dashboard.watch import ANSWER_S, Watch
 from securemedian.mpc.errors import ConfigError, InputError
@@ -157,7 +157,7 @@ def serve(
     )
     # uvicorn ends in order, and then raises the signal again
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    shown = f"[{host}]" if ":" in host else host
+    shown = bracketed(host)
     if not is_loopback(host):
         report(
             f"securemedian: warning: everybody who reaches {shown} sees the dashboard, names of "

@@ -30,11 +30,7 @@ _ANSWERS = {
     "cp": ("typical angina", "atypical angina", "non-anginal"),
     "restecg": ("lv hypertrophy", "st-t abnormality"),
 }
-_ANSWERED = sum(map(len, _ANSWERS.values()))
-COLUMNS = len(_NUMBERS) + _ANSWERED
-# Means and deviations that nobody measured: what a hospital says of its columns that may tell
-# nothing of its patients.
-USUAL = [1.0] * len(_NUMBERS) + [0.5] * _ANSWERED, [0.25] * len(_NUMBERS) + [0.5] * _ANSWERED
+COLUMNS = len(_NUMBERS) + sum(map(len, _ANSWERS.values()))
 # of each hospital's patients, as in FLamby's split
 _TESTED = 0.34
 # of the split that is the data set's own

@@ -4,7 +4,7 @@ A new aggregator is a function in `AGGREGATORS`; a new way to use the servers is
 `SECURE`. Among all their names, an experiment's `--methods` choose.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,10 +230,17 @@ def has_range(name: str) -> bool:
     return METHODS[options.pop("method")](**options).uses_range
 
 
-def combine(name: str, updates: NDArray[np.float32], attackers: int) -> NDArray[np.float32]:
-    """Return an aggregator's result (d,) for updates (n, d), of which so many may be attackers'."""
+def combine(
+    name: str, updates: NDArray[np.float32], attackers: int, weights: Sequence[int] = ()
+) -> NDArray[np.float32]:
+    """Return an aggregator's result (d,) for updates (n, d), of which so many may be attackers'.
+
+    With `weights`, which only the mean takes, it is FedAvg.
+    """
     # an attack may overflow: `execution` then finds that the run has diverged
     with np.errstate(over="ignore", invalid="ignore"):
+        if name == "mean" and weights:
+            return np.average(updates.astype(np.float64), 0, weights).astype(np.float32)
         return np.asarray((AGGREGATORS | FIXED)[name](updates, attackers), np.float32)
 
 

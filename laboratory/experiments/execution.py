@@ -70,12 +70,13 @@ def _round(
 
     def combined(updates: Float32s, tossed: str = "coin") -> RunState:
         if run.method not in aggregation.SECURE:
-            return before.after(aggregation.combine(run.method, updates, run.attackers))
+            weights = run.options.get("weights", ())
+            return before.after(aggregation.combine(run.method, updates, run.attackers, weights))
         params = run.params(updates.shape[1])
         # as good as tossed, and the same when the run is carried out again
         coin = canonical.digest(tossed, run.seed, before.number)[:SEED_BYTES]
         published = before.published_for(params)
-        passed = plaintext.passed(updates, params, published, coin)
+        passed = plaintext.passed(updates, params, published, coin, run.names)
         names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
         weights = params.weights_of(names)
         results = plaintext.published(updates[passed], params, published, weights, coin=coin)

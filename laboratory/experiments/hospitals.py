@@ -8,7 +8,6 @@ that the servers compute.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.hospitals import HOSPITALS, drawn
 from securemedian.laboratory.experiments import aggregation, execution
 from securemedian.laboratory.experiments.runs import Run
-from securemedian.laboratory.models.record_dp import RecordDP
 from securemedian.laboratory.plots import Grid
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
@@ -28,17 +26,14 @@ from securemedian.mpc.errors import ConfigError
 if TYPE_CHECKING:
     from securemedian.laboratory.experiments.catalogue import Design
 
-# of each hospital's records, at which accuracy is measured
-EPSILONS = (5.0, 1.0)
 FEDAVG, ALONE, POOLED = "FedAvg", "alone, on average", "all patients in one place"
 
 
 def by_fault(design: "Design") -> list[dict[str, Any]]:
     """Return a row per fault: the accuracy in percent of each method.
 
-    A fault is an attack by one of the hospitals, or the noise of all of them for an epsilon, if
-    Opacus is installed; who draws it is the operating system, so that accuracies then differ from
-    run to run. Of each accuracy there is the mean over the seeds and, behind it, the deviation.
+    A fault is an attack by one of the hospitals. Of each accuracy there is the mean over the seeds
+    and, behind it, the deviation.
     """
     if design.data.name != "heart":
         raise ConfigError("this experiment is on the hospitals' patients: take --dataset heart")
@@ -49,23 +44,12 @@ def by_fault(design: "Design") -> list[dict[str, Any]]:
         if attack != "none"
         for place in range(len(HOSPITALS))
     ]
-    cases: list[tuple[str, str, int, RecordDP | None]] = []
-    for attack, place in faults:
-        name = "no fault" if attack == "none" else f"{attack}, {HOSPITALS[place]}"
-        cases.append((name, attack, place, None))
-    if find_spec("opacus"):
-        cases += [
-            (f"record-dp, epsilon {epsilon:g}", *faults[0], RecordDP(epsilon, design.rounds))
-            for epsilon in EPSILONS
-        ]
     labels = {method: aggregation.label(method) for method in design.methods} | {FEDAVG: FEDAVG}
     rows = []
-    for name, attack, place, noise in cases:
-        row = {"fault": name}
+    for attack, place in faults:
+        row = {"fault": "no fault" if attack == "none" else f"{attack}, {HOSPITALS[place]}"}
         for method, label in labels.items():
-            row[label] = _shown(
-                [_of(design, seed, method, attack, place, noise) for seed in design.seeds]
-            )
+            row[label] = _shown([_of(design, seed, method, attack, place) for seed in design.seeds])
         rows.append(row)
     everybody = range(len(HOSPITALS))
     alone = [
@@ -82,18 +66,14 @@ def _shown(accuracies: Sequence[float]) -> str:
     return f"{fmean(accuracies):.1f}{spread}"
 
 
-def _of(
-    design: "Design", seed: int, method: str, attack: str, place: int, noise: RecordDP | None
-) -> float:
+def _of(design: "Design", seed: int, method: str, attack: str, place: int) -> float:
     """Return the accuracy in percent after a run in which the hospital at a place may attack."""
     data = with_last(drawn(seed), place)
     run: Run = design.run(seed, "mean" if method == FEDAVG else method, attack)
     if method == FEDAVG:
+        # in the clear: no servers weigh one hospital with more than a third
         sizes = np.bincount(data.owners).tolist() if data.owners is not None else []
-        weights = dict(zip(run.names, sizes, strict=True))
-        options = {"method": "mean", "norm_bound": "off", "weights": weights, "weight_cap": 1.0}
-        run = replace(run, method="bounded-mean", options=options)
-    run = replace(run, recipe={**run.recipe, "record_dp": noise})
+        run = replace(run, options={"weights": sizes})
     record = execution.carry_out(run, design.rounds, data, None, lambda _: None)
     return 100 * record.accuracies(design.rounds, data.classes)[-1]
 

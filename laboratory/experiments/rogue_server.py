@@ -53,6 +53,8 @@ Array = NDArray[Any]
 # a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
 BUCKETS, VALUE_BITS = 16, 10
 MODEL, RANGE = 1.5, 0.5
+# the buckets of a client that stands out
+LOW = 4
 # that are compared where every comparison goes up
 THRESHOLDS = [7, 11, 13, 14]
 # for a round, whose servers wait for each other no longer than these settings say
@@ -151,6 +153,18 @@ def _minimum(seen: Seen) -> tuple[float, float]:
     return 0.0, seen.value(seen.found == seen.buckets.min(axis=0))
 
 
+def _lowest(seen: Seen) -> tuple[float, float]:
+    """Tell the victim's bucket, of the LOW ones, with which it stands out."""
+    return told(float(np.mean(seen.found == seen.buckets[VICTIM])), math.log2(LOW)), 0.0
+
+
+def _unchanged(seen: Seen) -> tuple[float, float]:
+    """Tell of each client whether its update is no change at all: one bit."""
+    truth = (seen.values == MODEL).all(axis=1)
+    read = seen.spoils.get("unchanged", truth[:0])
+    return float(np.array_equal(read, truth)) / seen.params.dim, 0.0
+
+
 def _other_table(seen: Seen) -> tuple[float, float]:
     bits = seen.params.ring_bits
     honest = _bucket_of(seen, lambda count: count >= seen.rank)
@@ -244,6 +258,8 @@ class Attack:
     # the values of the client that helps, which are otherwise drawn as those of all
     helper: float | None = None
     clients: int = 5
+    # whether the victim stands out: its buckets are below those of all others
+    outstanding: bool = False
 
 
 def attacks() -> list[Attack]:
@@ -271,6 +287,9 @@ def attacks() -> list[Attack]:
     return [
         # four, with whom the minimum and the maximum do not wrap in the ring of counts
         *(Attack(name, buckets, learnt, clients=4) for name, learnt in of_buckets),
+        Attack("outstanding", buckets, _lowest, clients=4, outstanding=True),
+        # one that makes no change, of which noise would say nothing
+        Attack("lengths", Mean(norm_bound=16.0), _unchanged, MODEL),
         *(Attack(name, method, learnt) for name, method, learnt in of_values),
         *(
             # the larger of two is not their lower median
@@ -385,7 +404,7 @@ def _round(
             params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
         )
         published = coordinator.model(round_id)
-        values = _values(params, published, len(names), seed, attack.helper)
+        values = _values(params, published, len(names), seed, attack)
         for number, (player, own) in enumerate(zip(players, values, strict=True)):
             try:
                 with warnings.catch_warnings():
@@ -447,17 +466,19 @@ def _seen(
 
 
 def _values(
-    params: RoundParams, published: Published, clients: int, seed: int, helper: float | None
+    params: RoundParams, published: Published, clients: int, seed: int, attack: Attack
 ) -> Array:
     """Return the clients' values (n, d), all equally likely."""
     rng = np.random.default_rng(seed)
     if params.method.uses_range:
-        drawn = rng.integers(0, BUCKETS, (clients, params.dim))
+        drawn = rng.integers(LOW if attack.outstanding else 0, BUCKETS, (clients, params.dim))
+        if attack.outstanding:
+            drawn[VICTIM] = rng.integers(0, LOW, params.dim)
         values = published.quantize(drawn, BUCKETS)
     else:
         values = 1 + rng.integers(0, 1 << VALUE_BITS, (clients, params.dim)) / 2.0**VALUE_BITS
-    if helper is not None:
-        values[HELPER] = helper
+    if attack.helper is not None:
+        values[HELPER] = attack.helper
     return np.asarray(values, np.float32)
 
 

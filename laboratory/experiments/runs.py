@@ -53,7 +53,7 @@ class Run:
     seed: int
     # a name of `aggregation`
     method: str
-    # the servers' method and its options; empty for an aggregator in the clear
+    # the servers' method and its options; of an aggregator in the clear at most its `weights`
     options: Mapping[str, Any]
     policy: RangePolicy
     attack: str

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from securemedian.clients.update import flatten, unflatten
 from securemedian.laboratory.data import Dataset
-from securemedian.laboratory.models import record_dp
 from securemedian.laboratory.models.networks import MODELS, Model
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError
@@ -67,17 +66,11 @@ def train(
 
     A network that standardises its columns (`networks`) only measures them in its first round.
     Labels are one class per image, or soft: a probability per image and class.
-
-    With `record_dp` nothing is drawn from `rng`, and no column is measured.
     """
     torch = _torch()
     network = _network(model, vector)
     inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
-    seen = None if model.record_dp else inputs
-    if any(layer.measure(seen) for layer in network.modules() if hasattr(layer, "measure")):
-        return flatten(network.state_dict())[0].astype(np.float32)
-    if model.record_dp:
-        record_dp.train(model, network, inputs, targets)
+    if any(layer.measure(inputs) for layer in network.modules() if hasattr(layer, "measure")):
         return flatten(network.state_dict())[0].astype(np.float32)
     optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
     # one image alone has no variance to normalise by

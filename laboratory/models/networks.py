@@ -11,9 +11,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from securemedian.laboratory.data.hospitals import COLUMNS, USUAL
+from securemedian.laboratory.data.hospitals import COLUMNS
 from securemedian.laboratory.data.shakespeare import CHARACTERS, CONTEXT
-from securemedian.laboratory.models.record_dp import RecordDP
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,8 +44,6 @@ class Model:
     # per client and round
     epochs: int = 1
     classes: int = 10
-    # None for training without noise
-    record_dp: RecordDP | None = None
 
     @property
     def inputs(self) -> int:
@@ -94,17 +91,10 @@ def _heart() -> "nn.Module":
             self.register_buffer("mean", torch.zeros(columns))
             self.register_buffer("deviation", torch.ones(columns))
 
-        def measure(self, rows: torch.Tensor | None) -> bool:
-            """Take mean and deviation from rows, and return True, if there are none yet.
-
-            Without rows it takes what is usual (`data.hospitals.USUAL`).
-            """
+        def measure(self, rows: torch.Tensor) -> bool:
+            """Take mean and deviation from rows, and return True, if there are none yet."""
             if self.mean.any() or (self.deviation != 1).any():
                 return False
-            if rows is None:
-                self.mean.copy_(torch.tensor(USUAL[0]))
-                self.deviation.copy_(torch.tensor(USUAL[1]))
-                return True
             known = ~rows.isnan()
             count = known.sum(0)
             mean = rows.nansum(0) / count

@@ -23,10 +23,11 @@ from securemedian.laboratory.rogue.hooks import (
 from securemedian.laboratory.rogue.turns import read_positions
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ChannelClosed
-from securemedian.mpc.protocols import dealing, order, ring
+from securemedian.mpc.protocols import dealing, lengths, order, ring
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.kernels import planes, tables
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -115,7 +116,10 @@ def _tables(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _open_bits(config: ServerConfig, spoils: Spoils) -> None:
-    """Open "not reached" at every threshold, and keep what was opened in truth."""
+    """Open "not reached" at every threshold, and keep what was opened in truth.
+
+    The peer finds at the first one that this is not what was committed to.
+    """
     steps: list[Array] = []
 
     def rush(label: str, mine: Array, theirs: Array) -> tuple[Array, Array]:
@@ -361,6 +365,30 @@ def _range(config: ServerConfig, spoils: Spoils) -> None:
     _moving("survey", RangeCheck)(move)
 
 
+def _lengths(config: ServerConfig, spoils: Spoils) -> None:
+    """Ask in the check of lengths which updates are no change at all, which needs no guess.
+
+    The other server sees the answers as the verdicts. No noise covers them.
+    """
+
+    def shift(true: Any) -> Any:
+        def at_most(party: Party, squared: RingShare, limit: int) -> Any:
+            return true(party, RingShare(squared + squared.dtype.type(limit)), limit)
+
+        return at_most
+
+    def keep(true: Any) -> Any:
+        def opened(*given: Any) -> Any:
+            bits = true(*given)
+            spoils.keep(unchanged=bits)
+            return bits
+
+        return opened
+
+    replace(lengths, "at_most", shift)
+    replace(pipeline, "open_bits", keep)
+
+
 def _corrections(config: ServerConfig, spoils: Spoils) -> None:
     """Flip a correction bit in every block: S0's keys there would be off by a part of Delta.
 
@@ -439,6 +467,8 @@ def _result(config: ServerConfig, spoils: Spoils) -> None:
 
 DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "rank": _rank,
+    # of clients of whom one is known to stand out
+    "outstanding": _rank,
     "tables": _tables,
     "open-bits": _open_bits,
     "rerun": _rerun,
@@ -454,6 +484,7 @@ DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "verdicts": _verdicts,
     "digests": _digests,
     "range": _range,
+    "lengths": _lengths,
     "models": _models,
     "result": _result,
 }

@@ -8,25 +8,44 @@ Rounds are counted as in the literature: a message's depth is one more than that
 message its sender had received, and `rounds` is the depth of the deepest message seen. Messages
 that do not wait for each other share a round.
 
+Shares of something that becomes public go through `Channel.open`: a *rushing* party, which waits
+for the other's share and then chooses its own, would decide what the other sees opened. So each
+commits to its share before it sees the other's: SHA-256 of the label, its number, the number of the
+message, the share, and random bytes that hide it. The party's number keeps one from sending the
+other's commitment back, and a commitment is good for one message alone. The party that opens last
+still sees the other's share first, and may break off then.
+
 Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a
 message is a function of its label, dtype and shape alone: `frame_size`, with which `plan` tells
 the bytes of a round beforehand.
 """
 
+import hashlib
 import queue
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, PeerProtocolError, quoted
+from securemedian.mpc.arrays import Words
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    PeerDeviated,
+    PeerProtocolError,
+    quoted,
+)
 from securemedian.mpc.protocols import wire
 
 # The number and the depth of a message.
 _POSITION = struct.Struct("<II")
+# SECURITY: random words after a share that is opened, without which its commitment could be guessed
+NONCE_WORDS = 4
+COMMITMENT_WORDS = hashlib.sha256().digest_size // 8
 
 
 class Link(Protocol):
@@ -127,6 +146,31 @@ class Channel:
         self.send(label, array)
         return self.recv(label, array.dtype, array.shape if shape is None else shape)
 
+    def open(self, label: str, number: int, mine: Words, nonce: Words) -> Words:
+        """Open shares (n,) while the peer opens as many, in two rounds, and return the peer's.
+
+        Each party commits to what it opens before it sees anything of the other. `label` has "open"
+        in it, where the commitment's has "commit". `number` is this party's, 0 or 1. SECURITY:
+        `nonce` is fresh and random, NONCE_WORDS long; it may be empty if `mine` is as random.
+        Raises PeerDeviated if the peer opens anything else than it has committed to.
+        """
+        opening = np.concatenate([mine, nonce])
+        sent, due = self.traffic.messages_sent, self.traffic.messages_received
+        own = np.frombuffer(_commitment(label, number, sent, opening), np.uint64)
+        committed = self.exchange(label.replace("open", "commit"), own)
+        try:
+            theirs = self.exchange(label, opening)
+        except PeerProtocolError as error:
+            # both were at this message, so it is no other round and no other release
+            raise PeerDeviated(f"{label!r} is not what it has committed to: {error}") from None
+        self.check_opening(committed, _commitment(label, 1 - number, due, theirs), label)
+        return theirs[: mine.size]
+
+    def check_opening(self, committed: Words, opened: bytes, label: str) -> None:
+        """Raise PeerDeviated unless the peer has opened what it has committed to."""
+        if committed.tobytes() != opened:
+            raise PeerDeviated(f"{label!r} is not what it has committed to")
+
     def restart_rounds(self) -> None:
         """Count rounds from 0 again, before anything of a new computation is sent or received."""
         self._depth = self.traffic.rounds = 0
@@ -139,6 +183,25 @@ class Channel:
 def frame_size(label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> int:
     """Return the bytes that a channel counts for one message, whatever its number."""
     return wire.frame_size(label, _fields(0, 0), {"": (dtype, shape)})
+
+
+def opening_messages(
+    label: str, words: int
+) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+    """Yield what each party sends (True) and receives (False) in `Channel.open`, in its order.
+
+    With the label, dtype and shape of each message, for `plan`. The `words` count the nonce.
+    """
+    for name, size in ((label.replace("open", "commit"), COMMITMENT_WORDS), (label, words)):
+        for sent in (True, False):
+            yield sent, name, np.uint64, (size,)
+
+
+def _commitment(label: str, number: int, at: int, opening: Words) -> bytes:
+    """Return the SHA-256 that party `number` commits to an opening with, in its message `at`."""
+    hashed = hashlib.sha256(digest("commitment", label, number, at))
+    hashed.update(opening.data)
+    return hashed.digest()
 
 
 def _fields(number: int, depth: int) -> dict[str, Any]:

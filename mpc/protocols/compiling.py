@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 
 from securemedian.mpc.protocols.kernels import (
     ands,
@@ -42,6 +42,10 @@ PROCESSES = 8
 LIMIT_S = 3600.0
 # how often one that waits for another one looks how far that is
 LOOK_S = 1.0
+# what ends a process: one that is being started is not left half started
+_ENDING = {
+    number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, 0))
+}
 # is told how many signatures of kernels there are by now, of how many
 Told = Callable[[int, int], None]
 
@@ -119,28 +123,73 @@ def _alone(turn: Callable[[], object]) -> Iterator[None]:
 
 def _compile_all(lacking: Sequence[tuple[int, str]], told: Told) -> None:
     """Compile these signatures in processes of their own."""
-    told(0, len(lacking))
     # not forked: threads of numba may hold locks
     context = get_context("spawn")
     processes = min(os.cpu_count() or 1, PROCESSES, len(lacking))
-    with ProcessPoolExecutor(processes, context, initializer=_end_with_parent) as workers:
-        compiled = [workers.submit(_compile_one, *each) for each in lacking]
-        for done, each in enumerate(as_completed(compiled, LIMIT_S), 1):
-            each.result()
+    others = active_children()
+    try:
+        with _deaf():
+            # it starts the process that keeps what workers share, which unblocks them again
+            workers = ProcessPoolExecutor(processes, context, initializer=_end_with_parent)
+    except (OSError, ImportError, NotImplementedError):
+        # a system without semaphores, such as a container without /dev/shm
+        for done, each in enumerate(lacking, 1):
+            _compile_one(*each)
             told(done, len(lacking))
+        return
+    try:
+        with _deaf():
+            compiled = [workers.submit(_compile_one, *each) for each in lacking]
+        for done, ended in enumerate(as_completed(compiled, LIMIT_S), 1):
+            ended.result()
+            told(done, len(lacking))
+    except BaseException:
+        # such as Ctrl-C: nobody waits for what is being compiled
+        for child in active_children():
+            if child not in others:
+                # not terminate: they take no other signal
+                child.kill()
+        raise
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes that take none of these signals, and handle them here once they run.
+
+    Their parent ends them.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    came: list[int] = []
+    # the mask is for the new processes: here another thread may take a signal
+    handlers = {
+        each: signal.signal(each, lambda number, _: came.append(number)) for each in _ENDING
+    }
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended, whatever ended that."""
-    # the terminal sends it to the whole group, and the parent ends this process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End this process when the one that started it does, however that ends."""
+    parent = parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        if parent := parent_process():
-            parent.join()
-            os._exit(1)
+        parent.join()
+        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _compile_one(number: int, signature: str) -> None:

@@ -47,9 +47,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Ring, RingShare, Words
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import InputError, LocalProtocolError
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import Channel, opening_messages
 from securemedian.mpc.protocols.kernels import packing, vectors
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
@@ -58,7 +58,7 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Up
 MAX_BUCKETS = 32
 # Parts have at least this many coordinates, because B falls with their number.
 PART = 750_000
-# Bytes of what a server commits to and opens: a seed, and a nonce that hides it.
+# Bytes of what a server commits to and opens in a toss.
 OPENING_BYTES = 32
 DIGEST_WORDS = 4
 # Random words that a shuffle takes at a time.
@@ -370,8 +370,7 @@ def open_pairs(
 
     `halves` are this party's, of all clients in the order that both agreed on. Both must hold them
     all before either calls this, because clients must not know the toss. `progress` takes the
-    coordinates done and those in all. Raises PeerProtocolError if the peer opens another seed than
-    it committed to.
+    coordinates done and those in all. Raises PeerDeviated as `toss` does.
 
     `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
     that breaks off may be repeated under the same coin only, because turns under two permutations
@@ -439,28 +438,19 @@ def messages(
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
     """Return a random seed that neither party chose, with the other party.
 
-    Each commits to its part and then opens it. Raises PeerProtocolError if the peer opens something
+    Each commits to its part and then opens it. Raises PeerDeviated if the peer opens something
     else.
     """
     opening = entropy(OPENING_BYTES)
-    committed = channel.exchange("toss.commit", _words(_commitment(number, opening)))
-    theirs = channel.exchange("toss.open", _words(opening)).tobytes()
-    if _commitment(1 - number, theirs) != committed.tobytes():
-        raise PeerProtocolError("the peer opened another seed than it had committed to")
+    # what is opened is random, and needs nothing that hides it
+    theirs = channel.open("toss.open", number, _words(opening), _words(b"")).tobytes()
     openings = (opening, theirs) if number == 0 else (theirs, opening)
     return digest("toss", *openings)[:SEED_BYTES]
 
 
 def toss_messages() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends and receives in `toss`, as `messages` does."""
-    for label in ("toss.commit", "toss.open"):
-        for sent in (True, False):
-            yield sent, label, np.uint64, (OPENING_BYTES // 8,)
-
-
-def _commitment(number: int, opening: bytes) -> bytes:
-    # the party is part of it, so that one cannot send the other's back
-    return digest("toss commitment", number, opening)
+    yield from opening_messages("toss.open", OPENING_BYTES // 8)
 
 
 def _words(data: bytes) -> Words:

@@ -10,9 +10,11 @@ An `Auditor` takes a round of `bucketed` through four steps, which both servers 
     prove    After the round, each proves with the shares that it is bound to that the published
              buckets are those of the ranks (`audit.comparing`): H(M) >= k > H(M - 1).
 
-A server that computed with other shares than those that the clients sent, or deviated in any other
-way from the round, is found before anything is signed: PeerDeviated. It passes with a chance of
-about 2^-40. Nothing of the clients is opened, and nothing of the round is changed.
+A published bucket that is not the right one passes with a chance of about 2^-40: PeerDeviated. The
+audit proves nothing of the questions that led to it. A server that asks another one must make the
+other server see the bit of the right one, and it has committed to its share by then
+(`Channel.open`): each bit that it wants beyond the result is found with a chance of one half.
+Nothing of the clients is opened, and nothing of the round is changed.
 
 The audit has base OTs of its own, which end with it.
 """

@@ -12,20 +12,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.arrays import Bits, Ring
-from securemedian.mpc.errors import ConfigError, InputError, quoted
+from securemedian.mpc.errors import ConfigError, InputError, NotFinite, quoted
 from securemedian.mpc.protocols.ring import check_bits, reduce, signed
 
 
 def without_nan(values: ArrayLike, what: str) -> NDArray[np.float64]:
-    """Return the values as float64. Raises InputError, which calls them `what`, if one is NaN."""
+    """Return the values as float64. Raises NotFinite, which calls them `what`, if one is NaN."""
     array = np.asarray(values, np.float64)
-    bad = np.isnan(array)
-    if bad.any():
-        raise InputError(
-            f"{what} has {int(bad.sum())} NaN, the first at index {int(np.flatnonzero(bad)[0])}: "
-            "train again or leave this round out"
-        )
+    _check_none(np.isnan(array), what, "NaN")
     return array
+
+
+def check_finite(values: NDArray[Any], what: str) -> None:
+    """Raise NotFinite, which calls the values `what`, if one is NaN or infinite."""
+    _check_none(~np.isfinite(values), what, "NaN or infinite values")
+
+
+def _check_none(bad: NDArray[np.bool_], what: str, kind: str) -> None:
+    if bad.any():
+        raise NotFinite(
+            f"{what} has {int(bad.sum())} {kind}, the first at index "
+            f"{int(np.flatnonzero(bad)[0])}: train again or leave this round out"
+        )
 
 
 def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0) -> Ring:

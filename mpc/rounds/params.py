@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from securemedian.mpc.arrays import PublicValues, Words
 from securemedian.mpc.canonical import build, digest, flat, newer
-from securemedian.mpc.errors import ConfigError, PeerProtocolError, quoted
+from securemedian.mpc.errors import ConfigError, PeerProtocolError, TooFewClients, quoted
 from securemedian.mpc.options import (
     check_one_of,
     check_whole,
@@ -19,11 +19,15 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.share import Layout, Upload
 from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
-from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey
+from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey, effective
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
 MAX_RESULT_VALUES = 1 << 27
+# The most clients of a round.
+MAX_CLIENTS = 1 << 16
+# The wire version from which on clients scale what they share by their weights.
+WEIGHTS_SINCE = 3
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class RoundParams:
     def __post_init__(self) -> None:
         self._take_method()
         check_whole("dim", self.dim, 1, MAX_RESULT_VALUES)
-        check_whole("max_clients", self.max_clients, 2, 1 << 16)
+        check_whole("max_clients", self.max_clients, 2, MAX_CLIENTS)
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
             raise ConfigError(
                 f"min_clients must be from 2 to max_clients ({self.max_clients}), "
@@ -165,12 +169,27 @@ class RoundParams:
         return self.method.max_total(self.max_clients)
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the clients' weights, in their order. Raises ConfigError for more than the cap."""
+        """Return the clients' weights, in their order. Raises ConfigError for more than a third."""
         return self.method.weights_of(clients)
 
-    def check_included(self, clients: Sequence[str]) -> None:
-        """Raise ConfigError if one of these weighs too much, or a rank is beyond their total."""
-        self.method.check_total(sum(self.weights_of(clients)))
+    def part_of(self, client: str) -> float:
+        """Return how much a client counts, of 1 for the heaviest."""
+        return self.method.weight_of(client) / self.method.heaviest
+
+    def check_included(self, clients: Sequence[str], least: int = 0) -> None:
+        """Raise ConfigError if one of these weighs too much, or a rank is beyond their total.
+
+        With weights it raises TooFewClients, too, if they count as much as fewer than `least`
+        (default: `min_clients`) clients of equal weight do.
+        """
+        weights, least = self.weights_of(clients), least or self.min_clients
+        if self.weights and (counted := effective(weights)) < least:
+            raise TooFewClients(
+                f"by their weights the {len(clients)} clients who take part count as much as "
+                f"{float(counted):.3g} of equal weight, and {least} are needed: nothing was "
+                "opened. Wait for more clients, or set a lower weight_cap"
+            )
+        self.method.check_total(sum(weights))
 
     def chunk(
         self,
@@ -220,7 +239,8 @@ class RoundParams:
     @property
     def since(self) -> dict[str, int]:
         """Return what `to_dict` has that is newer than wire version 1, by name: since which."""
-        return newer(self) | newer(self.method) | newer(self.exchange)
+        own = newer(self) | newer(self.method) | newer(self.exchange)
+        return own | ({"weights": WEIGHTS_SINCE} if self.weights else {})
 
     @property
     def wire(self) -> int:

@@ -18,7 +18,7 @@ from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing, Note, Opened, note_nothing
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.chunks import (
     check_demand,
@@ -40,7 +40,7 @@ from securemedian.mpc.rounds.lanes import (
     run_lanes,
 )
 from securemedian.mpc.rounds.methods.base import Chunk, Survey
-from securemedian.mpc.rounds.methods.reveal import open_verdicts
+from securemedian.mpc.rounds.methods.reveal import open_bits, open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -52,7 +52,7 @@ class Outcome:
     values: Result = field(repr=False)
     cost: Cost
     # what was tossed for the round; empty for methods that do not toss
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,17 @@ def check_values(
     progress: Progress | None = None,
     shard: Shard | None = None,
     entropy: Entropy = os_entropy,
+    weights: Sequence[int] = (),
 ) -> Checked:
     """Return which clients' uploads are as a client encodes them; the other party does the same.
 
-    The arguments are those of `run_round`, which follows for the clients that passed, with their
-    weights. Where whole uploads are checked, the two toss for it with the same `entropy` as for the
-    round, and both learn the verdicts alone. Where each value is, they also learn of a client that
-    failed which of its values are out of range; with a `shard`, only its values are checked. All
-    pass where a method has nothing to check. Raises InputError as `run_round` does, and
-    PeerProtocolError if the two verdicts differ.
+    The arguments are those of `run_round`, which follows for the clients that passed. `weights` are
+    those by which clients scale what they share (`Method.weight_of`), if there are any. Where whole
+    uploads are checked, the two toss for it with the same `entropy` as for the round, and both
+    learn the verdicts alone. Where each value is, they also learn of a client that failed which of
+    its values are out of range; with a `shard`, only its values are checked. All pass where a
+    method has nothing to check. Raises InputError as `run_round` does, and PeerProtocolError if the
+    two verdicts differ.
     """
     _check_count(params, uploads)
     if not params.method.checks_values:
@@ -168,9 +170,10 @@ def check_values(
     if params.upload_check:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
         chunks = cut_survey(params, len(uploads), protocol)
-        pieces = _pieces(params, chunks, uploads, [1] * len(uploads), protocol, coin)
+        weights = weights or [params.method.heaviest] * len(uploads)
+        pieces = _pieces(params, chunks, uploads, weights, protocol, coin)
         verdicts = _judged(parties, params.upload_check, pieces, progress)
-        passed = _passed(parties[0].channel, verdicts, len(uploads))
+        passed = [bool(bit) for bit in open_bits(parties[0], verdicts, len(uploads))]
     else:
         passed = _passed_by_value(parties, params, protocol, uploads, progress, shard)
     mine, theirs = exchange_verdicts(parties[0], passed)
@@ -351,15 +354,16 @@ def judge_surveys(
     return judge(parties[0], _surveyor(params, checking), surveyed, chunk), meter.read()
 
 
-def open_passed(channel: Channel, verdicts: XorBits, clients: int) -> tuple[list[bool], Cost]:
+def open_passed(
+    channel: Channel, number: int, verdicts: XorBits, clients: int
+) -> tuple[list[bool], Cost]:
     """Return who passed the check of whole uploads, from the shares of `judge_surveys`."""
     start, before = time.perf_counter(), replace(channel.traffic)
     channel.restart_rounds()
-    return _passed(channel, verdicts, clients), cost_since(channel, start, before)
-
-
-def _passed(channel: Channel, verdicts: XorBits, clients: int) -> list[bool]:
-    return [bool(bit) for bit in open_verdicts(channel, verdicts, clients)]
+    randomness = Stream(os_entropy(SEED_BYTES))
+    opened = open_verdicts(channel, number, verdicts, clients, randomness)
+    passed = [bool(bit) for bit in opened]
+    return passed, cost_since(channel, start, before)
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -385,7 +389,8 @@ def fill(
     """
     meter = Meter(parties)
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
-    weights = list(params.weights.values()) or [1] * params.max_clients
+    named = [params.method.weight_of(client) for client in params.weights]
+    weights = named or [1] * params.max_clients
     pieces = cut_check(params, len(weights), protocol, shard)
     chunks = cut(params, len(weights), protocol, shard)
     sizes = [end - begin for begin, end in chunks]

@@ -27,7 +27,7 @@ from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge, survey
 from securemedian.mpc.rounds.cutting import Piece
 from securemedian.mpc.rounds.methods.base import Chunk, Survey
-from securemedian.mpc.rounds.methods.reveal import open_verdicts
+from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -61,16 +61,6 @@ def rehearse(
     compute(party, params, _rehearsed_chunk(params, weights, size, batch))
 
 
-def rehearse_round(
-    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
-) -> None:
-    """Do what a lane does for a round of one chunk of `size` coordinates, on uploads of zeros."""
-    if params.method.surveys:
-        rehearse_survey(party, params, weights, batch, size)
-        rehearse_judge(party, params, weights, batch)
-    rehearse(party, params, weights, batch, size)
-
-
 def rehearse_survey(
     party: Party,
     params: RoundParams,
@@ -101,7 +91,7 @@ def rehearse_judge(
 
 def rehearse_verdicts(party: Party, clients: int) -> None:
     """Do what lane 0 does to open the verdicts on whole uploads."""
-    open_verdicts(party.channel, XorBits(np.zeros(words_of(clients), np.uint64)), clients)
+    open_bits(party, XorBits(np.zeros(words_of(clients), np.uint64)), clients)
 
 
 def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
@@ -139,6 +129,9 @@ class LoneChannel(Channel):
             self._zeros = np.zeros(size, np.uint8)
             self._zeros.flags.writeable = False
         return self._zeros[:size].view(dtype).reshape(shape)
+
+    def check_opening(self, committed: Words, opened: bytes, label: str) -> None:
+        """Take whatever is opened."""
 
     def close(self) -> None:
         pass

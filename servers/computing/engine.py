@@ -235,23 +235,13 @@ class Engine:
 
         self._check_job = _Job(self._opened(), check, None, self._wake)
 
-    def check_values(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        opening: bytes,
-        examine: Examine = lambda: None,
-    ) -> None:
-        """Check with the other server that the clients' uploads are in range.
-
-        `opening` is that of the round's `RoundInput`.
-        """
+    def check_values(self, given: RoundInput, examine: Examine = lambda: None) -> None:
+        """Check with the other server that the clients' uploads are in range."""
 
         def check(session: _Session) -> Checked:
             examine()
             note = partial(self._note, session)
-            computation = session.computation
-            return session.checked(computation.check_values(params, uploads, opening, note))
+            return session.checked(session.computation.check_values(given, note))
 
         self._compute_now()
         self._begin("checking values", check)

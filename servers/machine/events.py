@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from securemedian.common.receipts import Receipt
+from securemedian.common.status import POLICY
 from securemedian.servers.network.control import (
     Again,
     Check,
@@ -52,9 +53,11 @@ class Stored(LocalEvent):
 
 @dataclass(frozen=True)
 class Declined(LocalEvent):
-    """A client takes no part in the round, because its own policy refuses it."""
+    """A client takes no part in the round."""
 
     client: str
+    # one of `status.DECLINED`
+    reason: str = POLICY
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Turn(LocalEvent):
     """It is this round's turn to do what it waits for, and the other server is linked."""
 
     # what the round is to use next, and whether it is a new one
-    session: bytes
+    session: bytes = field(repr=False)
     new_session: bool
 
 
@@ -70,9 +73,9 @@ class Turn(LocalEvent):
 class Tossed(LocalEvent):
     """The servers have tossed for the check of dealings that is under way."""
 
-    coin: bytes
+    coin: bytes = field(repr=False)
     # the other server's `RoundFacts.token` of each client that is checked, one after the other
-    tokens: bytes = b""
+    tokens: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE, State
+from securemedian.common.status import POLICY
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import MAX_QUOTE, ClientsDiffer, ConfigError, cut
 from securemedian.mpc.protocols.prg import SEED_BYTES
@@ -66,7 +67,7 @@ class RoundFacts:
     adrift: bool = False
     resuming: bool = False
     # the session of what is under way or comes next
-    session: bytes = b""
+    session: bytes = field(default=b"", repr=False)
     new_session: bool = False
     # the clients whose whole dealings are stored here, with their SHA-256, and at the other server
     dealt_here: dict[str, bytes] = field(default_factory=dict)
@@ -78,12 +79,12 @@ class RoundFacts:
     # clients that are not on this server's list, and whose uploads the other server holds
     unlisted: list[str] = field(default_factory=list)
     # the coin of the check of these clients' dealings
-    coins: dict[str, bytes] = field(default_factory=dict)
+    coins: dict[str, bytes] = field(default_factory=dict, repr=False)
     # the other server's `token` of each of these coins
-    tokens: dict[str, bytes] = field(default_factory=dict)
+    tokens: dict[str, bytes] = field(default_factory=dict, repr=False)
     # the clients of the current check, its coin, and the clients that failed it here and at S1
     under_check: list[str] = field(default_factory=list)
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
     failed_here: list[str] | None = None
     failed_there: list[str] | None = None
     # the verdicts: at S0 those of both servers, which are the same; at S1 its own
@@ -99,8 +100,8 @@ class RoundFacts:
     deviation: dict[str, str] = field(default_factory=dict)
     # a disagreement of the two servers that honest servers cannot have
     discord: str = ""
-    # the clients whose own policies refuse the round, as they have told this server
-    declined: list[str] = field(default_factory=list)
+    # the clients that take no part, as they have told this server, and why (`status.DECLINED`)
+    declined: dict[str, str] = field(default_factory=dict)
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
@@ -344,6 +345,9 @@ class RoundFacts:
                 setattr(self, name, {key: bytes.fromhex(text) for key, text in value.items()})
             else:
                 setattr(self, name, set(value))
+        if isinstance(self.declined, list):
+            # release 1.0 keeps no reasons
+            self.declined = dict.fromkeys(self.declined, POLICY)
         self.state = State(self.state)
 
 

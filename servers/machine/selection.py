@@ -1,7 +1,7 @@
 """Selection: what a round takes of clients and the coordinator, and on whom it computes."""
 
 from securemedian.common.states import State
-from securemedian.common.status import by_reason
+from securemedian.common.status import DECLINED, by_reason
 from securemedian.mpc.errors import (
     MAX_QUOTE,
     BadUpload,
@@ -110,7 +110,8 @@ class RoundSelection(RoundFacts):
             )
         if client in self.declined:
             raise NotAllowed(
-                f"your own policy has refused round {self.round_id}: wait for the next one"
+                f"you have declined round {self.round_id} "
+                f"({DECLINED[self.declined[client]]}): wait for the next one"
             )
         if client in self.failed:
             raise NotAllowed(
@@ -227,7 +228,7 @@ class RoundSelection(RoundFacts):
         if key in self.failed:
             return "its dealing failed the check" if self.dealt else self.params.method.fault
         if self._has_declined(key):
-            return "its own policy refuses the round"
+            return DECLINED[self.declined[key]]
         dealt = key in self.dealt_here, key in self.dealt_there
         if self.dealt and not all(dealt):
             return f"its dealing reached {self._whom(*dealt)}"
@@ -331,4 +332,4 @@ class RoundSelection(RoundFacts):
                 "round with another validator"
             )
         # the method's own rules, for so many clients with these weights
-        self.params.check_included(self.included)
+        self.params.check_included(self.included, self.needed)

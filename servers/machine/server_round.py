@@ -239,7 +239,7 @@ class ServerRound(RoundSelection):
             case events.Stored():
                 self.here[event.client] = event.digest
             case events.Declined():
-                self.declined = [*self.declined, event.client]
+                self.declined = self.declined | {event.client: event.reason}
                 self.leave_out_early()
             # only of listed clients: the other server could invent any number of others
             case control.Dealt():

@@ -110,7 +110,7 @@ class Open(RoundMessage):
     number: int
     params: dict[str, Any]
     # the id of the session whose base OTs the round uses
-    session: bytes
+    session: bytes = field(repr=False)
     # whether these base OTs have to be made, and are not kept from an earlier round
     new_session: bool
     # whether the coordinator gives a model or resets, which lifts the constraints of an earlier
@@ -152,7 +152,7 @@ class Opened(RoundMessage):
     """S1 takes part; if it refuses, it answers with `Failed` instead."""
 
     # that of the `Open` which it answers
-    session: bytes
+    session: bytes = field(repr=False)
     # the larger of what S0 knows to be spent and what S1 does
     spent: float = 0.0
     # the smaller of how often S0 runs the protocol at most and how often S1 does
@@ -172,7 +172,7 @@ class Resume(RoundMessage):
     state. Both then go on from the earlier one.
     """
 
-    session: bytes
+    session: bytes = field(repr=False)
     # see `common.states.State`
     state: str
     # the number of the latest run of the protocol, and the sender's signature of its record if it
@@ -187,7 +187,7 @@ class Resume(RoundMessage):
     failed: list[str]
     # what was tossed for the check of these clients' dealings, and behind each coin the receiver's
     # `RoundFacts.token` of it
-    coins: dict[str, bytes]
+    coins: dict[str, bytes] = field(repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -244,7 +244,7 @@ class Check(_OfCheck):
     """S0 asks S1 to check with it what these clients have sent, and does so itself."""
 
     # what was tossed for an earlier check of their dealings, which broke off; otherwise empty
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -332,7 +332,7 @@ class Compute(RoundMessage):
     # the number of this run, from 1 on
     attempt: int
     # the session that it uses, and whether that is a new one
-    session: bytes
+    session: bytes = field(repr=False)
     new_session: bool
 
     def __post_init__(self) -> None:

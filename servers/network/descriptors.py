@@ -9,16 +9,28 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from securemedian.mpc.errors import ConfigError
+
 # the most descriptors that this process uses, whatever the hard limit: a connection takes memory
 # too
 MOST = 1 << 14
 # the fraction of them that connections cannot take
 RESERVED = 0.25
+# the fewest with which a server starts: it takes 38 by itself, and more in a round
+LEAST = 64
 
 
 def limits_of(hard: int) -> tuple[int, int]:
-    """Return the most descriptors of a server with this hard limit, and those for connections."""
+    """Return the most descriptors of a server with this hard limit, and those for connections.
+
+    Raises ConfigError for a limit with which no server can start.
+    """
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if most < LEAST:
+        raise ConfigError(
+            f"a server needs {LEAST} descriptors or more, and may open {most}: raise the hard "
+            "limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"
+        )
     return most, most - int(most * RESERVED)
 
 

@@ -89,7 +89,7 @@ class PeerWatch:
         if self.misfit:
             raise type(self.misfit)(self.problem)
         if params:
-            check_known(self.name, self._said, params)
+            check_known(self.name, self._said, params, peer=True)
 
     def hello(self, message: Hello, now: float, ours: str) -> Change | None:
         """Take a sign of life, and return what it changes; `ours` is our own instance."""
@@ -107,7 +107,7 @@ class PeerWatch:
     def _misfit(self, message: Hello) -> SecureMedianError | None:
         """Return why the peer cannot work with this server, if so."""
         try:
-            agree(self.name, self._said)
+            agree(self.name, self._said, peer=True)
         except VersionsDiffer as error:
             return error
         if differing := differences(in_words(self._agreement), in_words(message.agreement)):

@@ -23,7 +23,7 @@ from typing import Protocol
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from securemedian.common.addresses import ports_of
+from securemedian.common.addresses import connects_ipv6, listens_ipv6, ports_of
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ChannelClosed,
@@ -140,6 +140,7 @@ def _connect(socket: Socket, endpoint: str) -> None:
     """Connect, and wait until libzmq has opened a descriptor for the connection or failed."""
     begun = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
     monitor = socket.get_monitor_socket(begun)
+    socket.ipv6 = connects_ipv6(endpoint)
     socket.connect(endpoint)
     monitor.poll(CONNECT_MS)
     socket.disable_monitor()
@@ -151,6 +152,7 @@ def _bind(socket: Socket, endpoint: str) -> None:
     Raises ConfigError, or NoSocket if none of several ports is free.
     """
     host, _, port = endpoint.rpartition(":")
+    socket.ipv6 = listens_ipv6(endpoint)
     try:
         if "-" in port:
             ports = ports_of(port)

@@ -138,8 +138,8 @@ class PeerControl:
     def _say_hello(self, names_rounds: bool = True) -> None:
         linked = self.watch.instance if self.watch.linked and names_rounds else ""
         rounds = [entry.server_round.round_id for entry in self._register.live]
-        said = Hello(self._instance, linked, self._sent, rounds, self._agreement, **own_versions())
-        self._send(said)
+        versions = own_versions(peer=True)
+        self._send(Hello(self._instance, linked, self._sent, rounds, self._agreement, **versions))
         self._next_hello = self._clock() + HELLO_S
 
     def _ready(self) -> bool:

@@ -12,6 +12,7 @@ from securemedian.common.policy import refuse, unbounded
 from securemedian.common.security import Security, of_switch
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
+    MAX_QUOTE,
     ConfigError,
     DuplicateUpload,
     NotStored,
@@ -19,6 +20,7 @@ from securemedian.mpc.errors import (
     RoundBusy,
     SecureMedianError,
     UnknownRound,
+    cut,
     quoted,
 )
 from securemedian.mpc.protocols import ring
@@ -192,10 +194,10 @@ class Register:
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
         PolicyRefused, PeerProtocolError if S0 asks for a round with another `security`,
-        ConfigError if it cannot audit an audited round, if uploads are too long or `max_clients` or
-        the participants are fewer than this server's own `min_clients`, ClientsDiffer if they leave
-        out clients of an earlier attempt that must take part again or if this server does not list
-        a participant, and NotStored if the disk is full.
+        ConfigError if it cannot audit an audited round, if uploads are too long or `max_clients`,
+        the participants or the clients on its list are fewer than the round needs, ClientsDiffer
+        if they leave out clients of an earlier attempt that must take part again or if this server
+        does not list a participant, and NotStored if the disk is full.
         """
         config = self._config
         if self._closed:
@@ -240,6 +242,7 @@ class Register:
             noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.zcdp_rho) else "",
             spent=spent,
         )
+        _check_enough(server_round, config.name)
         params.method.check_members(server_round.names)
         spool = self._spool(asked.round, params)
         try:
@@ -498,6 +501,21 @@ class Register:
 
 
 _TIMES = ("deadline", "retry_at", "away_until")
+
+
+def _check_enough(server_round: ServerRound, server: str) -> None:
+    """Raise ConfigError if too few of a server's clients could ever take part in a round."""
+    names, weights = server_round.names, server_round.params.weights
+    able = [name for key, name in names.items() if not weights or key in weights]
+    if len(able) >= server_round.needed:
+        return
+    without = [name for name in names.values() if name not in able]
+    raise ConfigError(
+        f"the round needs {server_round.needed} clients (min_clients), and {server} lists "
+        f"{len(able)} for it: {cut(', '.join(sorted(able)), MAX_QUOTE)}"
+        + (f"; without a weight: {cut(', '.join(sorted(without)), MAX_QUOTE)}" if without else "")
+        + f"; list {server_round.needed - len(able)} more at both servers, or lower min_clients"
+    )
 
 
 def _lifts(asked: Open, bound: Bound) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import DECLINED, POLICY, RoundStatus
 from securemedian.common.versions import own_versions
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (
@@ -35,6 +35,7 @@ from securemedian.mpc.errors import (
     cut,
     quoted,
 )
+from securemedian.mpc.options import check_one_of
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
@@ -44,12 +45,11 @@ from securemedian.servers.computing.engines import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.server_round import ServerRound
-from securemedian.servers.network.control import SHA256_BYTES, is_round_id
+from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
-from securemedian.servers.storage.room import BlockFields
 from securemedian.servers.storage.spool import Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
@@ -85,6 +85,18 @@ class OneRound:
 
     def __post_init__(self) -> None:
         _check_round_id(self.round)
+
+
+@dataclass(frozen=True)
+class DeclineFields(OneRound):
+    """The fields with which a client says that it takes no part in a round."""
+
+    # one of `status.DECLINED`
+    reason: str = field(default=POLICY, metadata={"since": 3})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of("reason", self.reason, list(DECLINED))
 
 
 @dataclass(frozen=True)
@@ -132,27 +144,6 @@ class FoldedFields(OneRound):
 
 
 @dataclass(frozen=True)
-class StoreFields(OneRound):
-    """The fields with which a share that comes in blocks is announced, and found whole."""
-
-    params: bytes
-    start: bytes
-    # "dealing" or "upload"
-    kind: str
-    # of the share (`common.blocks`)
-    digest: bytes
-    # as in an upload
-    group: int = 0
-    # whether the caller reaches none of the other doors
-    direct: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.digest) != SHA256_BYTES:
-            raise BadUpload(f"`digest` has {len(self.digest)} bytes, not {SHA256_BYTES}")
-
-
-@dataclass(frozen=True)
 class TellFields(OneRound):
     """The fields of a client's public metrics."""
 
@@ -192,7 +183,7 @@ class Call:
     name: str
     role: str
     # an instance of the dataclass that `OPS` names for `op`
-    fields: Any
+    fields: Any = field(repr=False)
     arrays: Arrays = field(repr=False)
 
 
@@ -200,7 +191,7 @@ class Call:
 class Answer:
     """The content of an answer, which goes back under the request's own name."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
     arrays: Arrays = field(default_factory=dict, repr=False)
 
 
@@ -218,7 +209,6 @@ class Desk:
         reply: Callable[[bytes, Sequence[wire.Part]], None],
     ) -> None:
         self._rounds, self._engines, self._reply = rounds, engines, reply
-        self._doors = rounds.doors
         self.reload(config)
         self._log = logs.BoundedLog()
         # how many requests were answered, by name and by "ok" or the code of the error
@@ -359,7 +349,6 @@ class Desk:
             "party": self._config.party,
             "time": time.time(),
             "max_message_bytes": self._config.max_message_bytes,
-            "doors": len(self._doors.addresses),
             "policy": self._config.policy.to_dict(),
         }
         caller = {
@@ -515,27 +504,6 @@ class Desk:
         folds.put(call.key, call.fields.binding, fold)
         return Answer()
 
-    def _store(self, call: Call) -> Answer | None:
-        entry, fields = self._find(call), call.fields
-        _check_start(call, entry.server_round)
-        room = self._rounds.store(
-            entry,
-            call.key,
-            fields.kind,
-            fields.digest,
-            self._when_stored(call, Answer({"missing": {}})),
-            fields.group,
-            fields.direct,
-        )
-        if room is None:
-            return None
-        return Answer({"missing": self._doors.missing(room), "room": room.number, "key": room.key})
-
-    def _block(self, call: Call) -> Answer:
-        entry, fields = self._find(call), call.fields
-        entry.spool.put_block(call.key, fields.kind, fields.block, _array_of(call, "share"))
-        return Answer()
-
     def _when_stored(self, call: Call, answer: Answer) -> WhenStored:
         """Return the function that answers a request once its share is stored, or is not."""
 
@@ -549,7 +517,7 @@ class Desk:
         return answered
 
     def _decline(self, call: Call) -> Answer:
-        self._rounds.decline(self._find(call), call.key)
+        self._rounds.decline(self._find(call), call.key, call.fields.reason)
         return Answer()
 
     def _tell(self, call: Call) -> Answer:
@@ -719,13 +687,11 @@ OPS: dict[str, Op] = {
     "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
     "model": Op(Desk._model, OneRound, leader_only=True),
     "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
-    "store": Op(Desk._store, StoreFields, (CLIENT,)),
-    "block": Op(Desk._block, BlockFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
     "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
     "bound": Op(Desk._bound, OneRound, (CLIENT,), logged=False),
     "folded": Op(Desk._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
-    "decline": Op(Desk._decline, OneRound, (CLIENT,)),
+    "decline": Op(Desk._decline, DeclineFields, (CLIENT,)),
     "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Desk._metrics, OneRound, leader_only=True),
     "result": Op(Desk._result, ResultFields, logged=False),

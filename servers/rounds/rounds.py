@@ -52,9 +52,14 @@ from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.room import Room
 from securemedian.servers.storage.spool import DEALING, Piece, sha256
 from securemedian.servers.storage.store import Store
+
+# why a round that has begun with release 1.0.0 may end with the update from it
+OF_RELEASE_1_0 = (
+    "was updated while it had long shares as release 1.0.0 stores them: the round has failed for "
+    "good, open a new one"
+)
 
 WhenStored = Callable[[SecureMedianError | None], None]
 
@@ -92,8 +97,6 @@ class Rounds:
         self._config, self._engines, self._clock = config, engines, clock
         self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
-        # those that take blocks of uploads beside this process
-        self.doors = store.doors
         self._keeper = RunKeeper(config.party, store, signing)
         self._runner = RoundRunner(
             self.register,
@@ -113,7 +116,10 @@ class Rounds:
         self._stops = False
         self.register.tidy()
         for entry in self.live:
-            self._runner.take(entry, events.Unlinked(f"{config.name} was restarted"))
+            event: events.Event = events.Unlinked(f"{config.name} was restarted")
+            if entry.spool.has_blocks:
+                event = events.Failure(RoundFailed.code, f"{config.name} {OF_RELEASE_1_0}")
+            self._runner.take(entry, event)
 
     def reload(self, config: ServerConfig) -> None:
         """Use a new configuration for later rounds."""
@@ -260,46 +266,8 @@ class Rounds:
         row = entry.spool.put(client, form, share, digest, masks)
         self._shares.append(_Share(entry, row, when_stored))
 
-    def store(
-        self,
-        entry: Entry,
-        client: str,
-        kind: str,
-        digest: bytes,
-        when_stored: WhenStored,
-        group: int = 0,
-        direct: bool = False,
-    ) -> Room | None:
-        """Store a client's share that comes in blocks; return its room while some are missing.
-
-        Once none is missing, `when_stored` is called as by `deal` and `upload`. Raises what these
-        and `Spool.room` raise.
-        """
-        self._flush_of(client)
-        self.doors.turn(at_once=True)
-        server_round = entry.server_round
-        dealt = kind == DEALING
-        if dealt:
-            if client in server_round.failed:
-                server_round.check_dealing(client)
-            repeated = server_round.repeats_dealing(client, digest)
-        else:
-            visible = server_round.check_group(group)
-            digest = upload_digest(digest, group if visible else None)
-            repeated = server_round.repeats_upload(client, digest)
-        if repeated:
-            when_stored(None)
-            return None
-        (server_round.check_dealing if dealt else server_round.check_upload)(client)
-        room = entry.spool.room(client, kind, digest, direct)
-        if not room.whole:
-            return room
-        row = entry.spool.put_room(room)
-        self._shares.append(_Share(entry, row, when_stored))
-        return None
-
-    def decline(self, entry: Entry, client: str) -> None:
-        """Note that a client takes no part in a round, because its own policy refuses it.
+    def decline(self, entry: Entry, client: str, reason: str) -> None:
+        """Note that a client takes no part in a round, for a reason of `status.DECLINED`.
 
         Raises what `ServerRound.check_decline` raises.
         """
@@ -308,9 +276,10 @@ class Rounds:
         if client in server_round.declined:
             return
         server_round.check_decline(client)
-        self._runner.feed(entry, [events.Declined(client)])
+        self._runner.feed(entry, [events.Declined(client, reason)])
         name = server_round.names[client]
-        logs.event("client-declined", logging.WARNING, **server_round.about, client=name)
+        about = server_round.about
+        logs.event("client-declined", logging.WARNING, **about, client=name, reason=reason)
         self._go_on()
 
     def flush(self) -> None:

@@ -207,9 +207,11 @@ class RoundRunner:
             note = spool.noting(clients)
             engine.check_dealings(shape, halves, server_round.coin, examine, note)
         else:
+            params, opening = server_round.params, bytes.fromhex(server_round.toss_opening)
             uploads = [spool.get(key) for key in clients]
-            opening = bytes.fromhex(server_round.toss_opening)
-            engine.check_values(server_round.params, uploads, opening, spool.examination(clients))
+            weights = [params.method.weight_of(key) for key in clients]
+            given = RoundInput(params, uploads, weights, opening=opening)
+            engine.check_values(given, spool.examination(clients))
 
     def _start(self, entry: Entry) -> None:
         server_round, engine = entry.server_round, self._engine(entry)

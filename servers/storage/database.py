@@ -117,8 +117,7 @@ class Row:
     # and where groups are visible, with a byte for the client's group (`control.upload_digest`)
     sha256: bytes
     stored: float
-    # in place of words; beside those of an audited upload the seed of its masks; of a share in
-    # blocks the machines that have them (`scattered.pack_nodes`), unless all are here
+    # in place of words; beside those of an audited upload the seed of its masks
     seed: bytes | None = field(default=None, repr=False)
 
 
@@ -132,7 +131,7 @@ class SavedRound:
     asked: dict[str, Any]
     names: dict[str, str]
     repeats: list[str]
-    saved: dict[str, Any]
+    saved: dict[str, Any] = field(repr=False)
     times: dict[str, float | None]
     before: str | None
     after: str | None = None
@@ -144,7 +143,7 @@ class Verdict:
     """What is known of one client's check."""
 
     # with the other server's token behind it
-    coin: bytes | None
+    coin: bytes | None = field(repr=False)
     passed: bool | None
 
 

@@ -132,14 +132,13 @@ class WordsFile:
             # the thread keeps the file open until it is done
             self._syncing = _DISK.submit(os.fdatasync, self._file)
 
-    def reserve(self, count: int, allocate: bool = True) -> int:
+    def reserve(self, count: int) -> int:
         """Make room for `count` words at the end and return where it begins, in bytes.
 
-        Unless it is to `allocate` nothing, it raises OSError if the disk has no room for them.
+        Raises OSError if the disk has no room for them.
         """
         begin = self.end
-        if allocate:
-            _allocate(self._file, begin, 8 * count)
+        _allocate(self._file, begin, 8 * count)
         self.end += 8 * count
         return begin
 
@@ -151,10 +150,6 @@ class WordsFile:
             self._unsynced += written
             left, at = left[written:], at + written
         self._sync_beside()
-
-    def written(self, size: int) -> None:
-        """Note that other processes have written so many bytes."""
-        self._unsynced += size
 
     def read(self, begin: int, count: int) -> Words:
         return np.frombuffer(self.read_bytes(begin, 8 * count), np.uint64)
@@ -169,10 +164,10 @@ class WordsFile:
             raise DamagedUpload("a stored upload is shorter than when it was written")
         return data
 
-    def chunks(self, begin: int, count: int, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    def chunks(self, begin: int, count: int) -> Iterator[bytes]:
         """Yield `count` bytes from byte `begin` on, in chunks. Raises what `read_bytes` raises."""
-        for at in range(begin, begin + count, size):
-            yield self.read_bytes(at, min(size, begin + count - at))
+        for at in range(begin, begin + count, CHUNK_BYTES):
+            yield self.read_bytes(at, min(CHUNK_BYTES, begin + count - at))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The uploads of one round: packed words in one file, and rows of the database."""
 
 import hashlib
-import itertools
 import os
 import shutil
 import time
@@ -17,7 +16,6 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common import blocks
 from securemedian.common.durable import sync_folder
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import (
@@ -35,26 +33,12 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
 from securemedian.servers.network.control import SHA256_BYTES
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.files import Reserve, WordsFile, storing
-from securemedian.servers.storage.room import DAEMON, Room
-from securemedian.servers.storage.scattered import (
-    HERE,
-    Nodes,
-    ScatteredUpload,
-    digests_of,
-    extents_of,
-    pack_nodes,
-    words_path,
-)
 
 # Examinations may take seconds: they have threads of their own.
 _EXAMINERS = ThreadPoolExecutor(2, "examiner")
 
 DEALING, UPLOAD = "dealing", "upload"
-# the form of a share that came in blocks, whose digest is of theirs (`common.blocks`)
-BLOCKS = "blocks"
-_numbers = itertools.count(1)
 
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
@@ -163,24 +147,17 @@ class Spool:
         opening: Opening = nullcontext,
         rows: Iterable[Row] = (),
         native_aes: bool = False,
-        doors: Doors | None = None,
     ) -> None:
-        # doors open files of it, too
-        self._folder = folder.absolute()
-        self._layout, self._shape, self._opening = layout, shape, opening
+        self._folder, self._layout, self._shape, self._opening = folder, layout, shape, opening
         self._reserve = reserve
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._partial: dict[str, _Partial] = {}
-        self._doors = doors or Doors()
-        # by client and kind
-        self._rooms: dict[tuple[str, str], Room] = {}
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
         with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
             with opening():
-                path = words_path(folder, HERE)
-                self._words_file: WordsFile | None = WordsFile(path, end)
+                self._words_file: WordsFile | None = WordsFile(folder / "uploads.words", end)
                 self._opened = OpenedFile(folder / "opened") if shape else None
                 for each in (folder, folder.parent):
                     sync_folder(each)
@@ -299,70 +276,15 @@ class Spool:
         partial.due += 1
         return partial
 
-    def room(self, client: str, kind: str, digest: bytes, direct: bool) -> Room:
-        """Return the room for a share in blocks, of which the doors take theirs from now on.
-
-        `digest` is that of the share, and with another one than before it begins anew. With
-        `direct` the daemon takes all blocks, because the client does not reach the doors. Raises
-        BadUpload if the round takes no such share, and NotStored if there is no room yet.
-        """
-        dealt = kind == DEALING
-        if dealt != (self._shape is not None) or kind not in (DEALING, UPLOAD):
-            raise BadUpload(f"this round takes no {quoted(kind)} in blocks")
-        with storing(f"the {kind}"):
-            self._reserve.hold()
-        layout = self._shape.layout if self._shape else self._layout
-        size = 8 * layout.words
-        count, room = blocks.count(size), self._rooms.get((client, kind))
-        if room and room.digest == digest and not (direct and room.missing_elsewhere):
-            return room
-        if room and not self._doors.forget(room):
-            raise NotStored("the doors of this server still take what you sent before: wait")
-        number = room.number if room else next(_numbers)
-        owners = [DAEMON] * count if direct else self._doors.owners(count, number)
-        if room is None:
-            with storing(f"the {kind}"):
-                begin = self._file.reserve(layout.words, self._doors.write_here(owners))
-            room = Room(number, client, self._folder.name, kind, begin, size, owners)
-            self._rooms[client, kind] = room
-        room.owners = owners
-        if room.digest != digest:
-            room.begin_anew(digest)
-        self._doors.grant(room, self._folder)
-        return room
-
-    def put_block(self, client: str, kind: str, block: int, share: NDArray[Any]) -> None:
-        """Store a block that the daemon itself takes.
-
-        Raises BadUpload if it is none, or `room` has not been asked for, DuplicateUpload if it is
-        stored and another one, and NotStored if it cannot be written.
-        """
-        if (room := self._rooms.get((client, kind))) is None:
-            raise BadUpload("there is no room for this share: ask for it first ('store')")
-        with storing("the block"):
-            room.put(self._file, DAEMON, block, share)
-
-    def put_room(self, room: Room) -> Row:
-        """Return the row of a share whose blocks are all there.
-
-        Raises BadUpload, and forgets the blocks, if they are not those of its digest.
-        """
-        stored = [room.stored[block] for block in range(len(room.owners))]
-        if blocks.whole_digest(stored) != room.digest[:SHA256_BYTES]:
-            room.digest = b""
-            raise BadUpload(
-                f"the blocks of this {room.kind} do not have the digest that you said: send all "
-                "of it again"
-            )
-        self._file.written(room.size)
-        nodes = pack_nodes([room.nodes.get(block, HERE) for block in range(len(room.owners))])
-        begin, size, digest = room.begin, room.size, room.digest
-        return Row(room.client, room.kind, BLOCKS, begin, size, digest, time.time(), nodes)
-
     def sync(self) -> None:
         """Wait until all words are on the disk. Raises NotStored if they cannot be."""
         with storing("the upload"):
             self._file.sync()
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether there are shares of form "blocks", which release 1.0.0 alone reads."""
+        return any(row.form == "blocks" for row in self._rows.values())
 
     @property
     def stored_bytes(self) -> int:
@@ -375,14 +297,9 @@ class Spool:
         self._rows[row.client, row.kind] = row
         if row.kind == DEALING:
             self._partial.pop(row.client, None)
-        if room := self._rooms.pop((row.client, row.kind), None):
-            self._doors.forget(room)
 
     def discard(self, row: Row) -> None:
         """Forget a share that cannot be stored. The last piece of a dealing is due once more."""
-        if row.form == BLOCKS:
-            # its room stays
-            return
         if row.kind == UPLOAD:
             self._file.give_back(row.begin, row.size)
         elif partial := self._partial.get(row.client):
@@ -417,10 +334,6 @@ class Spool:
     def _upload(self, row: Row, layout: Layout) -> Upload:
         if row.form == "seed" and row.seed is not None:
             return SeedUpload(layout, row.seed, self._native_aes)
-        if row.form == BLOCKS and row.seed:
-            extents = extents_of(row.seed, row.begin, row.size)
-            nodes = self._doors.nodes
-            return ScatteredUpload(layout, self._folder, self._file, nodes, extents)
         return StoredUpload(layout, self._file, row.begin)
 
     def noting(self, clients: Sequence[str]) -> Note:
@@ -439,10 +352,13 @@ class Spool:
         It reads all of it, and is meant for another thread. It raises DamagedUpload.
         """
         rows = [row for row in self._rows.values() if row.client in clients and row.form != "seed"]
-        digest_of = partial(_digest_of, self._file, self._folder, self._doors.nodes)
+        file = self._file
 
         def examine_one(row: Row) -> None:
-            if digest_of(row) != row.sha256[:SHA256_BYTES]:
+            digest = hashlib.sha256()
+            for chunk in file.chunks(row.begin, row.size):
+                digest.update(chunk)
+            if digest.digest() != row.sha256[:SHA256_BYTES]:
                 raise DamagedUpload(
                     f"the {row.kind} of a client is not what it has sent: the disk of this "
                     "server is damaged. The round has failed for good, open a new one"
@@ -466,14 +382,10 @@ class Spool:
 
         A computation that still reads keeps the file, which then has no name, until it stops.
         """
-        for room in self._rooms.values():
-            self._doors.forget(room)
         self._rows.clear()
-        self._rooms.clear()
         self._partial.clear()
         self._words_file = self._opened = None
         self._reserve.drop(self._folder)
-        self._doors.nodes.drop(self._folder)
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -481,20 +393,6 @@ class Spool:
 def sha256(share: NDArray[Any]) -> bytes:
     """Return the SHA-256 of a share as it was sent."""
     return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
-
-
-def _digest_of(file: WordsFile, folder: Path, nodes: Nodes, row: Row) -> bytes:
-    """Return the digest of what is stored of a share."""
-    if row.form == BLOCKS:
-        digests = [
-            digests_of(extent, file, folder, nodes)
-            for extent in extents_of(row.seed, row.begin, row.size)
-        ]
-        return blocks.whole_digest(itertools.chain(*digests))
-    digest = hashlib.sha256()
-    for chunk in file.chunks(row.begin, row.size):
-        digest.update(chunk)
-    return digest.digest()
 
 
 def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row:

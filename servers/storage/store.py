@@ -30,7 +30,6 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.storage.database import Database, Row
-from securemedian.servers.storage.doors import Doors
 from securemedian.servers.storage.files import Reserve, storing
 from securemedian.servers.storage.spool import Opening, Spool
 
@@ -65,15 +64,9 @@ class Store:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        opening: Opening = nullcontext,
-        native_aes: bool = False,
-        doors: Doors | None = None,
+        self, folder: Path, opening: Opening = nullcontext, native_aes: bool = False
     ) -> None:
         self._opening, self._native_aes = opening, native_aes
-        # those that take blocks of uploads beside this process
-        self.doors = doors or Doors()
         self._folder, self._spools, self._kept = folder, folder / "spool", folder / "kept"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,11 +81,9 @@ class Store:
         except OSError as error:
             raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
         self.database = Database(folder / DATABASE)
-        self.doors.start(self._lock)
 
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
-        self.doors.close()
         self.database.close()
         self.reserve.close()
         self._lock.close()
@@ -113,8 +104,7 @@ class Store:
         if not is_round_id(round_id):
             raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
         spool = self._spools / round_id
-        beside = self._opening, rows, self._native_aes, self.doors
-        made = Spool(spool, self.reserve, layout, shape, *beside)
+        made = Spool(spool, self.reserve, layout, shape, self._opening, rows, self._native_aes)
         self.reserve.add(spool, leaves)
         return made
 

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from zmq.utils import z85
 
-from securemedian.common.blocks import block_digest, whole_digest
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record
-from securemedian.common.sealing import Seal
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import compare, ring, share, wire
 from securemedian.mpc.protocols.channel import Channel, local_pair
@@ -249,27 +247,6 @@ def messages() -> list[Case]:
     ]
 
 
-def blocks() -> list[Case]:
-    """Return a share in two blocks, cut at a length of our own, on its way to a door."""
-    key, challenge = bytes(range(16)), bytes(range(16, 32))
-    draws = _Draws(9)
-    seal, cut = Seal(key, draws), [bytes(range(64)), bytes(range(64, 88))]
-    greeting = seal.greeting(5, challenge)
-    sent = [b"".join(seal.seal(number, memoryview(one))) for number, one in enumerate(cut)]
-    return [
-        {
-            "key": key.hex(),
-            "challenge": challenge.hex(),
-            "room": 5,
-            "randomness": draws.told(),
-            "greeting": greeting.hex(),
-            "blocks": [block.hex() for block in cut],
-            "sent": [each.hex() for each in sent],
-            "digest": whole_digest(map(block_digest, cut)).hex(),
-        }
-    ]
-
-
 FILES: dict[str, Callable[[], list[Case]]] = {
     "shares": shares,
     "encodings": encodings,
@@ -279,7 +256,6 @@ FILES: dict[str, Callable[[], list[Case]]] = {
     "comparisons": comparisons,
     "receipts": receipts,
     "messages": messages,
-    "blocks": blocks,
 }
 
 

@@ -15,7 +15,7 @@ W entries, 0 .. W-2 are bound, because the last follows from them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -125,7 +125,7 @@ class Bound:
     # of this party's tags, and of the keys of the other's
     at: int
     their_at: int
-    f: Words
+    f: Words = field(repr=False)
 
     @property
     def padded(self) -> int:

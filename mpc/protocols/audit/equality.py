@@ -1,11 +1,21 @@
 """Comparing what must be the same at both parties, of which neither may see the other's.
 
 Each party collects arrays, in the same order. Once all is fixed, the two toss the key of a
-universal hash (`dealing.Differences`), commit to their digests of everything, and then open them.
-Arrays that differ anywhere, also by what one party has chosen, go unnoticed with a chance below
-2^-90, up to 2^41 bytes of them: one key is enough beside the 2^-40 of all else. The commitment
-keeps a party that waits from sending the other's digest back, and a digest that is right tells
-nothing, because the party that checks it knows it.
+universal hash (`dealing.Differences`). Arrays that differ anywhere, also by what one party has
+chosen, have the same digest with a chance below 2^-90, up to 2^41 bytes of them: one key is enough
+beside the 2^-40 of all else.
+
+No digest is opened. One that does not match would tell whoever has caused it which of its guesses
+of the other's arrays is right, off line and one after another. The parties compare the digests p of
+party 0 and q of party 1 by Diffie and Hellman, with G a hash to the group and fresh secrets a, b:
+
+    A = a G(p),   B = b G(q)                                        exchanged
+    H(j, A, B, a B),  a B of party 0 and b A of party 1             exchanged
+
+Both a B and b A are a b G(p) if p = q. If p is not q, a party that deviates cannot compute what
+the other one expects, and it can try no other guess than the q of its B: both would solve
+computational Diffie-Hellman. So it learns one bit, whether that guess is right. The party's number
+in the hash keeps it from sending the other's back.
 """
 
 import hashlib
@@ -19,9 +29,9 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Differences, toss, toss_messages
+from securemedian.mpc.protocols.group import POINT_BYTES, scalar, times, to_group
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
-NONCE_BYTES = 32
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -65,29 +75,34 @@ class Equality:
     def settle(self, what: str) -> None:
         """Compare all that was appended, while the other party does the same, and begin anew.
 
-        Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs.
+        Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs, or
+        if the peer sends something that is not of this comparison.
         """
         hashed = Compared(toss(self._channel, self._number, self._entropy))
         for array in chain.from_iterable(self._collected):
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
-        mine = hashed.digest() + self._entropy(NONCE_BYTES)
-        # the party is part of it, so that one cannot send the other's back
-        committed = self._channel.exchange("audit.commit", _words(self._commitment(mine)))
-        theirs = self._channel.exchange("audit.open", _words(mine)).tobytes()
-        if digest("audit commitment", 1 - self._number, theirs) != committed.tobytes():
-            raise PeerProtocolError("the peer opened another digest than it had committed to")
-        if theirs[:-NONCE_BYTES] != mine[:-NONCE_BYTES]:
-            raise PeerDeviated(f"{what} do not agree")
-
-    def _commitment(self, opening: bytes) -> bytes:
-        return digest("audit commitment", self._number, opening)
+        differ, secret = PeerDeviated(f"{what} do not agree"), scalar(self._entropy)
+        hidden = times(secret, to_group(digest("audit digest", hashed.digest())), "a hash")
+        try:
+            theirs = self._channel.exchange("audit.hidden", _words(hidden)).tobytes()
+            shared = times(secret, theirs, "audit.hidden")
+            pair = (hidden, theirs) if self._number == 0 else (theirs, hidden)
+            mine, due = (
+                digest("audit proof", who, *pair, shared)
+                for who in (self._number, 1 - self._number)
+            )
+            proof = self._channel.exchange("audit.proof", _words(mine))
+        except PeerProtocolError as error:
+            raise PeerDeviated(f"{differ}: {error}") from None
+        if proof.tobytes() != due:
+            raise differ
 
 
 def settling() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends (True) and receives (False) in `settle`, in its order."""
     yield from toss_messages()
-    for label, size in (("audit.commit", DIGEST_BYTES), ("audit.open", DIGEST_BYTES + NONCE_BYTES)):
+    for label, size in (("audit.hidden", POINT_BYTES), ("audit.proof", DIGEST_BYTES)):
         for sent in (True, False):
             yield sent, label, np.uint64, (size // 8,)
 

@@ -10,14 +10,25 @@ the peer is.
 """
 
 import hashlib
+import logging
+import os
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache, cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import numba
 from numba import types
-from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    IndexDataCacheFile,
+    InTreeCacheLocator,
+    NullCache,
+    UserProvidedCacheLocator,
+)
 from numba.core.compiler_lock import global_compiler_lock
 
 from securemedian.mpc.errors import ConfigError
@@ -31,9 +42,17 @@ except ImportError:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class _Form(CompileResultCacheImpl):
+    """The form of compiled code on disk, in NUMBA_CACHE_DIR or beside the package."""
+
+    _locator_classes: list[Any] = [UserProvidedCacheLocator, InTreeCacheLocator]
+
+
 # of numba, without its types, which are not complete
-FORM: Any = CompileResultCacheImpl
+FORM: Any = _Form
 FILE: Any = IndexDataCacheFile
+CONFIG: Any = numba.config
 # the dtypes of ring elements
 RINGS = ("u1", "u2", "u4", "u8")
 
@@ -42,28 +61,32 @@ class Cache(NullCache):
     """The compiled code of a function on disk, which several processes may add to at once.
 
     What lies beside the function's own file is found, too, although its folder may not be the one
-    that is written to: who has installed the package has compiled it for all.
+    that is written to: who has installed the package has compiled it for all. The folder is looked
+    for when the first kernel is needed, and not when a module with kernels is imported.
     """
 
     def __init__(self, function: Any) -> None:
-        """Find the folder. Raises ConfigError where none can be written."""
-        beside = Path(function.__code__.co_filename).parent / "__pycache__"
-        try:
-            self._form: Any = FORM(function)
-        except RuntimeError as error:
-            raise ConfigError(
-                "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor "
-                f"{beside} nor the user's own can be written: set NUMBA_CACHE_DIR to a folder "
-                "that this user, and nobody else, may write"
-            ) from error
-        self._files: list[Any] = [
-            FILE(str(folder), self._form.filename_base, self._form.locator.get_source_stamp())
-            for folder in (self.cache_path, beside)
-        ]
+        self._function = function
         # of the function, and of what it closes over, which for kernels is nothing
         self._hashes = tuple(
             hashlib.sha256(each).hexdigest() for each in (function.__code__.co_code, b"")
         )
+
+    @cached_property
+    def _form(self) -> Any:
+        try:
+            return FORM(self._function)
+        except RuntimeError:
+            # numba found neither folder
+            CONFIG.CACHE_DIR = str(_another_folder())
+            return FORM(self._function)
+
+    @cached_property
+    def _files(self) -> list[Any]:
+        beside = Path(self._function.__code__.co_filename).parent / "__pycache__"
+        stamp = self._form.locator.get_source_stamp()
+        folders = (self.cache_path, beside)
+        return [FILE(str(folder), self._form.filename_base, stamp) for folder in folders]
 
     @property
     def cache_path(self) -> str:
@@ -101,6 +124,57 @@ class Cache(NullCache):
                 if fcntl:
                     fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+@cache
+def _another_folder() -> Path:
+    """Return the folder for compiled code where neither NUMBA_CACHE_DIR nor the package can be one.
+
+    It is the user's own cache, as XDG has it, or a folder in TMPDIR, and is said once. Processes
+    that are started from here use it, too.
+
+    SECURITY: servers run what is in it, so that nobody else may be able to write there. Raises
+    ConfigError if there is none.
+    """
+    user, why = os.getuid() if hasattr(os, "getuid") else 0, []
+    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    temporary = Path(tempfile.gettempdir()) / f"securemedian-kernels-{user}"
+    for folder in (own / "numba", temporary):
+        try:
+            _make_private(folder)
+        except OSError as error:
+            why.append(f"{folder} ({error.strerror or error})")
+            continue
+        logging.getLogger("securemedian").warning(
+            "compiled kernels are kept in %s, because neither NUMBA_CACHE_DIR nor the package's "
+            "own folder can be written",
+            folder,
+        )
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)
+        return folder
+    raise ConfigError(
+        "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor the package's "
+        f"own folder nor {' nor '.join(why)} can be used: set NUMBA_CACHE_DIR to a folder that "
+        "this user, and nobody else, may write"
+    )
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user may write, unless there is one. Raises OSError."""
+    if not folder.is_absolute():
+        # there is no HOME
+        raise FileNotFoundError(0, "not an absolute path")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid"):
+        # a link has a mode that everybody may write
+        found, above = folder.lstat(), folder.parent.stat()
+        # in a folder with the sticky bit, others cannot put another one in its place
+        exposed = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+        if found.st_mode & 0o022 or exposed:
+            raise PermissionError(0, "others may write there, or it is a link")
+        if found.st_uid != os.getuid() or above.st_uid not in (0, os.getuid()):
+            raise PermissionError(0, "it belongs to somebody else")
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 class Kernel:
@@ -176,10 +250,7 @@ def kernel(*signatures: str) -> Callable[[F], F]:
 
 
 def callee(function: F) -> F:
-    """Compile a function that only kernels call, for the types that they call it with.
-
-    Raises ConfigError where no folder for compiled code can be written.
-    """
+    """Compile a function that only kernels call, for the types that they call it with."""
     # numba's types know fewer options than numba, which would add a way for C to call it
     njit: Any = numba.njit
     compiled = njit(nogil=True, no_cfunc_wrapper=True)(function)

@@ -23,45 +23,17 @@ import hashlib
 
 import numpy as np
 from nacl import bindings as sodium
-from nacl.exceptions import CryptoError
 from numpy.typing import NDArray
 
-from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.group import POINT_BYTES, refused, scalar, times, to_group
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
-
-POINT_BYTES = sodium.crypto_core_ed25519_BYTES
-
-
-def _scalar(entropy: Entropy) -> bytes:
-    return sodium.crypto_core_ed25519_scalar_reduce(
-        entropy(sodium.crypto_core_ed25519_NONREDUCEDSCALARBYTES)
-    )
-
-
-def _times(scalar: bytes, point: bytes, what: str) -> bytes:
-    """Return a multiple of a point that the peer has a part in.
-
-    Raises PeerProtocolError unless the point is one that may be sent, which libsodium checks.
-    """
-    try:
-        return sodium.crypto_scalarmult_ed25519_noclamp(scalar, point)
-    except CryptoError:
-        raise _refused(what) from None
-
-
-def _refused(what: str) -> PeerProtocolError:
-    return PeerProtocolError(f"base OT: {what} is not a point of the prime-order group")
 
 
 def _to_group(session: bytes, index: int, side: int, point: bytes) -> bytes:
     """Return T_side of a point, which is as good as a random point of the group."""
     name = session + index.to_bytes(4, "little") + bytes([side])
-    wide = hashlib.sha512(b"securemedian base OT point" + name + point).digest()
-    return sodium.crypto_core_ed25519_add(
-        sodium.crypto_core_ed25519_from_uniform(wide[:POINT_BYTES]),
-        sodium.crypto_core_ed25519_from_uniform(wide[POINT_BYTES:]),
-    )
+    return to_group(b"securemedian base OT point" + name + point)
 
 
 def _key(session: bytes, index: int, side: int, transcript: bytes, shared: bytes) -> bytes:
@@ -76,7 +48,7 @@ class BaseOtSender:
 
     def __init__(self, channel: Channel, session: bytes, entropy: Entropy = os_entropy) -> None:
         self._channel, self._session = channel, session
-        self._a = _scalar(entropy)
+        self._a = scalar(entropy)
         self._point = sodium.crypto_scalarmult_ed25519_base_noclamp(self._a)
 
     def announce(self) -> None:
@@ -91,7 +63,7 @@ class BaseOtSender:
             sent = points[i, 0].tobytes(), points[i, 1].tobytes()
             for side in (0, 1):
                 if not sodium.crypto_core_ed25519_is_valid_point(sent[side]):
-                    raise _refused(f"B[{i}, {side}]")
+                    raise refused(f"base OT: B[{i}, {side}]")
             key0, key1 = (self._key(i, side, sent) for side in (0, 1))
             pairs.append((key0, key1))
         return pairs
@@ -99,7 +71,7 @@ class BaseOtSender:
     def _key(self, i: int, side: int, sent: tuple[bytes, bytes]) -> bytes:
         hashed = _to_group(self._session, i, side, sent[1 - side])
         point = sodium.crypto_core_ed25519_add(sent[side], hashed)
-        shared = _times(self._a, point, f"B[{i}, {side}] with the hash of the other")
+        shared = times(self._a, point, f"base OT: B[{i}, {side}] with the hash of the other")
         return _key(self._session, i, side, self._point + sent[0] + sent[1], shared)
 
 
@@ -112,13 +84,13 @@ class BaseOtReceiver:
     def keys(self, choices: NDArray[np.uint8]) -> list[bytes]:
         """Receive A, send all B and return the chosen keys."""
         a_point = self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes()
-        secrets = [_scalar(self._entropy) for _ in choices]
+        secrets = [scalar(self._entropy) for _ in choices]
         # before anything is sent
-        shared = [_times(secret, a_point, "A") for secret in secrets]
+        shared = [times(secret, a_point, "base OT: A") for secret in secrets]
         pairs = []
         for i, (choice, secret) in enumerate(zip(choices.tolist(), secrets, strict=True)):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)
-            other = sodium.crypto_scalarmult_ed25519_base_noclamp(_scalar(self._entropy))
+            other = sodium.crypto_scalarmult_ed25519_base_noclamp(scalar(self._entropy))
             hashed = _to_group(self._session, i, choice, other)
             chosen = sodium.crypto_core_ed25519_sub(own, hashed)
             # either order is the same work

@@ -13,7 +13,7 @@ there, and a portion without OTs moves none.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Direction:
     """One direction of one lane, at either end of its extension."""
 
     channel: Channel
-    session: bytes
+    session: bytes = field(repr=False)
     lane: int
     # the party that sends
     sender: int

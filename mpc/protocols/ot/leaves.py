@@ -6,7 +6,7 @@ has AES instructions, and a strip of columns is hashed while its rows are in the
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,9 +32,9 @@ class Rows:
     at a receiver those that were there before.
     """
 
-    strips: Words
-    weights: Words | None = None
-    sums: Words | None = None
+    strips: Words = field(repr=False)
+    weights: Words | None = field(default=None, repr=False)
+    sums: Words | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

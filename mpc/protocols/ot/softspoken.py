@@ -26,7 +26,7 @@ not wait for each other.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -114,8 +114,8 @@ class _Kept:
     `number` is that of the memory of the strips; _ALONE stands for OTs for the check alone.
     """
 
-    choices: Words
-    strips: Words
+    choices: Words = field(repr=False)
+    strips: Words = field(repr=False)
     number: int
 
 

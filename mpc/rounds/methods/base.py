@@ -11,6 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -30,6 +33,11 @@ from securemedian.mpc.rounds.encode import Buckets
 from securemedian.mpc.rounds.methods import bounds, norms
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 
+# the largest share of one client of all that take part, where clients count by weights
+MOST_SHARE = Fraction(1, 3)
+# the largest weight
+MOST_WEIGHT = 1 << 40
+
 
 @dataclass(frozen=True)
 class Published:
@@ -44,7 +52,9 @@ class Published:
     # in a round of several groups, what was published for each; the rest is empty then
     groups: "tuple[Published, ...]" = ()
     # what the servers tossed for the round, once it has a result; empty for methods that do not
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
+    # how much the client that encodes counts, of 1 for the heaviest (`Weighted`)
+    part: float = 1.0
 
     def of_group(self, group: int) -> "Published":
         """Return what was published for a group, 0-based, or all of it if there is one group."""
@@ -78,7 +88,7 @@ class Published:
 class Clear:
     """A round in the clear: the updates (n, d) of its clients, and what a server knows of it."""
 
-    updates: NDArray[Any]
+    updates: NDArray[Any] = field(repr=False)
     weights: Sequence[int]
     published: Published
     max_clients: int
@@ -101,9 +111,9 @@ class Chunk:
     # the most comparisons to run at once
     batch: int
     # what the servers tossed for the round, for methods that toss
-    coin: bytes = b""
+    coin: bytes = field(default=b"", repr=False)
     # shares of what `judge` found, packed, for methods that survey
-    verdicts: XorBits | None = None
+    verdicts: XorBits | None = field(default=None, repr=False)
     # the seed of this party's noise, for methods that add some
     noise: bytes = field(default=b"", repr=False)
 
@@ -118,9 +128,19 @@ class Chunk:
         return sum(self.weights)
 
     def weighted_sum(self, party: Party) -> RingShare:
-        """Return this party's share of the weighted sum of all uploads, shape (rows, dim)."""
+        """Return this party's share of the weighted sum of all uploads, shape (rows, dim).
+
+        SECURITY: it is not to be opened (`Weighted`), only compared.
+        """
+        return self._sum(party, self.weights)
+
+    def plain_sum(self, party: Party) -> RingShare:
+        """Return this party's share of the sum of all uploads, shape (rows, dim)."""
+        return self._sum(party, [1] * len(self.uploads))
+
+    def _sum(self, party: Party, weights: Sequence[int]) -> RingShare:
         with party.reading_uploads():
-            return share.weighted_sum(self.uploads, self.weights, self.layout, self.begin, self.end)
+            return share.weighted_sum(self.uploads, weights, self.layout, self.begin, self.end)
 
     def dealt_counts(self, party: Party, bits: int) -> RingShare:
         """Return this party's share of the cumulative histogram of dealt uploads (`dealing`).
@@ -225,6 +245,11 @@ class Method(ABC):
         return False
 
     @property
+    def takes_infinite(self) -> bool:
+        """Return whether an update may have infinite values, which otherwise no client sends."""
+        return False
+
+    @property
     def shares_differences(self) -> bool:
         """Return whether clients share differences to the global model."""
         return False
@@ -296,6 +321,27 @@ class Method(ABC):
     def weights_of(self, clients: Sequence[str]) -> list[int]:
         """Return the weights of the clients that take part, in their order."""
         return [1] * len(clients)
+
+    @property
+    def heaviest(self) -> int:
+        """Return what the heaviest client of the round weighs."""
+        return 1
+
+    def weight_of(self, client: str) -> int:
+        """Return the weight by which a client scales what it shares, at most `heaviest`."""
+        return 1
+
+    def parts_of(self, weights: Sequence[int]) -> list[float]:
+        """Return by what clients with these weights scale what they share; a weight of 0 by 1."""
+        return [(weight or self.heaviest) / self.heaviest for weight in weights]
+
+    def single_clients(self, least: int) -> bool:
+        """Return whether a result may be that of a client that stands out.
+
+        It is the smallest or the largest value, or an update that is chosen whole. `least` clients
+        or more take part.
+        """
+        return False
 
     def check_total(self, total: int) -> None:
         """Raise ConfigError if clients that weigh `total` together have no result."""
@@ -495,16 +541,26 @@ class Method(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Method):
-    """A method in which clients count by public weights."""
+    """A method in which clients count by public weights.
+
+    The weights that count are lowered, so that nobody has more than `weight_cap` of all that are
+    named, and known before anybody uploads. SECURITY: servers never multiply what they open by
+    weights, because each digit of such a sum may be one client's. Where a sum is opened each client
+    multiplies its own values, by its weight over the largest, before it rounds them (`scaled`). So
+    weights cannot be lowered again once it is known who remains: with somebody above a third of
+    what those weigh the round fails.
+    """
 
     weights: dict[str, int] = option(
         {},
-        text="how much each client counts, for example its samples (default: all the same)",
+        text="how much each client counts, for example its samples: the number that its own "
+        "client.toml states as weight (default: all the same)",
         metavar="NAME=W,..",
     )
     weight_cap: float = option(
         1 / 3,
-        text="refuse clients of which one weighs more than this share of all (default: 1/3)",
+        text="lower larger weights to this share of all that are named (default, and the most: "
+        "1/3); less than that leaves room for clients that drop out",
         metavar="SHARE",
     )
 
@@ -512,29 +568,78 @@ class Weighted(Method):
         super().__post_init__()
         check_number("weight_cap", self.weight_cap, 0, 1, "above 0 and at most 1")
         for client, weight in self.weights.items():
-            check_whole(f"the weight of {quoted(client)}", weight, 1, 1 << 40)
-        if self.weights:
-            self.weights_of(list(self.weights))
+            check_whole(f"the weight of {quoted(client)}", weight, 1, MOST_WEIGHT)
+        if self.weights and len(self.counted) * self._cap < 1:
+            raise ConfigError(
+                f"{len(self.counted)} clients have weights, and none may weigh more than "
+                f"{float(self._cap):.3g} of all: name {ceil(1 / self._cap)} or more, or leave "
+                "weights out"
+            )
+
+    @property
+    def _cap(self) -> Fraction:
+        """Return the largest share of one client of those that are named."""
+        return min(MOST_SHARE, Fraction(self.weight_cap).limit_denominator(1 << 20))
 
     @property
     def named_weights(self) -> Mapping[str, int]:
         return self.weights
 
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """Return the weights that are named, of those whose updates are combined."""
+        return self.weights
+
+    @cached_property
+    def _lowered(self) -> dict[str, int]:
+        return lowered(self.counted, self._cap)
+
+    @property
+    def heaviest(self) -> int:
+        return max(self._lowered.values(), default=1)
+
+    def weight_of(self, client: str) -> int:
+        return self._lowered.get(client, self.heaviest)
+
     def max_total(self, max_clients: int) -> int:
-        return sum(self.weights.values()) if self.weights else max_clients
+        return sum(self._lowered.values()) if self.weights else max_clients
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return their weights, in their order. Raises ConfigError for one above the cap."""
+        """Return their weights, in their order. Raises ConfigError for one above a third."""
         if not self.weights:
             return super().weights_of(clients)
-        weights = [self.weights[client] for client in clients]
-        if max(weights) > self.weight_cap * sum(weights):
+        weights = [self._lowered[client] for client in clients]
+        total = sum(weights)
+        if clients and max(weights) > MOST_SHARE * total:
             raise ConfigError(
-                f"one client weighs {max(weights)} of {sum(weights)} in all, more than weight_cap "
-                f"{self.weight_cap:.3g}: it could decide alone with few others; "
-                "lower it or raise the cap"
+                f"one client weighs {max(weights)} of the {total} of all who take part, more than "
+                "a third: nothing was opened. Wait for more clients, or set a lower weight_cap"
             )
         return weights
+
+    def scaled(self, total: int) -> float:
+        """Return what clients that weigh `total` weigh as they scale what they share."""
+        return total / self.heaviest
+
+
+def lowered(weights: Mapping[str, int], cap: Fraction) -> dict[str, int]:
+    """Return weights, of which those above a share of all are lowered to the largest that is not.
+
+    It is the same for whoever computes it. There are at least 1 / `cap` weights, or none.
+    """
+    given = np.array(list(weights.values()), np.int64)
+    low, high = int(given.min(initial=MOST_WEIGHT)), int(given.max(initial=0))
+    while low < high:
+        most = (low + high + 1) // 2
+        fits = most <= cap * int(np.minimum(given, most).sum())
+        low, high = (most, high) if fits else (low, most - 1)
+    return {client: min(weight, low) for client, weight in weights.items()}
+
+
+def effective(weights: Sequence[int]) -> Fraction:
+    """Return how many clients of equal weight count as much (Kish): (sum w)^2 / sum w^2."""
+    squares = sum(weight**2 for weight in weights)
+    return Fraction(sum(weights) ** 2, squares) if squares else Fraction(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -584,8 +689,8 @@ class FixedPoint(Method):
         most = self.value_bits - 2 - self.headroom(max_clients)
         if most < 0:
             raise ConfigError(
-                f"ring_bits {self.value_bits} is too small for {self.name} with a total weight of "
-                f"{self.max_total(max_clients)}: use {self.headroom(max_clients) + 2} or more"
+                f"ring_bits {self.value_bits} is too small for {self.name} with {max_clients} "
+                f"clients: use {self.headroom(max_clients) + 2} or more"
             )
         check_whole("fraction_bits", self.fraction_bits, 0, most)
 

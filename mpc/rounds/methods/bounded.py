@@ -7,7 +7,7 @@ with `auto`, where the servers take twice the median of the lengths for the boun
 longer one to that length. w is rounded toward 0, and so is never longer than the difference itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, log2
 from typing import Any
 
@@ -20,7 +20,7 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Survey
+from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, Survey
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
 AUTO, OFF = "auto", "off"
@@ -106,6 +106,11 @@ class Bounded(FixedPoint):
                 "leave ring_bits out, or norm_bound off"
             )
         super().check_round(max_clients)
+        if self.named_weights and self.norm_bound == AUTO:
+            raise ConfigError(
+                "norm_bound auto compares the lengths of what clients share, which weights scale: "
+                "give a number for norm_bound, or leave weights out"
+            )
         if not 1 <= self.longest <= self.most_length:
             raise ConfigError(
                 f"norm_bound {self.norm_bound:g} with fraction_bits {self.fraction_bits} is "
@@ -136,11 +141,13 @@ class Bounded(FixedPoint):
     def norm_check(self) -> NormCheck:
         """Return the check of the clients' uploads."""
         most = None if self.norm_bound == AUTO else SOUNDNESS.limit(self.longest)
-        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most)
+        limit = MARGIN * self.most_length
+        return NormCheck(BITS, SOUNDNESS.rows, limit, most, self.heaviest)
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         if not self.bounded:
-            return super().encode(vector, max_clients, published)
+            scaled = np.asarray(vector, np.float64) * published.part
+            return super().encode(scaled, max_clients, published)
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
 
@@ -149,6 +156,14 @@ class Bounded(FixedPoint):
     ) -> NDArray[np.int64]:
         """Return a vector's difference (d,) in fixed point, cut to the bound, toward 0."""
         return whole_difference(vector, published, self.fraction_bits, self.longest)
+
+    def whole_differences(self, clear: Clear) -> NDArray[np.int64]:
+        """Return the differences (n, d) of all clients so, for `in_the_clear`."""
+        updates = np.asarray(clear.updates, np.float64)
+        each = zip(updates, self.parts_of(clear.weights), strict=True)
+        return np.stack(
+            [self.whole_difference(row, replace(clear.published, part=part)) for row, part in each]
+        )
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         if not self.bounded:
@@ -174,13 +189,16 @@ def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64
 def whole_difference(
     vector: NDArray[np.float64], published: Published, fraction_bits: int, longest: int
 ) -> NDArray[np.int64]:
-    """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0."""
+    """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0.
+
+    Where a client counts by its weight, difference and length are scaled by it.
+    """
     direction, peak = _difference(vector, published)
-    length = _length(direction)
+    length, most = _length(direction), longest * published.part
     # what overflows float64 is longer than any bound
     with np.errstate(over="ignore"):
-        size = peak * 2.0**fraction_bits
-        scale = size if size * length <= longest else longest / length
+        size = peak * 2.0**fraction_bits * published.part
+        scale = size if size * length <= most else most / length
     return np.trunc(direction * scale).astype(np.int64)
 
 

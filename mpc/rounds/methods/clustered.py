@@ -2,8 +2,9 @@
 
 See Velicheti, Xia and Koyejo, "Secure Byzantine-Robust Distributed Learning via Clustering",
 Algorithm 1, and protocols.md section 6. A client's update is the difference of its vector to the
-global model g, times its public weight w_i. In each of R reclusterings the n clients are divided at
-random into c = floor(n / M) clusters, the first n mod c of one client more:
+global model g, times its public weight w_i, at most 1, by which it scales what it shares
+(`base.Weighted`). In each of R reclusterings the n clients are divided at random into
+c = floor(n / M) clusters, the first n mod c of one client more:
 
     S_rj = sum of w_i Delta_i over cluster j,    A_r = aggregate of S_r1, .., S_rc,
     g' = g + eta c / (R W) sum_r A_r,            W = sum_i w_i.
@@ -64,7 +65,7 @@ class Clustered(Weighted, FixedPoint):
     def weights_of(self, clients: Sequence[str]) -> list[int]:
         """Return the weights of the clients that take part, in their order.
 
-        Raises ConfigError if they do not fill one cluster, or one weighs more than the cap allows.
+        Raises ConfigError if they do not fill one cluster, or one weighs more than a third of all.
         """
         self.check_filled(len(clients), "those who take part are")
         return super().weights_of(clients)
@@ -82,7 +83,7 @@ class Clustered(Weighted, FixedPoint):
         return max(1, clients // self.clusters)
 
     def headroom(self, max_clients: int) -> int:
-        most = self.max_total(max_clients) * self.clusters_among(max_clients) * self.reclusterings
+        most = max_clients * self.clusters_among(max_clients) * self.reclusterings
         return (most - 1).bit_length()
 
     @property
@@ -98,7 +99,8 @@ class Clustered(Weighted, FixedPoint):
         return True
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        return super().encode(self.difference(vector, published), max_clients, published)
+        scaled = self.difference(vector, published) * published.part
+        return super().encode(scaled, max_clients, published)
 
     def difference(self, vectors: NDArray[Any], published: Published) -> NDArray[np.float64]:
         """Return the differences of vectors (.., d) to the global model, to 0 if there is none."""
@@ -109,27 +111,24 @@ class Clustered(Weighted, FixedPoint):
         """Return who is in each cluster: per reclustering and cluster, the clients' places."""
         return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
 
-    def cluster_sums(
-        self, party: Party, rows: RingShare, weights: Sequence[int], coin: bytes
-    ) -> RingShare:
+    def cluster_sums(self, party: Party, rows: RingShare, coin: bytes) -> RingShare:
         """Return shares of all clusters' sums, shape (c, R, d), from those of updates (n, d)."""
         with party.reading_uploads():
-            weighted = rows * np.array(weights, np.uint64).astype(rows.dtype)[:, None]
-            return RingShare(sums_over(weighted, self.members(coin, len(rows))))
+            return RingShare(sums_over(rows, self.members(coin, len(rows))))
 
-    def sums_in_the_clear(
-        self, whole: NDArray[np.int64], weights: Sequence[int], coin: bytes
-    ) -> NDArray[np.int64]:
+    def sums_in_the_clear(self, whole: NDArray[np.int64], coin: bytes) -> NDArray[np.int64]:
         """Return the clusters' sums (c, R, d) of whole numbers (n, d), for `in_the_clear`."""
-        weighted = whole * np.array(weights, np.int64)[:, None]
-        return sums_over(weighted, self.members(coin, len(whole)))
+        return sums_over(whole, self.members(coin, len(whole)))
 
     def model_after(
         self, movement: NDArray[np.float64], total: int, published: Published
     ) -> NDArray[np.float64]:
-        """Return the model after a movement that is given as R W times its mean."""
+        """Return the model after a movement that is given as R W times its mean.
+
+        `total` is W times what the heaviest client weighs.
+        """
         before = 0.0 if published.model is None else published.model.astype(np.float64)
-        return before + self.eta * (movement / (self.reclusterings * total))
+        return before + self.eta * (movement / (self.reclusterings * self.scaled(total)))
 
 
 def summed(found: RingShare, rows: int) -> RingShare:

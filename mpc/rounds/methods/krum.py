@@ -106,6 +106,10 @@ class Krum(AlwaysBounded):
                 f"{self._faulty(clients)} may be faulty: lower chosen or have more clients"
             )
 
+    def single_clients(self, least: int) -> bool:
+        """Return whether one update is averaged, or two, of which who has one knows the other."""
+        return 0 < self.chosen <= 2
+
     @property
     def most_length(self) -> int:
         return nearest.LONGEST

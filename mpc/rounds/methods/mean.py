@@ -1,11 +1,12 @@
 """The mean of fixed-point values, weighted or not: the shares are added up and the sum is opened.
 
 Each party adds its own shares, with no correlation, and in one round, to open. The sum alone is
-opened, which is the mean times the public total weight.
+opened, which is the mean times the number of clients. With weights each client scales its update
+before it rounds it (`Weighted`), so that the sum is of one whole number per client all the same.
 
 With a `norm_bound` (`bounded`) a client whose vector is longer than GAP times the bound passes
 with a chance of at most 2^-40. So one of n clients that weigh the same moves the mean by at most
-GAP B / n.
+GAP B / n, and one that weighs w of W in all by at most GAP B w / W.
 
 With a `noise_multiplier` z and a number for a bound, each party adds noise of its own to its share
 of the sum before that is opened: the discrete Gaussian N_Z(0, (z (L + 1))^2) in every coordinate,
@@ -33,7 +34,6 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import privacy
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint, Weighted
 from securemedian.mpc.rounds.methods.bounded import AUTO, Bounded
-from securemedian.mpc.rounds.methods.norms import LARGEST
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 # what z is above, and the largest: the noise of both parties then has 42 bits, and no sum wraps
@@ -67,12 +67,6 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         if self.noise_multiplier:
             self._check_noise()
         super().check_round(max_clients)
-        # sums of what passes the check, in 64 bits
-        if self.bounded and self.max_total(max_clients) * LARGEST > 1 << 63:
-            raise ConfigError(
-                f"a total weight of {self.max_total(max_clients)} is too large for a mean with a "
-                f"norm_bound: at most {(1 << 63) // LARGEST:,}"
-            )
 
     def _check_noise(self) -> None:
         if isinstance(self.norm_bound, str):
@@ -87,7 +81,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
             )
 
     def headroom(self, max_clients: int) -> int:
-        return (self.max_total(max_clients) - 1).bit_length()
+        return (max_clients - 1).bit_length()
 
     # The protocol
 
@@ -105,7 +99,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         return Fraction(ceil(exact * NOISE_PARTS), NOISE_PARTS)
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        shares = chunk.weighted_sum(party)
+        shares = chunk.plain_sum(party)
         if self.noise_multiplier:
             noise = discrete_gaussian(self.sigma, chunk.begin, chunk.end, chunk.noise)
             shares = RingShare(shares + noise.view(np.uint64))
@@ -121,21 +115,20 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
 
     @property
     def opened(self) -> str:
-        value = "the sum of the updates, which is their mean times the total weight"
+        value = "the sum of the updates, each scaled by its weight if there are weights"
         return value + (", and whose are too long" if self.bounded else "")
 
     def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
-        return self.moved(self.numbers(values) / total, published)
+        return self.moved(self.numbers(values) / self.scaled(total), published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         if self.bounded:
-            updates = np.asarray(clear.updates, np.float64)
-            whole = np.stack([self.whole_difference(row, clear.published) for row in updates])
+            whole = self.whole_differences(clear)
         else:
-            whole = self.whole_numbers(clear.updates, clear.max_clients)
-        weighted = whole * np.array(clear.weights, np.int64)[:, None]
+            parts = np.array(self.parts_of(clear.weights))
+            whole = self.whole_numbers(clear.updates * parts[:, None], clear.max_clients)
         # summed as whole numbers, so that nothing is rounded before the division
-        mean = weighted.sum(axis=0)[None] / 2.0**self.fraction_bits / sum(clear.weights)
+        mean = whole.sum(axis=0)[None] / 2.0**self.fraction_bits / self.scaled(sum(clear.weights))
         return self.moved(mean, clear.published)
 
     @property

@@ -6,6 +6,8 @@ in [-T, T) and, where there is a norm bound, if S_i = sum_j y_ij^2 is at most
 
     tau = h k L^2 / 2,    for a bound L in fixed point, or    c^2 median of all S_i.
 
+With weights, L is the bound times the client's weight over the largest one.
+
 Both are ANDed on shares. One bit per client is opened, and nothing else of its rows and length.
 """
 
@@ -90,8 +92,10 @@ class RangeCheck:
     def _range_demand(self, clients: int) -> Demand:
         return lengths.in_range_demand(clients, self.rows, self.limit, self.bits)
 
-    def passed(self, vectors: NDArray[np.int64], coin: bytes) -> list[bool]:
-        """Return who passes, of vectors (n, d) in the clear."""
+    def passed(
+        self, vectors: NDArray[np.int64], coin: bytes, weights: Sequence[int] = ()
+    ) -> list[bool]:
+        """Return who passes, of vectors (n, d) in the clear, and their weights if there are any."""
         return [bool(self._within(rows)) for rows in self.sketches(vectors, coin)]
 
     def sketches(self, vectors: NDArray[np.int64], coin: bytes) -> NDArray[np.int64]:
@@ -107,18 +111,21 @@ class RangeCheck:
 class NormCheck(RangeCheck):
     """The check, beyond the range, that vectors in Z_2^64 are not long.
 
-    `most` is the largest sum of squares, tau; None for c^2 times the median of all.
+    `most` is the largest sum of squares, tau; None for c^2 times the median of all. Who weighs less
+    than the `heaviest` client has scaled its vector by its weight, and its limit is lower by the
+    square of that.
     """
 
     most: int | None = None
+    heaviest: int = 1
 
     def judge(self, party: Party, surveyed: RingShare, chunk: "Chunk") -> XorBits:
         inside = super().judge(party, surveyed, chunk)
         squared = squared_lengths(party, RingShare(surveyed.reshape(-1, self.rows)))
         party.pool.reserve(self._compared_demand(len(squared)))
-        most: RingShare | int
         if self.most is not None:
-            most = self.most
+            public = [self._limit(weight) if party.number == 0 else 0 for weight in chunk.weights]
+            most = RingShare(np.array(public, np.uint64))
         else:
             # no order holds lengths that have wrapped
             known = multiplex(party, inside, squared, self.bits)
@@ -140,16 +147,25 @@ class NormCheck(RangeCheck):
         known = multiplex_demand(clients, self.bits)
         return total + known + lengths.median_length_demand(clients)
 
-    def passed(self, vectors: NDArray[np.int64], coin: bytes) -> list[bool]:
+    def _limit(self, weight: int) -> int:
+        """Return the largest sum of squares of a client of this weight."""
+        assert self.most is not None
+        return self.most * weight**2 // self.heaviest**2
+
+    def passed(
+        self, vectors: NDArray[np.int64], coin: bytes, weights: Sequence[int] = ()
+    ) -> list[bool]:
         sketches = self.sketches(vectors, coin)
         # whole numbers of any size
         squared = [sum(int(y) ** 2 for y in rows) for rows in sketches]
         inside = [self._within(rows) for rows in sketches]
-        most = self.most
-        if most is None:
+        if self.most is not None:
+            most = [self._limit(weight) for weight in weights or [self.heaviest] * len(squared)]
+        else:
             known = sorted(np.where(inside, np.array(squared, object), 0))
-            most = TIMES**2 * known[(len(known) - 1) // 2]
-        return [bool(ok and one <= most) for ok, one in zip(inside, squared, strict=True)]
+            most = [TIMES**2 * known[(len(known) - 1) // 2]] * len(squared)
+        each = zip(inside, squared, most, strict=True)
+        return [bool(ok and one <= limit) for ok, one, limit in each]
 
 
 def squared_lengths(party: Party, sketches: RingShare) -> RingShare:

@@ -116,6 +116,11 @@ class Radix(Neighbours, Grouped, Counting):
             raise ConfigError(
                 "several groups have a median each: leave out ranks, quantiles and midpoint"
             )
+        if self.weights and (self.ranks or self.quantiles):
+            raise ConfigError(
+                "ranks and quantiles take no weights, which tell whose a value is: leave one of "
+                "them out"
+            )
         if self.midpoint and (self.ranks or self.quantiles or self.weights):
             raise ConfigError(
                 "midpoint is for the unweighted median: leave out ranks, quantiles and weights"
@@ -147,6 +152,15 @@ class Radix(Neighbours, Grouped, Counting):
         super().check_total(total)
         self.ranks_of(total)
 
+    def single_clients(self, least: int) -> bool:
+        """Return whether a rank asked for may be the smallest or the largest of all who remain.
+
+        A median of fewer than three is one of these, too: `min_clients` refuses such a round.
+        """
+        # a quantile is as near to an end as with the fewest clients
+        quantiles = {ceil(as_written(q) * least) for q in self.quantiles}
+        return bool({1, least} & quantiles) or any(r == 1 or r >= least for r in self.ranks)
+
     @property
     def word_width(self) -> int:
         """Return the bits of a word."""
@@ -161,6 +175,10 @@ class Radix(Neighbours, Grouped, Counting):
 
     def share_bits_for(self, max_clients: int) -> int:
         return super().share_bits_for(max_clients) if self.neighbours else self.word_width
+
+    @property
+    def takes_infinite(self) -> bool:
+        return self.encoding in ("float32", "bfloat16") and not self.neighbours
 
     @property
     def range_buckets(self) -> int:

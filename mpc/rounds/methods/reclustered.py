@@ -149,7 +149,7 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
         bits, clients = self.bits_for(chunk.max_clients), len(chunk.weights)
-        sums = self.cluster_sums(party, chunk.rows(party), chunk.weights, chunk.coin)
+        sums = self.cluster_sums(party, chunk.rows(party), chunk.coin)
         if self._opens:
             self._check_exposure(chunk.coin, clients)
             by_cluster = RingShare(sums.transpose(1, 0, 2).reshape(-1, chunk.dim))
@@ -158,7 +158,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         # one more axis of coordinates for the reclusterings
         flat = RingShare(sums.reshape(len(sums), -1))
         if self._by_radix(clients):
-            width = self._sum_bits(chunk.weights, chunk.max_clients)
+            width = self._sum_bits(clients, chunk.max_clients)
             found = descent.element(party, flat, width, bits, ring.median_rank(len(flat)))
         elif self.aggregator == MEDIAN:
             found = pairwise.median(party, flat, bits, "hidden", batch=self.batch_limit(chunk))
@@ -186,7 +186,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         if self._opens:
             return Demand()
         if self._by_radix(len(weights)):
-            width = self._sum_bits(weights, max_clients)
+            width = self._sum_bits(len(weights), max_clients)
             return descent.demand(coordinates, count, width, bits)
         if self.aggregator == MEDIAN:
             return pairwise.demand(coordinates, bits, "hidden", [1] * count)
@@ -210,15 +210,14 @@ class Reclustered(Clustered, SizedFixedPoint):
         by_pairs = pairwise.demand(SLICE_ALIGN, bits, "hidden", [1] * count)
         return descent.demand(SLICE_ALIGN, count, bits, bits).ots < by_pairs.ots
 
-    def _sum_bits(self, weights: Sequence[int], max_clients: int) -> int:
+    def _sum_bits(self, clients: int, max_clients: int) -> int:
         """Return of how many bits the sum of every cluster of clients in range is.
 
         They are fewer than the ring's, which holds the sum of all clusters and reclusterings.
         """
-        largest = -(-len(weights) // self.clusters_among(len(weights)))
-        heaviest = sum(sorted(weights)[-largest:])
+        largest = -(-clients // self.clusters_among(clients))
         value = self.bits_for(max_clients) - 1 - self.headroom(max_clients)
-        return value + (heaviest - 1).bit_length()
+        return value + (largest - 1).bit_length()
 
     def opened_rows(self, total: int) -> int:
         return self.reclusterings * self.clusters_among(total) if self._opens else 1
@@ -239,8 +238,9 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         moved = self.difference(clear.updates, clear.published)
-        whole = self.whole_numbers(moved, clear.max_clients)
-        sums = self.sums_in_the_clear(whole, clear.weights, clear.published.coin)
+        parts = np.array(self.parts_of(clear.weights))
+        whole = self.whole_numbers(moved * parts[:, None], clear.max_clients)
+        sums = self.sums_in_the_clear(whole, clear.published.coin)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
             return self._combined(in_order, len(clear.updates), clear.published)

@@ -1,4 +1,4 @@
-"""Open shares to both parties, in one round.
+"""Open shares to both parties, in two rounds: both commit, and then both open (`Channel.open`).
 
 This is the only module of `mpc` in which something about the inputs becomes public at the servers.
 """
@@ -10,39 +10,52 @@ import numpy as np
 from securemedian.mpc.arrays import PublicBits, PublicValues, PublicWords, RingShare, Words, XorBits
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.boolean import unpack_bits, words_of
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import NONCE_WORDS, Channel
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Stream
 
 
 def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
     """Open the first `count` bits. Those beyond are blanked before anything is sent."""
-    return open_verdicts(party.channel, shares, count)
+    return open_verdicts(party.channel, party.number, shares, count, party.randomness)
 
 
-def open_verdicts(channel: Channel, shares: XorBits, count: int) -> PublicBits:
-    """Open bits as `open_bits` does, on a channel that is no lane's."""
-    return PublicBits(unpack_bits(_opened(channel, shares[None], count)[0], count))
+def open_verdicts(
+    channel: Channel, number: int, shares: XorBits, count: int, randomness: Stream
+) -> PublicBits:
+    """Open bits as `open_bits` does, at party `number` on a channel that is no lane's."""
+    mine = _first(shares[None], count)[0]
+    words = mine ^ _theirs("open.bits", channel, number, mine, randomness)
+    return PublicBits(unpack_bits(words, count))
 
 
 def open_rows(party: Party, shares: XorBits, count: int) -> PublicWords:
     """Open the first `count` bits of each row, and return them packed, too."""
-    return PublicWords(_opened(party.channel, shares, count))
+    mine = _first(shares, count)
+    flat = mine.reshape(-1)
+    theirs = _theirs("open.bits", party.channel, party.number, flat, party.randomness)
+    return PublicWords(mine ^ theirs.reshape(mine.shape))
 
 
-def _opened(channel: Channel, shares: Words, count: int) -> Words:
-    mine = shares[:, : words_of(count)].copy()
+def _first(shares: Words, count: int) -> Words:
+    """Return the words of the first `count` bits of each row, the rest blank."""
+    words = shares[:, : words_of(count)].copy()
     if count % 64:
-        mine[:, -1] &= np.uint64((1 << count % 64) - 1)
-    theirs = channel.exchange("open.bits", mine.reshape(-1))
-    return mine ^ theirs.reshape(mine.shape)
+        words[:, -1] &= np.uint64((1 << count % 64) - 1)
+    return words
 
 
 def open_ring(party: Party, shares: RingShare, bits: int) -> PublicValues:
     """Open ring elements of Z_2^bits, in the shape of their shares."""
     mine = ring.pack(ring.reduce(shares, bits), bits)
-    theirs = ring.unpack(party.channel.exchange("open.ring", mine), bits, shares.size)
-    theirs = theirs.reshape(shares.shape)
+    words = _theirs("open.ring", party.channel, party.number, mine, party.randomness)
+    theirs = ring.unpack(words, bits, shares.size).reshape(shares.shape)
     return PublicValues(ring.reduce(shares + theirs, bits))
+
+
+def _theirs(label: str, channel: Channel, number: int, mine: Words, randomness: Stream) -> Words:
+    """Open words (n,), and return the other party's."""
+    return channel.open(label, number, mine, randomness.words(NONCE_WORDS))
 
 
 def stacked(results: Sequence[PublicValues]) -> PublicValues:

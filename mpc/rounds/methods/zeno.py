@@ -16,7 +16,7 @@ Clients whose rows are not in [-T, T) are left out beforehand (`bounded`), under
 T is so small that the squares of the rows of y + y_j fit into 63 bits. The T_j have 128.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -80,12 +80,17 @@ class Zeno(AlwaysBounded, Clustered):
         super().__post_init__()
         check_number("rho", self.rho, 0, 1e6, "above 0 and at most 1e6")
         check_number("epsilon", self.epsilon, 0, 1e6, "above 0 and at most 1e6")
+        if self.weights and self.validator not in self.weights:
+            raise ConfigError(
+                f"the validator {quoted(self.validator)} has no weight, and so could not upload: "
+                "name it in weights, where its number counts for nothing"
+            )
 
     def check_round(self, max_clients: int) -> None:
         if self._heaviest > HEAVIEST:
             raise ConfigError(
                 f"a cluster may weigh {self._heaviest:,}, and lengths have room for {HEAVIEST}: "
-                "divide the weights, or ask for smaller clusters"
+                "ask for smaller clusters"
             )
         super().check_round(max_clients)
         self.check_filled(max_clients - 1, "those besides the validator are at most")
@@ -120,11 +125,14 @@ class Zeno(AlwaysBounded, Clustered):
 
     @property
     def _heaviest(self) -> int:
-        """Return the most that a cluster weighs."""
-        largest = 2 * self.clusters - 1
-        return sum(sorted(self.weights.values(), reverse=True)[:largest]) or largest
+        """Return the most that a cluster weighs, where nobody weighs more than 1."""
+        return 2 * self.clusters - 1
 
     # Who is the validator
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        return {name: weight for name, weight in self.weights.items() if name != self.validator}
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
         """Return the weights of the clients that take part, in their order: the validator's is 0.
@@ -147,8 +155,7 @@ class Zeno(AlwaysBounded, Clustered):
     def _sums(self, party: Party, chunk: Chunk, rows: RingShare) -> RingShare:
         """Return shares of the clusters' sums of rows (n, d), shape (c R, d)."""
         _, others = self._parted(chunk.weights)
-        weights = [chunk.weights[place] for place in others]
-        sums = self.cluster_sums(party, RingShare(rows[others]), weights, chunk.coin)
+        sums = self.cluster_sums(party, RingShare(rows[others]), chunk.coin)
         return RingShare(sums.reshape(-1, rows.shape[1]))
 
     @property
@@ -171,10 +178,14 @@ class Zeno(AlwaysBounded, Clustered):
         squared = squared_lengths(party, vectors)
         both, own = squared[:-1].reshape(2, -1)
         products = both - own - squared[-1]
-        slope, start = self._line(Fraction(sum(chunk.weights), self.clusters_among(len(others))))
+        slope, start = self._line(self._mean_weight(sum(chunk.weights), len(others)))
         terms = RingShare(np.stack([products, own]))
         party.pool.reserve(negative_demand(*terms.shape))
         return invert(party, negative(party, terms, [slope, -2], ROWS * start))
+
+    def _mean_weight(self, total: int, clients: int) -> Fraction:
+        """Return what a cluster weighs on average, of so many clients that weigh `total`."""
+        return Fraction(total, self.heaviest * self.clusters_among(clients))
 
     def _line(self, mean: Fraction) -> tuple[int, int]:
         """Return a and e of the score, for clusters of this mean weight."""
@@ -211,17 +222,17 @@ class Zeno(AlwaysBounded, Clustered):
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         place, others = self._parted(clear.weights)
-        updates, coin = np.asarray(clear.updates, np.float64), clear.published.coin
-        whole = np.stack([self.whole_difference(row, clear.published) for row in updates])
-        own = [clear.weights[other] for other in others]
-        sums = self.sums_in_the_clear(whole[others], own, coin)
+        coin = clear.published.coin
+        whole = self.whole_differences(clear)
+        total = sum(clear.weights[other] for other in others)
+        sums = self.sums_in_the_clear(whole[others], coin)
         sums = sums.reshape(-1, whole.shape[1])
         (step,) = self.norm_check.sketches(whole[place : place + 1], coin).astype(object)
         rows = self.norm_check.sketches(sums, coin).astype(object)
-        slope, start = self._line(Fraction(sum(own), self.clusters_among(len(others))))
+        slope, start = self._line(self._mean_weight(total, len(others)))
         scores = 2 * slope * rows.dot(step) - 2 * (rows * rows).sum(axis=1) + ROWS * start
         movement = sums[scores >= 0].sum(axis=0)[None] / 2.0**self.fraction_bits
-        return self.model_after(movement, sum(own), clear.published)
+        return self.model_after(movement, total, clear.published)
 
     @property
     def detail(self) -> str:

@@ -65,12 +65,10 @@ class Computation(Protocol):
     ) -> Checked:
         """Check clients' dealings under a coin (`pipeline.check_dealings`)."""
 
-    def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], opening: bytes, progress: Progress
-    ) -> Checked:
+    def check_values(self, given: RoundInput, progress: Progress) -> Checked:
         """Check that clients' uploads are in range (`pipeline.check_values`).
 
-        `opening` is that of the round's `RoundInput`.
+        Of the weights in what is `given` these are `Method.weight_of`.
         """
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:

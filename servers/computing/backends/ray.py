@@ -215,11 +215,11 @@ class RayWorkers:
 
 
 def _lost(error: Exception) -> WorkerLost:
-    first = cut(first_line(error), 200)
+    first = cut(_first_line(error), 200)
     return WorkerLost(f"its worker has ended ({type(error).__name__}: {first})")
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of what Ray says of an error; tracebacks follow."""
     return str(error).strip().partition("\n")[0]
 
@@ -391,7 +391,7 @@ class RayBackend:
         try:
             self._ray.init(**options)
         except Exception as error:
-            first = cut(first_line(error), 300)
+            first = cut(_first_line(error), 300)
             raise ConfigError(
                 f"{self._where} takes no workers of this server ({first}): it must run "
                 f"Ray {self._ray.__version__}, with the token of this server if it asks for one"

@@ -607,38 +607,35 @@ class ShardedComputation:
         cost = _together(cost, _together(own, compared).as_checking())
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
-    def check_values(
-        self, params: RoundParams, uploads: Sequence[Upload], opening: bytes, progress: Progress
-    ) -> Checked:
+    def check_values(self, given: RoundInput, progress: Progress) -> Checked:
+        params, uploads = given.params, given.uploads
         if not params.method.checks_values:
             return Checked([True] * len(uploads), Cost())
         start, crew = time.perf_counter(), self._rounds
         shards, slices = self._cut(params.dim), self._slices(params, uploads)
         if params.upload_check:
-            return self._checked_whole(params, shards, slices, len(uploads), opening, progress)
+            return self._checked_whole(given, shards, slices, progress)
         checked: list[Checked] = crew.run(
-            "check_values", shards, lambda shard: (params, slices.of(shard), shard), progress
+            "check_values",
+            shards,
+            lambda shard: (replace(given, uploads=slices.of(shard), opening=b""), shard),
+            progress,
         )
         passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
         cost = _together(joined([one.cost for one in checked]), crew.own_cost.as_checking())
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 
     def _checked_whole(
-        self,
-        params: RoundParams,
-        shards: Sequence[Shard],
-        slices: _Slices,
-        clients: int,
-        opening: bytes,
-        progress: Progress,
+        self, given: RoundInput, shards: Sequence[Shard], slices: _Slices, progress: Progress
     ) -> Checked:
         """Return whose whole uploads pass, which the two daemons open."""
         start, channel = time.perf_counter(), self._rounds.channel
-        coin, tossed = pipeline.toss(channel, self._party, lambda _: opening)
+        coin, tossed = pipeline.toss(channel, self._party, lambda _: given.opening)
         verdicts, judged = self._judged(
-            params, shards, slices, [1] * clients, coin, progress, checking=True
+            given.params, shards, slices, given.weights, coin, progress, checking=True
         )
-        passed, opened = pipeline.open_passed(channel, verdicts, clients)
+        clients = len(given.uploads)
+        passed, opened = pipeline.open_passed(channel, self._party, verdicts, clients)
         cost = _together(tossed, judged, opened).as_checking()
         return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
 

@@ -6,17 +6,21 @@ seed stays the seed: what a worker expands begins at the place in the stream whe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
-
-import numpy as np
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload, words_of
 from securemedian.mpc.rounds.cutting import Shard
-from securemedian.servers.storage.scattered import Kept, ScatteredUpload
+
+
+class Kept(Protocol):
+    """Words that lie where workers can fetch them."""
+
+    def words(self) -> Words:
+        """Fetch the words, which must not be written to."""
+
 
 # what words are given to (`Parcels.add`)
 Keep = Callable[[Words], Kept]
@@ -93,31 +97,8 @@ def _windows(
         return upload
     return SlicedUpload(
         [
-            Window(row, first, last, _kept(upload, row, first, last, keep))
+            Window(row, first, last, keep(upload.words(row, first, last)))
             for row in rows
             for first, last in spans
         ]
     )
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """Words that lie in several places."""
-
-    parts: Sequence[Kept]
-
-    @cached_property
-    def _whole(self) -> Words:
-        # once per step: a slice is read in hundreds of places
-        return np.concatenate([part.words() for part in self.parts])
-
-    def words(self) -> Words:
-        return self._whole
-
-
-def _kept(upload: Upload, row: int, first: int, last: int, keep: Keep) -> Kept:
-    """Return the words [first, last) of a row, where workers can fetch them."""
-    if not isinstance(upload, ScatteredUpload):
-        return keep(upload.words(row, first, last))
-    pieces = upload.pieces(row, first, last)
-    return _Joined([keep(each) if isinstance(each, np.ndarray) else each for each in pieces])

@@ -148,16 +148,18 @@ class ThreadComputation:
         return pipeline.open_dealings(channel, self._party, shape, halves, coin, parts)
 
     def check_values(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        opening: bytes,
-        progress: Progress,
-        shard: Shard | None = None,
+        self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Checked:
         self.establish()
         return pipeline.check_values(
-            self._parties, params, self._protocol, uploads, progress, shard, lambda _: opening
+            self._parties,
+            given.params,
+            self._protocol,
+            given.uploads,
+            progress,
+            shard,
+            lambda _: given.opening,
+            given.weights,
         )
 
     def survey(

@@ -180,9 +180,9 @@ class ShardWorker:
                 params, limit_bytes, shard = arguments
                 return computation.fill(params, limit_bytes, seat.hurry.is_set, seat.note, shard)
             case "check_values":
-                params, uploads, shard = arguments
                 # the daemons toss, if anybody does
-                return computation.check_values(params, uploads, b"", seat.note, shard)
+                given, shard = arguments
+                return computation.check_values(given, seat.note, shard)
             case "run_round":
                 given, shard = arguments
                 return computation.run_round(given, seat.note, shard)

@@ -1,0 +1,249 @@
+"""`securemedian bench clients`: what whole rounds cost, by the number of clients.
+
+A round here includes all that the servers do by default, checks of what clients send included. The
+parts before and after its last upload are told apart, because clients wait for the second alone.
+"""
+
+import argparse
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securemedian.benchmarks import settings
+from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, run_before
+from securemedian.clients import upload
+from securemedian.clients.flags import add_methods, given_methods
+from securemedian.clients.upload import Round
+from securemedian.laboratory import plots, report
+from securemedian.laboratory.plots import Line, Panel
+from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.dealing import DealtUpload, deal
+from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
+from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.config import ServerConfig
+
+# of JSON and picture
+NAME = "clients"
+WAYS = ("bytes_s0_to_s1", "bytes_s1_to_s0")
+DEFAULT_METHODS = ("bucketed", "radix", "pairwise", "mean")
+NOTE = (
+    "s before, after: seconds before and after the last upload. Before it the servers make "
+    "correlations and check what clients deal; OTs, MB and rounds are those of all that both do. "
+    "dealt, sent: MB of one client before and after its training, to the server that gets more; "
+    "client: its own milliseconds for both"
+)
+BEYOND_POOL = (
+    "*: more correlations than the servers keep by default (pool_limit_bytes): they make a part of "
+    "them after the last upload"
+)
+
+# quantities of pictures: the panel's title and the unit of its axis, by the word in the legend
+PANELS = {
+    "before": ("before the last upload", "seconds"),
+    "after": ("after the last upload", "seconds"),
+    "seconds": ("a round, estimated", "seconds"),
+    "OTs": ("oblivious transfers", "million OTs"),
+    "MB": ("between the servers, both ways", "megabytes"),
+}
+
+Result = Mapping[str, Any]
+# a value per number of clients, by a word of PANELS
+Growth = Mapping[str, Mapping[int, float]]
+
+
+def add_kinds(kinds: Any) -> None:
+    clients = kinds.add_parser(
+        "clients",
+        help="what whole rounds cost by the number of clients, checks included",
+        description="Time whole rounds by the number of clients, for one method or several, with "
+        "all that servers do by default: dealing and its check, checks of values and norms. Prints "
+        "a table per method; saves a picture and JSON.",
+        usage="securemedian bench clients [OPTION ..] [METHOD [OPTION ..] ..]",
+    )
+    shown = ", ".join(DEFAULT_METHODS)
+    add_methods(clients, _add_options, only=SWEPT, default=shown, several=True)
+    clients.set_defaults(run=partial(run, clients))
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clients",
+        type=settings.numbers,
+        default=[4, 8, 16, 32, 64],
+        metavar="N,..",
+        help="numbers of clients (default: 4,8,16,32,64)",
+    )
+    settings.add_counts(parser, ("--dim", 1000, "coordinates of an update"))
+    settings.add_options(parser)
+    settings.add_out(parser)
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Time all rounds, print a table per method, and save the JSON and the picture."""
+    methods, options = given_methods(parser, options)
+    methods = methods or [(name, {}) for name in DEFAULT_METHODS]
+    chosen = settings.read(options)
+    plots.check()
+    counts = sorted(set(options.clients))
+    points = [
+        Point("median", method, None, clients, options.dim, given)
+        for method, given in methods
+        for clients in counts
+    ]
+    file = report.check_writable(options.out / f"{NAME}.json")
+    measured = settings.measure(points, chosen)
+    results = [
+        one | _more(round_params(point), chosen.repeat)
+        for one, point in zip(measured, points, strict=True)
+    ]
+    of: dict[str, list[dict[str, Any]]] = {}
+    for at in range(0, len(results), len(counts)):
+        # methods may differ in an option that their label does not show
+        label = results[at]["label"]
+        name = f"{label} ({at // len(counts) + 1})" if label in of else label
+        of[name] = results[at : at + len(counts)]
+    growths = {name: _growth(rows) for name, rows in of.items()}
+    exponents = {name: exponents_of(growth) for name, growth in growths.items()}
+    report.save(file, asdict(chosen), results, exponents=exponents)
+    console = report.console()
+    for name, rows in of.items():
+        title = f"{name}: d = {options.dim:,}, {chosen.extension}, {chosen.link}"
+        console.print(_table(title, rows))
+    console.print(f"\n{NOTE}")
+    if any(one["beyond_pool"] for one in results):
+        console.print(BEYOND_POOL)
+    console.print(str(chosen.yardstick))
+    title = f"Whole rounds by the number of clients, d = {options.dim:,}"
+    console.print(f"saved to {file} and {draw(options.out / NAME, title, growths)}")
+
+
+def _more(params: RoundParams, repeat: int) -> dict[str, Any]:
+    """Return what the two processes do not measure of a round."""
+    return {
+        "label": params.method.label,
+        "client_seconds": client_seconds(params, repeat),
+        # whether servers keep too few correlations by default to make all of them ahead
+        "beyond_pool": demanded(params).memory > ServerConfig.pool_limit_bytes,
+    }
+
+
+def client_seconds(params: RoundParams, repeat: int) -> float:
+    """Return the median seconds of one client's own work in a round, without what it sends.
+
+    Where clients deal, the client also looks at what the servers have opened of its dealing. In an
+    audited round it folds its upload.
+    """
+    run = run_before(params)
+    each = run.groups or (run,)
+    policy = run.policy if params.uses_range else None
+    current = Round("1-0", 1, params, 0, each[0].model, each[0].scale, policy)
+    update = np.random.default_rng(1).normal(0, 0.03, params.dim).astype(np.float32)
+    seconds = []
+    # the first one compiles
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        _take_part(current, update)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median_low(seconds[1:])
+
+
+def _take_part(current: Round, update: Any) -> None:
+    params = current.params
+    dealt = deal(params.dealing) if params.dealing else None
+    with warnings.catch_warnings():
+        # a small norm bound shortens this update
+        warnings.simplefilter("ignore", upload.RangeWarning)
+        values = params.method.in_group(upload.encode_update(update, current), 0)
+    if dealt is None:
+        upload.split(values, current)
+        return
+    dealt.opened(os_entropy(SEED_BYTES))
+    rotations = WordsUpload(dealt.shape.rotations_layout, dealt.rotations(values[0]))
+    if params.method.audited:
+        session, coin, mask = (os_entropy(size) for size in (SESSION_BYTES, SEED_BYTES, SEED_BYTES))
+        halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
+        for number, half in enumerate(halves):
+            binding.fold(number, DealtUpload(dealt.shape, half, rotations), session, coin, mask)
+
+
+def _growth(rows: Sequence[Result]) -> Growth:
+    return {
+        "before": {one["clients"]: one["before_seconds"] for one in rows},
+        "after": {one["clients"]: one["after_seconds"] for one in rows},
+        "MB": {one["clients"]: report.megabytes(one) for one in rows},
+    }
+
+
+def _table(title: str, rows: Sequence[Result]) -> Any:
+    columns = (
+        *("clients", "s before", "s after", "M OTs", "MB to S1", "MB to S0", "rounds"),
+        *("dealt", "sent", "client"),
+    )
+    cells = [
+        [
+            f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
+            *map(report.figure, (one["before_seconds"], one["after_seconds"])),
+            *(report.figure(one[name] / 1e6) for name in ("ots", *WAYS)),
+            f"{one['rounds']:,}",
+            *(report.figure(one[f"client_bytes_{when}"] / 1e6) for when in ("ahead", "after")),
+            report.figure(one["client_seconds"] * 1e3),
+        ]
+        for one in rows
+    ]
+    return report.table(title, columns, cells)
+
+
+def exponent(values: Iterable[tuple[int, float]]) -> float | None:
+    """Return the exponent of n in a least-squares fit of the logarithms of pairs (n, value).
+
+    It is 1 for linear growth and 2 for quadratic. None for fewer than three numbers n, or a value
+    of 0.
+    """
+    pairs = dict(values)
+    if len(pairs) < 3 or min(pairs.values()) <= 0:
+        return None
+    logs = [[math.log(one) for one in axis] for axis in (pairs, pairs.values())]
+    return statistics.linear_regression(*logs).slope
+
+
+def exponents_of(growth: Growth) -> dict[str, float | None]:
+    """Return the exponent of each quantity."""
+    return {what: exponent(values.items()) for what, values in growth.items()}
+
+
+def draw(stem: Path, title: str, growths: Mapping[str, Growth]) -> Path:
+    """Draw quantities by the number of clients on logarithmic axes, and return the picture's path.
+
+    There is a line per name, and the legend has the exponents of its quantities.
+    """
+    labels = {name: _label(name, exponents_of(growth)) for name, growth in growths.items()}
+    panels = [
+        Panel(
+            PANELS[what][0],
+            "clients",
+            PANELS[what][1],
+            [
+                Line(labels[name], [*growth[what]], [*growth[what].values()])
+                for name, growth in growths.items()
+            ],
+            log_x=True,
+            log_y=True,
+        )
+        for what in next(iter(growths.values()))
+    ]
+    return plots.save(stem, title, panels)
+
+
+def _label(name: str, exponents: Mapping[str, float | None]) -> str:
+    told = [f"{what} n^{value:.1f}" for what, value in exponents.items() if value is not None]
+    return f"{name}: {', '.join(told)}" if told else name

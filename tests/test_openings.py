@@ -1,0 +1,328 @@
+"""What is opened, against a server that waits for the other's share before it chooses its own.
+
+The attacks are those of a review of 1.0.0, where they read what they wanted and passed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.arrays import PublicValues, RingShare, Words, XorBits
+from securemedian.mpc.errors import PeerDeviated, SecureMedianError
+from securemedian.mpc.protocols import compare, lengths, ring, share
+from securemedian.mpc.protocols.boolean import invert, pack_bits, unpack_bits
+from securemedian.mpc.protocols.channel import (
+    NONCE_WORDS,
+    Channel,
+    frame_size,
+    local_pair,
+    opening_messages,
+)
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods import bucketed
+from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.reveal import open_bits
+from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import check_values
+from tests.parties import make_parties, run_both
+from tests.test_auditing import Round
+
+RNG = np.random.default_rng(41)
+# what the rogue sends for what it should open, given that and what the other party has opened
+Choose = Callable[[Words, Words], Words]
+DIM = 128
+# rows of clients whose median is bucket 7, of whom one is elsewhere
+REST, CLIENTS = 7, 5
+
+
+def nonce() -> Words:
+    return np.frombuffer(os_entropy(8 * NONCE_WORDS), np.uint64)
+
+
+def rush(channel: Channel, label: str, choose: Choose) -> None:
+    """Let a channel wait for what the other party opens."""
+    true = channel.exchange
+
+    def exchange(given: str, array: Words, shape: tuple[int, ...] | None = None) -> Words:
+        if given != label:
+            return true(given, array, shape)
+        theirs = channel.recv(given, array.dtype, array.shape if shape is None else shape)
+        channel.send(given, choose(array, theirs))
+        return theirs
+
+    channel.exchange = exchange  # type: ignore[method-assign]
+
+
+def outcomes(function: Callable[[int], Any]) -> list[Any]:
+    """Return what both parties return, or their errors of this project."""
+
+    def run(number: int) -> Any:
+        try:
+            return function(number)
+        except SecureMedianError as error:
+            return error
+
+    return list(run_both(run))
+
+
+# The opening itself
+
+
+def test_an_opening_gives_each_party_the_others_words_in_two_rounds() -> None:
+    pair = local_pair(20)
+    words = RNG.integers(0, 2**64, (2, 5), np.uint64)
+    opened = run_both(lambda j: pair[j].open("open.bits", j, words[j], nonce()))
+    assert [each.tolist() for each in opened] == words[::-1].tolist()
+    planned = [
+        frame_size(label, dtype, shape)
+        for sent, label, dtype, shape in opening_messages("open.bits", 5 + NONCE_WORDS)
+        if sent
+    ]
+    for end in pair:
+        assert (end.traffic.rounds, end.traffic.bytes_sent) == (2, sum(planned))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda mine, theirs: mine ^ np.uint64(1),
+        # what makes the other see zeros
+        lambda mine, theirs: theirs,
+        lambda mine, theirs: np.concatenate([theirs[:-NONCE_WORDS], mine[-NONCE_WORDS:]]),
+        # the right words under another nonce, and others under the right one
+        lambda mine, theirs: np.concatenate([mine[:-NONCE_WORDS], nonce()]),
+        lambda mine, theirs: mine[:-1],
+        lambda mine, theirs: mine.astype(np.uint32),
+        lambda mine, theirs: mine[None],
+    ],
+)
+def test_another_opening_is_a_deviation(choose: Choose) -> None:
+    pair = local_pair(20)
+    rush(pair[1], "open.bits", choose)
+    words = RNG.integers(0, 2**64, (2, 5), np.uint64)
+    found = outcomes(lambda j: pair[j].open("open.bits", j, words[j], nonce()))[0]
+    assert isinstance(found, PeerDeviated) and "is not what it has committed to" in str(found)
+
+
+MESSAGES = (("commit.bits", 4), ("open.bits", 2 + NONCE_WORDS))
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_the_others_commitment_cannot_be_sent_back(heard: int) -> None:
+    """Neither on its own lane, nor that of one lane on another."""
+    lanes = [local_pair(20) for _ in range(2)]
+    words = RNG.integers(0, 2**64, 2, np.uint64)
+
+    def run(number: int) -> Any:
+        if number == 0:
+            for lane in lanes[1 : heard + 1]:
+                open_lane(lane[0])
+            return lanes[0][0].open("open.bits", 0, words, nonce())
+        for label, size in MESSAGES:
+            lanes[0][1].send(label, lanes[heard][1].recv(label, np.uint64, (size,)))
+        return None
+
+    def open_lane(channel: Channel) -> None:
+        """Say what an honest party says, without waiting for an answer."""
+        quiet = Channel(channel._link)
+        quiet.recv = lambda label, dtype, shape: np.zeros(shape, dtype)  # type: ignore[method-assign]
+        quiet.check_opening = lambda *given: None  # type: ignore[method-assign]
+        quiet.open("open.bits", 0, words, nonce())
+
+    assert isinstance(outcomes(run)[0], PeerDeviated)
+
+
+def test_an_old_commitment_cannot_be_sent_again() -> None:
+    pair, words = local_pair(20), RNG.integers(0, 2**64, 2, np.uint64)
+    old = list[tuple[str, Words]]()
+
+    def run(number: int) -> Any:
+        if number == 0:
+            pair[0].open("open.bits", 0, words, nonce())
+            return pair[0].open("open.bits", 0, words, nonce())
+        true = pair[1].send
+        pair[1].send = lambda label, array: (  # type: ignore[method-assign]
+            old.append((label, array)),
+            true(label, array),
+        )[-1]
+        pair[1].open("open.bits", 1, words, nonce())
+        for label, array in old[:]:
+            true(label, array)
+        return None
+
+    assert isinstance(outcomes(run)[0], PeerDeviated)
+
+
+# An audited round (01, 02 and 17 of the review)
+
+
+@contextmanager
+def questions(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: np.ndarray,
+    said: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
+    flips: np.ndarray,
+) -> Iterator[list[np.ndarray]]:
+    """Let S1 ask whether H reaches another rank where `asked` (steps, d) is one, step by step.
+
+    It makes S0 see what `said` makes of the thresholds and the true answers, which it waits for; or
+    it flips its shares before it commits to them, where `flips` (steps, d) is 1. Both go on with
+    what S0 sees. Yields the true answers to S1's questions.
+    """
+    answers, true = list[np.ndarray](), bucketed.median
+
+    def median(party: Party, counts: RingShare, clients: int, bits: int, *rest: Any) -> Any:
+        if party.number == 0:
+            return true(party, counts, clients, bits, *rest)
+        (thresholds, dim), rank = counts.shape, ring.median_rank(clients)
+        found = np.zeros(dim, np.int64)
+        for step in reversed(range(bucketed.steps(thresholds + 1))):
+            at = np.minimum(found + (1 << step) - 1, thresholds - 1)
+            by = np.where(asked[step] > 0, rank - asked[step], 0) % (1 << bits)
+            picked = counts[at, np.arange(dim)] + by.astype(counts.dtype)
+            shares = invert(party, compare.msb(party, RingShare(ring.reduce(picked, bits)), bits))
+            if said is None:
+                shares = XorBits(shares ^ pack_bits(flips[step].astype(np.uint8)))
+                seen = np.asarray(open_bits(party, shares, dim))
+                answers.append(seen ^ flips[step].astype(np.uint8))
+            else:
+                now.clear()
+                now.append(lambda truth, at=at: said(at, truth))
+                answers.append(np.asarray(open_bits(party, shares, dim)))
+                seen = said(at, answers[-1])
+            found += (seen == 0) << step
+        return PublicValues(found.astype(np.uint16))
+
+    now = list[Callable[[np.ndarray], np.ndarray]]()
+
+    def choose(mine: Words, theirs: Words) -> Words:
+        words = -(-DIM // 64)
+        truth = unpack_bits(mine[:words] ^ theirs[:words], DIM)
+        return np.concatenate([pack_bits(now[0](truth)) ^ theirs[:words], mine[words:]])
+
+    monkeypatch.setattr(bucketed, "median", median)
+    monkeypatch.setattr(Round, "__post_init__", post_init(Round.__post_init__, said and choose))
+    yield answers
+
+
+def post_init(true: Callable[[Round], None], choose: Choose | None) -> Callable[[Round], None]:
+    """Return what makes a round on one lane, on which S1 waits if there is something to choose."""
+
+    def made(one: Round) -> None:
+        true(one)
+        one.lanes = make_parties(1)
+        if choose:
+            rush(one.lanes[1][0].channel, "open.bits", choose)
+
+    return made
+
+
+def predictable() -> np.ndarray:
+    """Return buckets (n, d) of clients, of whom one alone is not in bucket REST."""
+    index = np.full((CLIENTS, DIM), REST)
+    index[RNG.integers(0, CLIENTS, DIM), np.arange(DIM)] = RNG.integers(0, 16, DIM)
+    return index
+
+
+def audited(index: np.ndarray) -> list[Any]:
+    """Return what both servers say of an audit: None if it passes."""
+    one = Round(index)
+
+    def run(number: int) -> None:
+        auditor = one.bind(number)
+        auditor.compare(one.folds(number, auditor, auditor.toss()))
+        auditor.prove(PublicValues(one.computed(number)[0]))
+
+    return outcomes(run)
+
+
+def test_a_server_that_waits_asks_no_other_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows the result, asks who is elsewhere, and sends what shows the bits of the result."""
+    asked = np.array([[1], [1], [1], [CLIENTS]]) * np.ones(DIM, int)
+
+    def said(at: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        return (at >= REST).astype(np.uint8)
+
+    with questions(monkeypatch, asked, said, asked) as answers:
+        found = audited(predictable())
+    assert isinstance(found[0], PeerDeviated) and "'open.bits' is not what" in str(found[0])
+    # the first of four, which ends the round
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("guess", list(product((0, 1), repeat=2)))
+def test_each_bit_beyond_the_result_takes_a_guess(
+    guess: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of b bits that it wants, all are to be guessed: it is found with a chance of 1 - 2^-b.
+
+    In one coordinate all are in the last bucket that the last threshold asks about, where H does
+    not reach k; in another one nobody is above it.
+    """
+    index, asked, flips = predictable(), np.zeros((4, DIM), int), np.zeros((4, DIM), int)
+    # at threshold 6, which is the last one asked about: is anybody at or below it?
+    index[:, :2] = REST
+    index[0, :2] = 6, 0
+    asked[0, :2], flips[0, :2] = 1, guess
+    with questions(monkeypatch, asked, None, flips) as answers:
+        found = audited(index)
+    # somebody is, and the median is above
+    assert answers[-1][:2].tolist() == [1, 1]
+    if guess == (1, 1):
+        assert found == [None, None]
+    else:
+        assert isinstance(found[0], PeerDeviated) and "the published buckets" in str(found[0])
+
+
+# Verdicts (05 of the review)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_shifted_verdict_shows_or_is_found(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1 asks whether a length is at most another threshold, and S0 is to see that all pass.
+
+    If it waits, it is found. If it does not, S0 sees the answers, as S1 does.
+    """
+    method, clients, dim = Mean(norm_bound=1.0, noise_multiplier=10.0), 6, 300
+    params = RoundParams(method, dim=dim, max_clients=clients)
+    updates = RNG.normal(0, 1, (clients, dim))
+    updates *= (np.array([0, 1e-3] * 3) / np.linalg.norm(updates, axis=1))[:, None]
+    halves = [
+        share.split(method.encode(update, clients, Published()), params.share_bits)
+        for update in updates
+    ]
+    check, true = method.norm_check, lengths.at_most
+    assert check is not None and check.most is not None
+    parties, most = make_parties(), check.most
+
+    def at_most(party: Party, given: RingShare, limit: Any) -> XorBits:
+        if party.number == 1:
+            given = RingShare(given + np.uint64(most))
+        return true(party, given, limit)
+
+    def choose(mine: Words, theirs: Words) -> Words:
+        return np.concatenate([pack_bits(np.ones(clients, np.uint8)) ^ theirs[:1], mine[1:]])
+
+    monkeypatch.setattr(lengths, "at_most", at_most)
+    if waits:
+        rush(parties[1][0].channel, "open.bits", choose)
+
+    def run(number: int) -> Any:
+        try:
+            given = parties[number], params, ProtocolParams(), [half[number] for half in halves]
+            return check_values(*given).passed
+        finally:
+            parties[number][0].channel.close()
+
+    found = outcomes(run)
+    if waits:
+        assert isinstance(found[0], PeerDeviated)
+    else:
+        assert found == [[True, False] * 3] * 2

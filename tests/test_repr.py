@@ -1,0 +1,142 @@
+"""What holds secrets prints none of them: logs, tracebacks and debuggers show a `repr`."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.share import split
+from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.machine.events import Tossed
+from securemedian.servers.network.control import Check
+from tests.parties import make_parties
+
+PACKAGES = ("mpc", "common", "clients", "servers", "coordinator", "operating")
+# what may hold a secret, by its type
+MAY_BE_SECRET = re.compile(r"bytes|ndarray|\bAny\b|Upload|Stream|ShareHalf|Kept")
+
+# Fields of such a type that a `repr` shows, and why they may be seen.
+SHOWN: dict[str, tuple[str, ...]] = {
+    "a digest of parameters, of a model, of a run, or the id of a binding": (
+        *("Draw.params", "Submission.params", "Submission.start", "Sent.start", "_Shared.start"),
+        *("Round.start", "ShareFields.params", "ShareFields.start", "UploadFields.params"),
+        *("UploadFields.start", "DealFields.params", "DealFields.start", "StoreFields.params"),
+        *("StoreFields.start", "Record.start", "FoldedFields.binding"),
+    ),
+    "what both servers sign, and signatures": (
+        *("Record.params", "Record.opened", "Receipt.encoded", "Receipt.signatures"),
+        *("RoundFacts.vouched", "RoundSelection.vouched", "ServerRound.vouched"),
+        *("Resume.signature", "Done.signature", "Compute.digest"),
+    ),
+    "the SHA-256 of a share, which is uniform: it tells nothing without the other share": (
+        *("RoundFacts.dealt_here", "RoundFacts.here", "RoundFacts.there", "DealingStored.digest"),
+        *("RoundSelection.dealt_here", "RoundSelection.here", "RoundSelection.there"),
+        *("ServerRound.dealt_here", "ServerRound.here", "ServerRound.there", "Stored.digest"),
+        *("Resume.held", "Uploaded.digest", "_Holding.held", "Close.held", "Held.held"),
+        *("StoreFields.digest", "Row.sha256", "Room.digest", "_Partial.sha256"),
+        *("_Partial.sha256_before", "Opened.hashes"),
+    ),
+    "parameters, options, states and figures, which are public": (
+        *("Option.kind", "Option.default", "Policy.allowed", "ClientPolicy.allowed"),
+        *("RoundStatus.params", "RoundStatus.cost", "Hello.agreement", "Open.params"),
+        *("TellFields.metrics", "Opening.params", "Opening.range", "Opening.optimiser"),
+        *("SavedRound.asked", "Result.cost", "Seen.evaluation", "RoundPlan.round"),
+        *("RoundPlan.range", "RoundPlan.optimiser", "RunPlan.round", "RunPlan.range"),
+        *("RunPlan.optimiser", "_State.stock"),
+    ),
+    "a model, or a scale, that is published": ("RunState.model", "RunState.scale"),
+    "what an optimiser made of published models": ("RunState.moments",),
+    "a public permutation, after its toss": ("Permutation.places", "Permutation.order"),
+    "random bytes that measure a link": ("Load.load",),
+    "a public key": ("KeyPair.public",),
+    "where a caller's answer goes": ("Call.address",),
+    "a class of which this test knows that it prints nothing secret": (
+        *("DealtUpload.half", "Submission.halves", "Chunk.uploads", "RoundInput.uploads"),
+        *("_Joined.parts", "Ends.randomness"),
+        *("Direction.entropy", "_Seat.opening", "_Seat.running", "_Seat.asking"),
+    ),
+}
+REASONS = {name: reason for reason, names in SHOWN.items() for name in names}
+
+
+@cache
+def made() -> tuple[type[Any], ...]:
+    """Return all dataclasses of the packages, which are as many modules as there are."""
+    found: dict[type[Any], None] = {}
+    for package in PACKAGES:
+        root = importlib.import_module(f"securemedian.{package}")
+        for info in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
+            for each in vars(importlib.import_module(info.name)).values():
+                if inspect.isclass(each) and each.__module__ == info.name:
+                    found |= {each: None} if holds(each) else {}
+    assert len(found) > 100
+    return tuple(found)
+
+
+def holds(each: type[Any]) -> bool:
+    """Return whether a class is a dataclass of which there can be one."""
+    return dataclasses.is_dataclass(each) and not inspect.isabstract(each)
+
+
+def secrets_of(each: type[Any]) -> dict[str, bytes]:
+    """Return a value to look for, for each field that may hold a secret."""
+    return {
+        field.name: f"secret in {field.name}".encode()
+        for field in dataclasses.fields(each)
+        if MAY_BE_SECRET.search(str(field.type))
+    }
+
+
+def test_no_dataclass_prints_what_may_be_secret() -> None:
+    shown, own = set(), set()
+    for each in made():
+        values, one = secrets_of(each), object.__new__(each)
+        for field in dataclasses.fields(each):
+            object.__setattr__(one, field.name, values.get(field.name))
+        try:
+            text = repr(one)
+        except (AttributeError, TypeError):
+            # its own `__repr__`, which looks into what it has
+            own.add(each.__name__)
+            continue
+        shown |= {f"{each.__name__}.{name}" for name, value in values.items() if str(value) in text}
+    assert shown - set(REASONS) == set(), "hide them (`repr=False`), or give a reason in SHOWN"
+    assert set(REASONS) - shown == set(), "these are hidden, or gone"
+    assert own == {"Message"}, "test these below"
+
+
+def test_values_are_not_printed_through_what_holds_them() -> None:
+    """Neither by name, nor in what is nested, however numbers are written."""
+    rng, coin = np.random.default_rng(2), b"the coin of a ro"
+    halves = split(rng.integers(0, 2**64, (1, 4), np.uint64), 64)
+    party = make_parties()[0][0]
+    params: Any = None
+    given = [1, 1], (), halves[0].layout, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
+    chunk = Chunk(list(halves), *given)
+    held = [
+        (chunk, [coin, b"the noise of one", halves[0].seed, halves[1].packed]),
+        (RoundInput(params, list(halves), [1], [], coin, coin), [coin, halves[0].seed]),
+        (Tossed(coin, b"a token"), [coin, b"a token"]),
+        (Check("1-3fa9c1d2", ["key"], coin), [coin]),
+        (wire.Message("upload", {"seed": coin}, {"share": halves[1].packed}), [coin]),
+        (party, [party.pool.ends.sender.delta]),
+        (party.pool, [party.pool.ends.sender.delta]),
+    ]
+    for holder, secrets in held:
+        for secret in secrets:
+            for text in written(secret):
+                assert text not in repr(holder) and text not in repr([holder]), type(holder)
+
+
+def written(secret: Any) -> list[str]:
+    """Return how a value may be printed."""
+    if isinstance(secret, bytes):
+        return [repr(secret)[2:-1], secret.hex()]
+    return [str(int(one)) for one in np.asarray(secret).reshape(-1) if int(one) > 1 << 32]
