@@ -359,7 +359,7 @@ class Client(Member):
         train: Callable[[Any], object],
         rounds: int | None = None,
         timeout_s: float | None = None,
-        report: Report = say,
+        report: Report = _say,
         progress: Progress = unseen,
         public_metrics: Callable[[Any], Mapping[str, float]] | None = None,
         loss: Callable[[Any], float] | None = None,

@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from securemedian.common.durable import say
+
 # takes a line for the user
 Report = Callable[[str], object]
 # a wait says nothing for so long; where its line cannot be replaced, it says it again so often
@@ -25,8 +27,10 @@ class Teller:
     def __call__(self, text: str) -> None:
         with self._lock:
             self._clear()
-            file = sys.stdout if self._on_stdout else sys.stderr
-            print(f"{self._before}{text}", file=file, flush=True)
+            if self._on_stdout:
+                say(f"{self._before}{text}")
+            else:
+                print(f"{self._before}{text}", file=sys.stderr, flush=True)
 
     def replace(self, text: str) -> bool:
         """Show a wait's line instead of its earlier one, "" for none. Return whether it can."""

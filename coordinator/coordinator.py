@@ -98,15 +98,18 @@ class Coordinator(Member):
 
         def look() -> bool | None:
             nonlocal until
+            linked = []
             for party in (0, 1):
                 try:
                     told = self.service.servers[party].ask("info").fields
                     problems[party] = str(told.get("peer_problem"))
-                    if told.get("peer_linked", True):
-                        return True
+                    linked.append(bool(told.get("peer_linked", True)))
                 # S0 says what is wrong when it is asked to open the round
                 except ServerUnreachable:
                     problems[party] = ""
+            # one of them sees the other first
+            if linked and all(linked):
+                return True
             if any(problem.startswith(COMPILING) for problem in problems):
                 until = time.monotonic() + LINK_S
             return None if time.monotonic() < until else True

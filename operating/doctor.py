@@ -463,8 +463,11 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
         for party, info in enumerate(answers)
         if info["peer_problem"]
     ]
+    # with the seconds to go, where they are known
     compiling = [
-        f"s{i}" for i, info in enumerate(answers) if info["peer_problem"].startswith(COMPILING)
+        f"s{i}{info['peer_problem'].removeprefix(COMPILING)}"
+        for i, info in enumerate(answers)
+        if info["peer_problem"].startswith(COMPILING)
     ]
     if compiling:
         return _wait(

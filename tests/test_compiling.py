@@ -173,11 +173,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("installed"))
 
 
-def test_without_semaphores_one_process_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_semaphores_one_process_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in containers without /dev/shm, where multiprocessing has none."""
     compiled: list[str] = []
     told: list[tuple[int, int]] = []
-    one = SimpleNamespace(missing=["u4", "u8"], compile_for=compiled.append)
+    one = SimpleNamespace(
+        missing=["u4", "u8"], compile_for=compiled.append, folder=tmp_path / "cache"
+    )
 
     def none(*_: object, **__: object) -> None:
         raise OSError(38, "Function not implemented")

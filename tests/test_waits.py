@@ -114,7 +114,8 @@ def test_a_round_is_opened_once_the_servers_have_compiled(
     s1 = [
         {"peer_linked": False, "peer_problem": COMPILING},
         {"peer_linked": False, "peer_problem": f"{COMPILING}, 9 s to go"},
-        {"peer_linked": False, "peer_problem": "s0 has not appeared yet"},
+        # it sees the other one first
+        linked,
     ]
     said: list[str] = []
     made = config(tmp_path)

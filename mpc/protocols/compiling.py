@@ -123,7 +123,6 @@ def _alone(turn: Callable[[], object]) -> Iterator[None]:
 
 def _compile_all(lacking: Sequence[tuple[int, str]], told: Told) -> None:
     """Compile these signatures in processes of their own."""
-    told(0, len(lacking))
     # not forked: threads of numba may hold locks
     context = get_context("spawn")
     processes = min(os.cpu_count() or 1, PROCESSES, len(lacking))

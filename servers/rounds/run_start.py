@@ -163,7 +163,7 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
         if params.uses_range:
             raise ConfigError(
                 "a round on buckets needs a global model, and none is kept here: "
-                "give one when opening"
+                "give one when opening (--model FILE.npy, which `securemedian init` makes)"
             )
         return
     if model.dtype != np.float32 or model.shape != (params.dim,):
