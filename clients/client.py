@@ -40,7 +40,6 @@ from securemedian.clients.public import PublicSet
 from securemedian.clients.sender import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.clients.waits import Report, Teller
-from securemedian.common.durable import say
 from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import POLICY, SERVERS, TRAINING
