@@ -40,8 +40,9 @@ RISKS: dict[str, dict[Any, str]] = {
     "norm_bound": {"off": "one faulty client moves the result at will"},
     "aggregator": {"mean": "one faulty client moves the result at will"},
     "single_clients": {
-        True: "the result may be one client's: the smallest or largest value of each coordinate, or"
-        " an update that krum chooses alone or with one other"
+        True: "the result may be one client's: the smallest or largest value of each coordinate, "
+        "or an update alone or with one other (krum with chosen 1 or 2, neighbours 1 of three "
+        "clients, zeno with clusters 1)"
     },
 }
 # By parameter, the number above which it is a risk, and what comes of that.

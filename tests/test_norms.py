@@ -308,6 +308,8 @@ def test_options_that_no_round_can_have() -> None:
         RoundParams(Mean(ring_bits=32), dim=10, max_clients=3)
     with pytest.raises(ConfigError, match="1 to 16,777,216 can be checked: leave fraction_bits"):
         RoundParams(Mean(norm_bound=2.0, fraction_bits=24), dim=10, max_clients=3)
+    with pytest.raises(ConfigError, match="with fraction_bits 40 is 0 steps"):
+        RoundParams(Mean(norm_bound=1e-320), dim=10, max_clients=3)
     with pytest.raises(ConfigError, match="auto compares the lengths .* which weights scale: give"):
         RoundParams(Mean(weights=dict.fromkeys("abc", 1 << 34)), dim=10, max_clients=3)
 

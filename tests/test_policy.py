@@ -37,7 +37,7 @@ def policy(**table: Any) -> Policy:
 # By risk, a round of it.
 CLUSTERED = {"method": "reclustered", "reclusterings": 1}
 RISKY: dict[tuple[str, Any], dict[str, Any]] = {
-    ("method", "zeno"): {"method": "zeno", "clusters": 1},
+    ("method", "zeno"): {"method": "zeno"},
     ("uploads", "unverified"): {"method": "bucketed", "uploads": "unverified"},
     ("selection", "opened"): {"method": "pairwise", "selection": "opened"},
     ("membership", "visible"): {"method": "radix", "groups": 2, "membership": "visible"},

@@ -23,6 +23,7 @@ from securemedian.mpc.rounds.methods import mean
 from securemedian.mpc.rounds.methods.base import (
     MOST_SHARE,
     Chunk,
+    Clear,
     Method,
     Published,
     effective,
@@ -34,6 +35,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
@@ -318,3 +320,27 @@ def test_what_may_be_a_single_clients_result() -> None:
             later = [method.ranks_of(n)[0] in (1, n) for n in range(least, 200)]
             assert method.single_clients(least) == any(later)
     assert [Krum(chosen=m).single_clients(9) for m in range(4)] == [False, True, True, False]
+    assert [Zeno(clusters=m).single_clients(9) for m in (1, 2)] == [True, False]
+
+
+@pytest.mark.parametrize("method", [Radix, Pairwise, TrimmedMean])
+def test_neighbours_of_three_clients_open_the_mean_of_two_updates(method: type[Method]) -> None:
+    """Two of them are nearest to each other, and the median of the mixed is theirs, whole."""
+    trim = {"trim": 0.4} if method is TrimmedMean else {}
+    mixing = method(neighbours=1, **trim)
+    updates = np.random.default_rng(35).normal(0, 0.1, (3, 500))
+    result = mixing.in_the_clear(Clear(updates, [1] * 3, Published(coin=bytes(16)), 3))
+    pairs = [np.abs(result - (updates.sum(axis=0) - one) / 2).max() for one in updates]
+    assert min(pairs) < 2**-15
+    assert [mixing.single_clients(least) for least in (2, 3, 4)] == [True, True, False]
+    # which has to be asked of a median, too
+    assert not method(**trim).single_clients(3)
+
+
+def test_a_zeno_round_of_clusters_of_one_opens_an_update() -> None:
+    """Where the coordinator's numbers let one alone pass."""
+    updates = np.random.default_rng(36).normal(0, 0.1, (4, 500))
+    updates[1] += 2 * updates[0]
+    zeno = Zeno(clusters=1, validator="a", rho=0.1, epsilon=1e-9)
+    result = zeno.in_the_clear(Clear(updates, [0, 1, 1, 1], Published(coin=bytes(16)), 4))
+    assert np.abs(3 * result - updates[1]).max() < 2**-8

@@ -184,6 +184,15 @@ def test_a_message_without_its_number_and_depth_is_refused(fields: dict[str, obj
         two.recv("sum", np.uint8, (1,))
 
 
+def test_a_depth_that_no_computation_has_is_refused() -> None:
+    """Otherwise the next message here had no room for its own."""
+    one, two = local_pair()
+    one._depth = 1 << 31
+    one.send("sum", np.zeros(1, np.uint8))
+    with pytest.raises(PeerProtocolError, match="'sum' has the depth 2,147,483,649"):
+        two.recv("sum", np.uint8, (1,))
+
+
 def test_channel_waits_end() -> None:
     one, two = local_pair(timeout_s=0.05)
     with pytest.raises(ChannelTimeout):

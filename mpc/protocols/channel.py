@@ -45,6 +45,8 @@ from securemedian.mpc.protocols import wire
 _POSITION = struct.Struct("<II")
 # SECURITY: random words after a share that is opened, without which its commitment could be guessed
 NONCE_WORDS = 4
+# beyond all that are counted, and so that the next has room in _POSITION
+MOST_DEPTH = 1 << 31
 COMMITMENT_WORDS = hashlib.sha256().digest_size // 8
 
 
@@ -213,6 +215,8 @@ def _position(message: wire.Message) -> tuple[int, int]:
     if type(packed) is not bytes or len(packed) != _POSITION.size:
         raise PeerProtocolError(f"message {quoted(message.type)} lacks its number and depth")
     number, depth = _POSITION.unpack(packed)
+    if depth > MOST_DEPTH:
+        raise PeerProtocolError(f"message {quoted(message.type)} has the depth {depth:,}")
     return number, depth
 
 

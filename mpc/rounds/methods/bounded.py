@@ -88,7 +88,8 @@ class Bounded(FixedPoint):
             return OFF_FRACTION
         if self.norm_bound == AUTO:
             return min(AUTO_FRACTION, floor(log2(self.most_length / AUTO_REACH)))
-        return min(MOST_FRACTION, floor(log2(self.most_length / float(self.norm_bound))))
+        least = self.most_length / 2.0**MOST_FRACTION
+        return floor(log2(self.most_length / max(least, float(self.norm_bound))))
 
     @property
     def bounded(self) -> bool:

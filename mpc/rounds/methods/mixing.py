@@ -110,6 +110,13 @@ class Neighbours(Tolerating):
                 f"{what} {clients}: lower neighbours or have more clients"
             )
 
+    def single_clients(self, least: int) -> bool:
+        """Return whether two updates may be averaged, of which who has one knows the other.
+
+        Of three clients two are nearest to each other: their mean is the median of the mixed ones.
+        """
+        return (self.neighbours == 1 and least <= 3) or super().single_clients(least)
+
     @property
     def _far(self) -> int:
         """Return F, how many of those who take part are not among the nearest of each."""

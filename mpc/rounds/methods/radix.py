@@ -159,7 +159,8 @@ class Radix(Neighbours, Grouped, Counting):
         """
         # a quantile is as near to an end as with the fewest clients
         quantiles = {ceil(as_written(q) * least) for q in self.quantiles}
-        return bool({1, least} & quantiles) or any(r == 1 or r >= least for r in self.ranks)
+        ends = bool({1, least} & quantiles) or any(r == 1 or r >= least for r in self.ranks)
+        return ends or super().single_clients(least)
 
     @property
     def word_width(self) -> int:

@@ -109,6 +109,13 @@ class Zeno(AlwaysBounded, Clustered):
                 "validator"
             )
 
+    def single_clients(self, least: int) -> bool:
+        """Return whether a cluster is one client, whose whole update is the sum if no other passes.
+
+        Who chooses `rho` and `epsilon` chooses how many pass.
+        """
+        return self.clusters == 1
+
     # How long updates may be
 
     @property
