@@ -354,11 +354,9 @@ def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kin
     elif kind == "garbage":
         values[0] = np.random.default_rng(1).integers(0, 1 << 63, DIM, np.uint64)
     else:
-        # the honest ones are about 0.17 long
-        length = 4 * 0.17 if bound == "auto" else 0.5
-        fraction = params.to_dict()["fraction_bits"]
+        given = params.to_dict()
         values[0] = 0
-        values[0, 7] = np.uint64(int(1.8 * length * 2.0**fraction))
+        values[0, 7] = np.uint64(int(1.8 * given["norm_bound"] * 2.0 ** given["fraction_bits"]))
     seeded, words = share.split(values, params.share_bits)
     pair.halves(HOSTILE, "upload", seeded.seed, words.packed)
     for name in HONEST:

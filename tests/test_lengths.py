@@ -110,17 +110,6 @@ def test_lengths_are_those_of_whole_numbers(count: int) -> None:
     assert found == [sum(row**2) % 2**64 for row in exact]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 20])
-def test_the_median_is_the_lower_one(count: int) -> None:
-    """With ties, zeros, and numbers as far apart as they may be."""
-    values = np.random.default_rng(count).integers(0, 1 << 63, count, np.uint64)
-    values[: count // 3] = 0
-    values[-1] = (1 << 63) - 1
-    for given in (values, np.zeros(count, np.uint64), values[::-1].copy()):
-        found = words_of(lengths.median_length, given, lengths.median_length_demand(count))
-        assert found == [sorted(given.tolist())[(count - 1) // 2]]
-
-
 @pytest.mark.parametrize("limit", [0, 1000, 1 << 62, (1 << 63) - 1])
 def test_at_most_a_limit(limit: int) -> None:
     """The same for a public limit and for a shared one."""

@@ -361,6 +361,7 @@ def test_published_buckets_need_a_model() -> None:
 
 FIXED: list[tuple[type[Method], dict[str, Any]]] = [
     (Mean, {}),
+    (Mean, {"norm_bound": float(1 << 24)}),
     (Mean, {"norm_bound": "off"}),
     (Krum, {}),
     (Zeno, {"validator": "a"}),
@@ -403,7 +404,11 @@ def test_what_fixed_point_holds_comes_back_as_it_is(
         whole = whole - steps
     # methods on bounded differences round toward 0, which makes none longer, and others down
     toward_zero = isinstance(method.upload_check(halves.size, 3), NormCheck)
-    assert np.array_equal(whole, np.trunc(halves / 2) if toward_zero else np.floor(halves / 2))
+    want = np.trunc(halves / 2) if toward_zero else np.floor(halves / 2)
+    if isinstance(method, Mean) and method.counts:
+        # the lowest bit of the first value says whether the client was clipped
+        want[0] = 2 * np.trunc(want[0] / 2)
+    assert np.array_equal(whole, want)
 
 
 @settings(max_examples=200, deadline=None)

@@ -134,7 +134,7 @@ def test_a_long_update_is_left_out_before(name: str) -> None:
 
 def test_sums_of_neighbours_do_not_wrap() -> None:
     """They are compared and added up, or become words."""
-    longest = norms.TIMES * norms.SOUNDNESS.gap * LONGEST
+    longest = norms.SOUNDNESS.gap * LONGEST
     assert longest * mixing.MOST_CLIENTS < 1 << mixing.MIXED_BITS - 2
     assert longest * mixing.MOST_CLIENTS < 1 << radix.MIXED_WORD_BITS - 1
     assert longest * mixing.MOST_CLIENTS**2 < 1 << mixing.MIXED_BITS - 1

@@ -1,6 +1,5 @@
 """Norm bounds: who is left out, whatever is shared, and that honest clients are not."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +26,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, check_values, toss
 from securemedian.mpc.rounds.plan import predict
-from securemedian.servers.network.control import (
-    Check,
-    Close,
-    Held,
-    Open,
-    Ready,
-    Uploaded,
-    Verdicts,
-)
 from tests.parties import make_parties, run_both
-from tests.servers_alone import START, Server, held
 
 DIM = 700
 SMALL = ProtocolParams(lanes=2, chunk=256)
@@ -119,40 +108,12 @@ def test_values_that_wrap_and_shares_that_do_not_fit_fail(bound: float | str) ->
     assert verdicts(params, wholes).passed == [True] * 9 + [False] * 6
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 5])
-def test_auto_is_twice_the_lower_median(clients: int) -> None:
-    """Ties pass, and so do all where all are 0; a client alone is its own median."""
-    params = RoundParams(Mean(), dim=DIM, max_clients=5)
-    same = np.stack([vector("flat", 1 << 16)] * clients)
-    assert verdicts(params, same).passed == [True] * clients
-    assert verdicts(params, np.zeros((clients, DIM), np.int64)).passed == [True] * clients
-    one_longer = same.copy()
-    one_longer[-1] = vector("flat", 3 << 16)
-    assert verdicts(params, one_longer).passed == [True] * (clients - 1) + [clients == 1]
-    half_zero = same.copy()
-    half_zero[: (clients + 1) // 2] = 0
-    zero = [not row.any() for row in half_zero]
-    assert verdicts(params, half_zero).passed == zero
-
-
-def test_lengths_out_of_range_do_not_lift_the_median() -> None:
-    """Lengths out of range count as 0, so that they do not let another client pass."""
-    params = RoundParams(Mean(), dim=DIM, max_clients=5)
-    wholes = np.stack([vector("flat", 1 << 16)] * 5).view(np.uint64)
-    # their squares do not wrap
-    wholes[:2] = 0
-    wholes[0, 3] = wholes[1, 4] = SOUNDNESS.bound * 17 // 16
-    wholes[4] = vector("flat", 3 << 16).view(np.uint64)
-    assert verdicts(params, wholes).passed == [False, False, True, True, False]
-
-
-@pytest.mark.parametrize("bound", ["auto", 2.0])
-def test_verdicts_are_those_in_the_clear_and_come_of_the_coin_alone(bound: float | str) -> None:
+def test_verdicts_are_those_in_the_clear_and_come_of_the_coin_alone() -> None:
     """Vectors so near to the limit that the coin decides."""
-    method = Mean(norm_bound=bound)
+    method = Mean(norm_bound=2.0)
     params = RoundParams(method, dim=DIM, max_clients=20)
     rng = np.random.default_rng(2)
-    edge = method.longest * SOUNDNESS.high**0.5 if bound != "auto" else 2.0 * (1 << 20)
+    edge = method.longest * SOUNDNESS.high**0.5
     lengths = [1 << 20] * 11 + list(edge * rng.uniform(0.93, 1.07, 9))
     ways = rng.normal(size=(20, DIM))
     ways *= (np.array(lengths) / np.linalg.norm(ways, axis=1))[:, None]
@@ -227,49 +188,6 @@ def test_the_check_of_a_large_model_costs_what_that_of_a_small_one_does() -> Non
         assert one.checking_bytes_sent == other.checking_bytes_sent < 1 << 18
 
 
-# The state of a round
-
-
-def test_all_lengths_are_compared_again_when_others_take_a_place(tmp_path: Path) -> None:
-    """Under the same coin, which is that of the round, too; and no part of the clients alone."""
-    s0 = Server(0, tmp_path / "s0", RoundParams(Mean(), dim=10, max_clients=2), min_clients=2)
-    round_id = s0.open()
-    s0.upload_all(round_id)
-    first, second, third = s0.keys
-    s0.hear(Uploaded(round_id, first), Uploaded(round_id, second), Held(round_id, held(s0.keys)))
-    s0.engine.end_check(0)
-    s0.rounds.engine_ended()
-    s0.hear(Verdicts(round_id, [first, second], [first]))
-    s0.engine.end_check()
-    s0.rounds.engine_ended()
-    checks = [message.clients for message in s0.sent if isinstance(message, Check)]
-    assert checks == [[first, second], [second, third]]
-    s0.hear(Verdicts(round_id, [second, third], []), Ready(round_id, 1))
-    assert s0.state[0] == "running" and s0.latest.server_round.included == [second, third]
-    assert len(s0.engine.openings) == 3 and len(set(s0.engine.openings)) == 1
-    name = s0.config.members["default"].clients[first]
-    assert s0.latest.server_round.left_out == {name: Mean().fault}
-
-    def told(*asked: list[str]) -> str:
-        """Return the state of S1 once S0 has asked it for these checks."""
-        s1 = Server(
-            1, tmp_path / f"s1-{asked}", RoundParams(Mean(), dim=10, max_clients=2), min_clients=2
-        )
-        params = s1.params.to_dict()
-        s1.hear(Open(round_id, 1, params, bytes(16), True, False, START))
-        s1.upload_all(round_id)
-        s1.hear(Close(round_id, held(s1.keys)))
-        for clients in asked:
-            s1.hear(Check(round_id, clients, b""))
-            s1.engine.end_check()
-            s1.rounds.engine_ended()
-        return s1.state[0]
-
-    assert told([first, second]) == "checking"
-    assert told([first]) == told([second, third]) == "failed"
-    assert told([first, second], [first, second]) == "failed"
-
-
 # Clients
 
 
@@ -310,8 +228,18 @@ def test_options_that_no_round_can_have() -> None:
         RoundParams(Mean(norm_bound=2.0, fraction_bits=24), dim=10, max_clients=3)
     with pytest.raises(ConfigError, match="with fraction_bits 40 is 0 steps"):
         RoundParams(Mean(norm_bound=1e-320), dim=10, max_clients=3)
-    with pytest.raises(ConfigError, match="auto compares the lengths .* which weights scale: give"):
-        RoundParams(Mean(weights=dict.fromkeys("abc", 1 << 34)), dim=10, max_clients=3)
+    for options in (
+        {"quantile": 0.5, "norm_bound": "off"},
+        {"quantile": 1},
+        {"quantile": 1.0, "norm_bound": 2.0},
+    ):
+        with pytest.raises(
+            ConfigError, match="has no bound to adapt: take a quantile below 1 with"
+        ):
+            RoundParams(Mean(**options), dim=10, max_clients=3)
+    for quantile in (-0.5, 1.5, float("nan"), True, "half"):
+        with pytest.raises(ConfigError, match="quantile must be 0 or a number above 0 and below 1"):
+            Mean(quantile=quantile)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,13 @@ def counted(
             pairs = zip(halves, given, strict=True)
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
         used = replace(shard, coin=coin) if shard and coin else shard
+        if params.method.surveys and used:
+            sizes = parties[j], params, protocol
+            surveyed, cost = survey_shard(*sizes, given, weights, used)
+            checked = cost.after(checked)
+            if used.number == 0:
+                found, cost = judge_surveys(parties[j], params, surveyed, weights, used)
+                used, checked = replace(used, verdicts=found), cost.after(checked)
         outcome = run_round(parties[j], params, protocol, given, weights=weights, shard=used)
         return outcome.cost.after(checked)
 

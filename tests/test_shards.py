@@ -212,7 +212,7 @@ def test_whole_uploads_are_checked_over_all_shards(
     """The second vector is too long as a whole: a shard of it is not."""
     method = Mean(norm_bound=bound)
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
-    step = int((0.5 if bound == "auto" else 8.0) * 2**method.fraction_bits / DIM**0.5)
+    step = int(method.longest / DIM**0.5)
     lengths = [0.3, 2.5, 1.0]
     wholes = [np.full((1, DIM), int(length * step), np.int64).view(np.uint64) for length in lengths]
     pairs = [share.split(whole, 64) for whole in wholes]

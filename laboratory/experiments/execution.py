@@ -113,7 +113,9 @@ def combined(
     params.check_included(names)
     weights = params.weights_of(names)
     results = plaintext.published(updates[passed], params, published, weights, coin=coin)
-    return before.after(results[0], params.method.range_buckets), passed
+    shortened = [bool(params.method.shortened(one, published)) for one in updates[passed]]
+    after = before.after(results[0], params.method.range_buckets)
+    return after.adapted(before, params.method, sum(shortened), len(names)), passed
 
 
 def _collaborate(

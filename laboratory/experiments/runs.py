@@ -104,10 +104,9 @@ class Run:
     def params(self, dim: int, exchange: Mapping[str, Any] | None = None) -> RoundParams:
         """Return the parameters of a round of the servers, which takes all honest clients or fails.
 
-        Where lengths are compared it takes more than half, because an honest client may be longest.
         `exchange` is what is special to them where predictions are exchanged.
         """
-        params = RoundParams.from_dict(
+        return RoundParams.from_dict(
             {
                 "dim": dim,
                 "max_clients": self.clients,
@@ -117,9 +116,6 @@ class Run:
                 **(exchange or {}),
             }
         )
-        if params.method.compares_lengths:
-            return replace(params, min_clients=self.clients // 2 + 1)
-        return params
 
 
 @dataclass(frozen=True)

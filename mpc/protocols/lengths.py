@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 
 from securemedian.mpc.arrays import RingShare, XorBits
-from securemedian.mpc.protocols import compare, millionaire, order, ring
+from securemedian.mpc.protocols import compare, millionaire, ring
 from securemedian.mpc.protocols.boolean import invert, to_ring, to_ring_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
@@ -164,20 +164,6 @@ def squared_lengths(party: Party, sketches: RingShare) -> RingShare:
 def squared_lengths_demand(count: int, rows: int) -> Demand:
     """Return the correlations of `squared_lengths` of `count` sketches."""
     return square_demand(count * rows, BITS)
-
-
-def median_length(party: Party, lengths: RingShare) -> RingShare:
-    """Return shares of the lower median of squared lengths (n,), shape (1,), with nothing opened.
-
-    They are whole numbers below 2^63: what is out of range is to be replaced before.
-    """
-    rank, weights = ring.median_rank(len(lengths)), [1] * len(lengths)
-    return order.element(party, RingShare(lengths[:, None]), BITS, rank, weights)
-
-
-def median_length_demand(count: int) -> Demand:
-    """Return the correlations of `median_length` of `count` lengths."""
-    return order.element_demand(1, BITS, [1] * count)
 
 
 def at_most(party: Party, lengths: RingShare, limit: RingShare | int) -> XorBits:

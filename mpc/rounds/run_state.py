@@ -15,13 +15,16 @@ import numpy as np
 
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s, PublicValues
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Method, Published
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
 
-_ARRAYS = ("model", "scale", "moments")
+_ARRAYS = ("model", "scale", "moments", "bound")
+# How far the logarithm of a norm bound moves per round, in shares of clients: the first such round
+# moves it by FIRST_STEP, each later one by half as much, down to LEAST_STEP (Andrew et al., 2021).
+FIRST_STEP, LEAST_STEP = 4.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class RunState:
     optimiser: Optimiser = field(default_factory=NoOptimiser)
     # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
     moments: Float32s | None = None
+    # B of the next round whose norm bound adapts, and the step after it, (2,); None before the
+    # first. S0 alone keeps it: the parameters of a round have the number
+    bound: Float32s | None = None
     # with several groups of clients, the run of each, whose model, scale and moments count then
     groups: "tuple[RunState, ...]" = ()
 
@@ -50,7 +56,7 @@ class RunState:
         """Return the run of several groups from each one's, alike in policy, optimiser, number."""
         one = runs[0]
         return cls(
-            one.policy, None, one.policy.start(), one.published, one.optimiser, None, (*runs,)
+            one.policy, None, one.policy.start(), one.published, one.optimiser, groups=(*runs,)
         )
 
     @classmethod
@@ -82,11 +88,12 @@ class RunState:
         suffix: str,
     ) -> Self:
         model, scale = arrays.get(f"model{suffix}"), arrays[f"scale{suffix}"]
-        return cls(policy, model, scale, published, optimiser, arrays.get(f"moments{suffix}"))
+        moments, bound = arrays.get(f"moments{suffix}"), arrays.get(f"bound{suffix}")
+        return cls(policy, model, scale, published, optimiser, moments, bound)
 
     @property
     def arrays(self) -> dict[str, Float32s]:
-        """Return the arrays that are set: model, scale and moments, or model.0 and so on."""
+        """Return the arrays that are set: model, scale, moments and bound, or model.0 and so on."""
         if self.groups:
             return {
                 f"{name}.{number}": array
@@ -141,7 +148,19 @@ class RunState:
 
     def settled(self, params: RoundParams) -> RoundParams:
         """Return parameters with numbers for what S0 chooses before it opens the next round."""
-        return replace(params, method=params.method.settled(self.model))
+        bound = None if self.bound is None else float(self.bound[0])
+        return replace(params, method=params.method.settled(self.model, bound))
+
+    def adapted(self, before: "RunState", method: Method, clipped: int, clients: int) -> "RunState":
+        """Return this state, after a round from `before`, with the norm bound of the next round.
+
+        `clipped` of the round's `clients` were clipped to its bound.
+        """
+        step = FIRST_STEP if before.bound is None else float(before.bound[1])
+        bound = method.next_bound(clipped / clients, step)
+        if bound is None:
+            return self
+        return replace(self, bound=np.array([bound, max(LEAST_STEP, step / 2)], np.float32))
 
     def published_for(self, params: RoundParams) -> Published:
         """Return the model and range around which the values of the next round lie.

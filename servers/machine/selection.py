@@ -266,8 +266,6 @@ class RoundSelection(RoundFacts):
             unchecked = sorted(whole - self.passed - self.failed)
         else:
             unchecked = [key for key in self.included if key not in self.passed]
-            if unchecked and self.params.method.compares_lengths:
-                unchecked = self.included
             if not unchecked and self.audited and self.folded != self.included:
                 return self.included
         return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
@@ -276,18 +274,14 @@ class RoundSelection(RoundFacts):
         """Return whether S1 can check these clients now, as S0 asks it to.
 
         SECURITY: a dealing is checked again only under the coin of its first check, which this
-        server has stored; no other coin is S0's to name. Where lengths are compared, all chosen
-        clients are checked together, whoever has passed before, and no part of them that S0 picks.
-        Values are checked as often as `runs` allows, because each check opens verdicts, which a
-        server that deviates asks of something else each time.
+        server has stored; no other coin is S0's to name. Values are checked as often as `runs`
+        allows, because each check opens verdicts, which a server that deviates asks of something
+        else each time.
         """
         if not self.dealt and self.setbacks >= self.runs:
             return False
         if self.may_fold(clients):
             return not self.under_check and clients == self.included != self.folded
-        if self.params.method.compares_lengths:
-            anew = not self.passed.issuperset(clients)
-            return not self.under_check and anew and clients == self.included
         if self.dealt:
             held = set(self.dealt_here)
         else:

@@ -59,7 +59,9 @@ class RunKeeper:
         opened, groups = params.method.public(outcome.values), server_round.groups
         if self._party == 0:
             total = sum(params.weights_of(server_round.included))
-            entry.after, _ = finish(before, server_round.computed, opened, total, groups)
+            after, _ = finish(before, server_round.computed, opened, total, groups)
+            clipped = params.method.clipped(opened)
+            entry.after = after.adapted(before, params.method, clipped, len(server_round.included))
         receipt = self._receipt(server_round, digest_of(packed))
         method, published = params.method, params.published_groups(opened, groups)
         kept = [group for group in range(method.groups) if group not in published]

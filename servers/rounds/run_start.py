@@ -138,6 +138,7 @@ def _begin(
         0 if fresh else kept.published,
         optimiser,
         kept.moments if goes_on else None,
+        None if fresh else kept.bound,
     )
 
 

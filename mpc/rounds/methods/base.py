@@ -256,12 +256,24 @@ class Method(ABC):
 
     # From what is asked for to what is computed
 
-    def settled(self, model: NDArray[np.float32] | None) -> Self:
+    def settled(self, model: NDArray[np.float32] | None, bound: float | None = None) -> Self:
         """Return the method with numbers for what S0 chooses before it opens a round.
 
-        `model` is the global model that the round starts from, shape (d,), if there is one.
+        `model` is the global model that the round starts from, shape (d,), and `bound` the norm
+        bound that the rounds before have led to (`RunState.bound`), if there are any.
         """
         return self
+
+    def clipped(self, values: PublicValues) -> int:
+        """Return how many clients say in opened values that they were clipped; 0 if none can."""
+        return 0
+
+    def next_bound(self, clipped: float, step: float) -> float | None:
+        """Return the norm bound after a round in which this share of the clients was clipped.
+
+        `step` is how far its logarithm moves per share. It is None where it does not adapt.
+        """
+        return None
 
     def check_settled(self) -> None:
         """Raise ConfigError for options that no server opens a round with."""
@@ -425,11 +437,6 @@ class Method(ABC):
         It is None where each value is checked (`out_of_range`), or nothing is.
         """
         return None
-
-    @property
-    def compares_lengths(self) -> bool:
-        """Return whether the verdict on one upload depends on who else is checked."""
-        return False
 
     def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
         """Return whose values in a chunk no client would have encoded, shape (n,), opened.

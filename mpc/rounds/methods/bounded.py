@@ -54,14 +54,14 @@ class Bounded(FixedPoint):
         AUTO,
         choices=(AUTO, OFF),
         metavar="B|auto|off",
-        text="clients whose difference to the global model is longer than B are left out; auto "
-        "(default): longer than twice the median of the lengths; off: no bound, so that one client "
-        "moves the mean at will",
+        text="each client shortens its difference to the global model to length B, and the servers "
+        "leave out whoever does not; auto (default): S0 adapts B to the clients from round to "
+        "round; off: no bound, so that one client moves the mean at will",
     )
     fraction_bits: int = option(
         -1,
-        text=f"s of the fixed point (default: {AUTO_FRACTION} with auto, {OFF_FRACTION} with off, "
-        "and as many as a difference of length B leaves room for)",
+        text=f"s of the fixed point (default: {OFF_FRACTION} with off, and as many as a difference "
+        "of length B leaves room for, which auto always takes)",
         metavar="S",
     )
 
@@ -118,11 +118,6 @@ class Bounded(FixedPoint):
                 "leave ring_bits out, or norm_bound off"
             )
         super().check_round(max_clients)
-        if self.named_weights and self.norm_bound == AUTO:
-            raise ConfigError(
-                "norm_bound auto compares the lengths of what clients share, which weights scale: "
-                "give a number for norm_bound, or leave weights out"
-            )
         if not 1 <= self.longest <= self.most_length:
             raise ConfigError(
                 f"norm_bound {self.norm_bound:g} with fraction_bits {self.fraction_bits} is "
@@ -142,19 +137,22 @@ class Bounded(FixedPoint):
     def shares_differences(self) -> bool:
         return self.bounded
 
-    @property
-    def compares_lengths(self) -> bool:
-        return self.norm_bound == AUTO
-
     def upload_check(self, dim: int, max_clients: int) -> Survey | None:
         return self.norm_check if self.bounded else None
 
     @property
     def norm_check(self) -> NormCheck:
         """Return the check of the clients' uploads."""
-        most = None if self.norm_bound == AUTO else SOUNDNESS.limit(self.longest)
-        limit = MARGIN * self.most_length
-        return NormCheck(BITS, SOUNDNESS.rows, limit, most, self.heaviest)
+        most = SOUNDNESS.limit(self.longest)
+        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most, self.heaviest)
+
+    def check_settled(self) -> None:
+        super().check_settled()
+        if self.norm_bound == AUTO:
+            raise ConfigError(
+                "norm_bound is auto, for which S0 has to choose a number before it opens a round: "
+                "update S0, or give a number"
+            )
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         if not self.bounded:
@@ -238,13 +236,19 @@ def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64
 
 
 def whole_difference(
-    vector: NDArray[np.float64], published: Published, fraction_bits: int, longest: int
+    vector: NDArray[np.float64],
+    published: Published,
+    fraction_bits: int,
+    longest: int,
+    spare: int = 0,
 ) -> NDArray[np.int64]:
     """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0.
 
-    Where a client counts by its weight, difference and length are scaled by it.
+    Where a client counts by its weight, difference and length are scaled by it. It is cut to
+    `spare` steps less than that.
     """
-    difference, most = _difference(vector, published), longest * published.part
+    difference = _difference(vector, published)
+    most = max(0, longest * published.part - spare)
     direction, peak = _direction(difference)
     length, unit = _length(direction), 2.0**fraction_bits * published.part
     # what overflows float64 is longer than any bound
@@ -286,28 +290,17 @@ class AlwaysBounded(Bounded):
     )
 
     @property
-    def compares_lengths(self) -> bool:
-        return False
-
-    @property
     def norm_check(self) -> NormCheck:
         most = SOUNDNESS.limit(self.longest)
         return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most)
 
-    def settled(self, model: NDArray[np.float32] | None) -> Self:
+    def settled(self, model: NDArray[np.float32] | None, bound: float | None = None) -> Self:
         """Return the method with a bound that leaves room for a difference as long as the model."""
         if self.norm_bound != AUTO:
             return self
         fraction = fitting(model, self.most_length, self.fraction_bits)
-        bound = self.most_length / 2.0**fraction
-        return replace(self, norm_bound=bound, fraction_bits=fraction)
-
-    def check_settled(self) -> None:
-        if self.norm_bound == AUTO:
-            raise ConfigError(
-                "norm_bound is auto, for which S0 has to choose a number before it opens a round: "
-                "update S0, or give a number"
-            )
+        most = self.most_length / 2.0**fraction
+        return replace(self, norm_bound=most, fraction_bits=fraction)
 
 
 def _difference(vector: NDArray[np.float64], published: Published) -> NDArray[np.float64]:

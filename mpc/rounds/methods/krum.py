@@ -115,8 +115,8 @@ class Krum(Tolerating, AlwaysBounded):
         """Return whether one update is averaged, or two, of which who has one knows the other."""
         return 0 < self.chosen <= 2
 
-    def settled(self, model: NDArray[np.float32] | None) -> Self:
-        return replace(super().settled(model), counts_left_out=True)
+    def settled(self, model: NDArray[np.float32] | None, bound: float | None = None) -> Self:
+        return replace(super().settled(model, bound), counts_left_out=True)
 
     def check_settled(self) -> None:
         super().check_settled()

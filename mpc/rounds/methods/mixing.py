@@ -122,11 +122,12 @@ class Neighbours(Tolerating):
         """Return F, how many of those who take part are not among the nearest of each."""
         return max(0, self.neighbours)
 
-    def settled(self, model: NDArray[np.float32] | None) -> Self:
+    def settled(self, model: NDArray[np.float32] | None, bound: float | None = None) -> Self:
         if not self.neighbours:
-            return super().settled(model)
+            return super().settled(model, bound)
         fraction = bounded.fitting(model, nearest.LONGEST, self.fraction_bits)
-        return replace(super().settled(model), fraction_bits=fraction, counts_left_out=True)
+        settled = super().settled(model, bound)
+        return replace(settled, fraction_bits=fraction, counts_left_out=True)
 
     def check_settled(self) -> None:
         super().check_settled()

@@ -4,7 +4,7 @@ See docs/protocols.md, section 6, for the proofs. Each server sketches its share
 the coin that the two toss once the round is closed. A client passes if the k rows of its sketch lie
 in [-T, T) and, where there is a norm bound, if S_i = sum_j y_ij^2 is at most
 
-    tau = h k L^2 / 2,    for a bound L in fixed point, or    c^2 median of all S_i.
+    tau = h k L^2 / 2,    for a bound L in fixed point.
 
 With weights, L is the bound times the client's weight over the largest one.
 
@@ -22,8 +22,6 @@ from securemedian.mpc.arrays import Ring, RingShare, XorBits
 from securemedian.mpc.protocols import lengths, ring
 from securemedian.mpc.protocols.boolean import (
     conjunctions,
-    multiplex,
-    multiplex_demand,
     pack_bits,
     unpack_bits,
     words_of,
@@ -41,8 +39,6 @@ SOUNDNESS = lengths.Soundness.of(40)
 # how long an honest client's vector may be in fixed point, and what no value reaches that passes
 LONGEST = SOUNDNESS.most_norm
 LARGEST = 2 * SOUNDNESS.bound
-# c, how many times as long as the median a vector may be
-TIMES = 2
 # SECURITY: rows of a check of values alone, which miss a large one with a chance of 2^-48
 RANGE_ROWS = 48
 # bits before the point that values must have left where they are checked so
@@ -111,26 +107,19 @@ class RangeCheck:
 class NormCheck(RangeCheck):
     """The check, beyond the range, that vectors in Z_2^64 are not long.
 
-    `most` is the largest sum of squares, tau; None for c^2 times the median of all. Who weighs less
-    than the `heaviest` client has scaled its vector by its weight, and its limit is lower by the
-    square of that.
+    `most` is the largest sum of squares, tau. Who weighs less than the `heaviest` client has scaled
+    its vector by its weight, and its limit is lower by the square of that.
     """
 
-    most: int | None = None
+    most: int
     heaviest: int = 1
 
     def judge(self, party: Party, surveyed: RingShare, chunk: "Chunk") -> XorBits:
         inside = super().judge(party, surveyed, chunk)
         squared = squared_lengths(party, RingShare(surveyed.reshape(-1, self.rows)))
         party.pool.reserve(self._compared_demand(len(squared)))
-        if self.most is not None:
-            public = [self._limit(weight) if party.number == 0 else 0 for weight in chunk.weights]
-            most = RingShare(np.array(public, np.uint64))
-        else:
-            # no order holds lengths that have wrapped
-            known = multiplex(party, inside, squared, self.bits)
-            most = RingShare(TIMES**2 * lengths.median_length(party, known))
-        short = lengths.at_most(party, squared, most)
+        public = [self._limit(weight) if party.number == 0 else 0 for weight in chunk.weights]
+        short = lengths.at_most(party, squared, RingShare(np.array(public, np.uint64)))
         ((both,),) = conjunctions(party, [(inside, [short])])
         return both
 
@@ -141,15 +130,10 @@ class NormCheck(RangeCheck):
 
     def _compared_demand(self, clients: int) -> Demand:
         words = words_of(clients)
-        total = lengths.at_most_demand(clients) + Demand({Triples(1): (words, words)})
-        if self.most is not None:
-            return total
-        known = multiplex_demand(clients, self.bits)
-        return total + known + lengths.median_length_demand(clients)
+        return lengths.at_most_demand(clients) + Demand({Triples(1): (words, words)})
 
     def _limit(self, weight: int) -> int:
         """Return the largest sum of squares of a client of this weight."""
-        assert self.most is not None
         return self.most * weight**2 // self.heaviest**2
 
     def passed(
@@ -159,11 +143,7 @@ class NormCheck(RangeCheck):
         # whole numbers of any size
         squared = [sum(int(y) ** 2 for y in rows) for rows in sketches]
         inside = [self._within(rows) for rows in sketches]
-        if self.most is not None:
-            most = [self._limit(weight) for weight in weights or [self.heaviest] * len(squared)]
-        else:
-            known = sorted(np.where(inside, np.array(squared, object), 0))
-            most = [TIMES**2 * known[(len(known) - 1) // 2]] * len(squared)
+        most = [self._limit(weight) for weight in weights or [self.heaviest] * len(squared)]
         each = zip(inside, squared, most, strict=True)
         return [bool(ok and one <= limit) for ok, one, limit in each]
 
