@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import PublicValues, RingShare, Words, XorBits
-from securemedian.mpc.errors import PeerDeviated, SecureMedianError
+from securemedian.mpc.errors import ChannelClosed, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols import compare, lengths, ring, share
 from securemedian.mpc.protocols.boolean import invert, pack_bits, unpack_bits
 from securemedian.mpc.protocols.channel import (
@@ -279,6 +279,37 @@ def test_each_bit_beyond_the_result_takes_a_guess(
         assert found == [None, None]
     else:
         assert isinstance(found[0], PeerDeviated) and "the published buckets" in str(found[0])
+
+
+def test_a_server_that_breaks_off_in_time_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the other's share before it opens its own: a wrong guess costs it a run.
+
+    The servers run again, and so b bits pass with 1 - (1 - 2^-b)^r, as the threat model says.
+    """
+    index, asked = predictable(), np.zeros((4, DIM), int)
+    index[:, :2] = REST
+    index[0, :2] = 6, 0
+    asked[0, :2] = 1
+    opened = 0
+
+    def choose(mine: Words, theirs: Words) -> Words:
+        nonlocal opened
+        opened += 1
+        # the median is above the last threshold, and S0 is to see that
+        if opened % 4 == 0 and unpack_bits(mine[:1] ^ theirs[:1], 2).any():
+            raise ChannelClosed("the link has failed")
+        return mine
+
+    for guess, passes in (((0, 1), False), ((1, 1), True)):
+        flips = np.zeros((4, DIM), int)
+        flips[0, :2] = guess
+        with monkeypatch.context() as patch, questions(patch, asked, None, flips):
+            patch.setattr(Round, "__post_init__", post_init(Round.__post_init__, choose))
+            found = audited(index)
+        if passes:
+            assert found == [None, None]
+        else:
+            assert [type(each) for each in found] == [ChannelClosed] * 2
 
 
 # Verdicts (05 of the review)
