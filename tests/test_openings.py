@@ -3,7 +3,7 @@
 The attacks are those of a review of 1.0.0, where they read what they wanted and passed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import PublicValues, RingShare, Words, XorBits
-from securemedian.mpc.errors import ChannelClosed, PeerDeviated, SecureMedianError
-from securemedian.mpc.protocols import compare, lengths, ring, share
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    PeerDeviated,
+    SecureMedianError,
+)
+from securemedian.mpc.protocols import compare, lengths, ring, share, wire
+from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.boolean import invert, pack_bits, unpack_bits
 from securemedian.mpc.protocols.channel import (
     NONCE_WORDS,
@@ -158,6 +164,36 @@ def test_an_old_commitment_cannot_be_sent_again() -> None:
         return None
 
     assert isinstance(outcomes(run)[0], PeerDeviated)
+
+
+@pytest.mark.parametrize("lost", range(6))
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_link_that_fails_makes_nobody_say_that_the_other_deviated(lost: int, alone: bool) -> None:
+    """At each message of an opening and of a comparison: it is lost, alone or with all after it."""
+    pair, sent = local_pair(1), 0
+    true = pair[1]._link.send
+
+    def send(parts: Sequence[wire.Part]) -> None:
+        nonlocal sent
+        if sent < lost or (alone and sent > lost):
+            true(parts)
+        sent += 1
+
+    pair[1]._link.send = send  # type: ignore[method-assign]
+
+    def run(number: int) -> None:
+        try:
+            pair[number].open("open.bits", number, np.zeros(2, np.uint64), nonce())
+            equality = Equality(pair[number], number)
+            equality.add(np.arange(5))
+            equality.settle("these arrays")
+        finally:
+            pair[number].close()
+
+    found = outcomes(run)
+    assert isinstance(found[0], ChannelClosed | ChannelTimeout)
+    # whoever has heard all that it waits for goes on
+    assert found[1] is None or isinstance(found[1], ChannelClosed | ChannelTimeout)
 
 
 # An audited round (01, 02 and 17 of the review)
