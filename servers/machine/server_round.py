@@ -379,6 +379,10 @@ class ServerRound(RoundSelection):
             self._note_vouched(said.signature)
         if self.party == 0 and self.state is State.RUNNING and not self.computed_there:
             self.set_back(PeerUnavailable.code, "s1 has lost its run of the protocol", now)
+        # SECURITY: it is made again, and opens other verdicts if S0 deviates
+        known = self.passed <= set(said.passed) and self.failed <= set(said.failed)
+        if self.party == 1 and not (self.ran or self.dealt) and (self.under_check or not known):
+            self.set_back(PeerUnavailable.code, "s0 has lost a check of uploads", now)
         self.drift(now)
         self.adrift = False
         self.dealt_there = set(said.dealt) & self.names.keys()
