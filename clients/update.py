@@ -102,11 +102,14 @@ def flat_models(
 ) -> tuple[NDArray[np.float32] | None, ModelForm | None]:
     """Return start models as float32, (d,) or (groups, d), and their form, if they have one.
 
-    An array is flat already, and has no form. A list of `groups` models has one per group, of the
-    same form. Raises InputError for a value that is no finite float32, and what `flatten` raises.
+    An array, or a list of numbers, is flat already, and has no form. A list of `groups` models has
+    one per group, of the same form. Raises InputError for a value that is not a finite float32, and
+    what `flatten` raises.
     """
     if model is None:
         return None, None
+    if isinstance(model, list) and all(isinstance(each, int | float) for each in model):
+        model = np.array(model)
     if isinstance(model, np.ndarray):
         if keep_local:
             raise InputError(

@@ -19,10 +19,10 @@ from securemedian.mpc.errors import (
     LocalProtocolError,
     PeerDeviated,
 )
-from securemedian.mpc.protocols import dealing
+from securemedian.mpc.protocols import dealing, ring
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import DealtUpload, deal
+from securemedian.mpc.protocols.dealing import DealtUpload, OwnDealing, deal
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -200,6 +200,34 @@ def test_small_honest_rounds_pass(buckets: int, honest_audits: int) -> None:
     for clients in islice(cycle((1, 2, 3, 4, 5, 6, 7, 8, 9, 17)), each):
         audited = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets)
         run_both(partial(audited.audited, published=audited.medians))
+
+
+def turned(own: OwnDealing, index: np.ndarray) -> np.ndarray:
+    """Return rotations as `OwnDealing.rotations` does, also to slots beyond the last bucket."""
+    shape = own.shape
+    # those to slot 0 say where the vectors have their ones
+    packed = rotations(own, np.zeros(shape.dim, np.uint8))
+    turns = ring.unpack(packed[0], shape.slot_bits, shape.dim).astype(np.uint8)
+    turns = (turns + index.astype(np.uint8)) & np.uint8(shape.slots - 1)
+    words = ring.pack(turns, shape.slot_bits)
+    packed[0, : words.size] = words
+    return packed
+
+
+rotations = OwnDealing.rotations
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize(("buckets", "lying"), [(10, 3), (17, 5), (3, 1)])
+def test_clients_beyond_the_last_bucket_set_no_server_against_the_other(
+    buckets: int, lying: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots beyond it, which a client may turn to all the same, count as the last."""
+    index = RNG.integers(0, buckets, (5, 64))
+    index[:lying] = RNG.integers(buckets, 1 << (buckets - 1).bit_length(), (lying, 64))
+    monkeypatch.setattr(OwnDealing, "rotations", turned)
+    audited = Round(index, buckets)
+    run_both(partial(audited.audited, published=np.minimum(audited.medians, buckets - 1)))
 
 
 # Whoever deviates

@@ -8,9 +8,11 @@ import pytest
 
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
+from securemedian.common.receipts import DIFFERENT
 from securemedian.common.states import State
 from securemedian.common.status import DECLINED
 from securemedian.mpc.errors import PolicyRefused
+from securemedian.mpc.rounds.methods.bounded import UNFIT
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.operating.keygen import policy_table
@@ -120,9 +122,9 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
         "s1": "only s",
     }
-    faults = {method().fault for method in METHODS.values()}
+    faults = {method().fault for method in METHODS.values()} | {UNFIT}
     for reason in shown:
-        told = reason in faults or reason in DECLINED.values()
+        told = reason in {*faults, *DECLINED.values(), DIFFERENT}
         assert told or names.get(reason, reason) in code, reason
     assert faults | set(DECLINED.values()) <= set(shown)
     body = code[code.index("def _why_left_out") : code.index("def _whom")]

@@ -99,7 +99,7 @@ def test_the_hospital_that_attacks_is_the_last_client() -> None:
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("securemedian.laboratory.data.hospitals.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"securemedian\[train\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[train\]'"):
         data.load(None, "heart")
 
 

@@ -3,7 +3,7 @@
 The attacks are those of a review of 1.0.0, where they read what they wanted and passed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import PublicValues, RingShare, Words, XorBits
-from securemedian.mpc.errors import PeerDeviated, SecureMedianError
-from securemedian.mpc.protocols import compare, lengths, ring, share
+from securemedian.mpc.errors import (
+    ChannelClosed,
+    ChannelTimeout,
+    PeerDeviated,
+    SecureMedianError,
+)
+from securemedian.mpc.protocols import compare, lengths, ring, share, wire
+from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.boolean import invert, pack_bits, unpack_bits
 from securemedian.mpc.protocols.channel import (
     NONCE_WORDS,
@@ -163,6 +169,36 @@ def test_an_old_commitment_cannot_be_sent_again() -> None:
     assert isinstance(outcomes(run)[0], PeerDeviated)
 
 
+@pytest.mark.parametrize("lost", range(6))
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_link_that_fails_makes_nobody_say_that_the_other_deviated(lost: int, alone: bool) -> None:
+    """At each message of an opening and of a comparison: it is lost, alone or with all after it."""
+    pair, sent = local_pair(1), 0
+    true = pair[1]._link.send
+
+    def send(parts: Sequence[wire.Part]) -> None:
+        nonlocal sent
+        if sent < lost or (alone and sent > lost):
+            true(parts)
+        sent += 1
+
+    pair[1]._link.send = send  # type: ignore[method-assign]
+
+    def run(number: int) -> None:
+        try:
+            pair[number].open("open.bits", number, np.zeros(2, np.uint64), nonce())
+            equality = Equality(pair[number], number)
+            equality.add(np.arange(5))
+            equality.settle("these arrays")
+        finally:
+            pair[number].close()
+
+    found = outcomes(run)
+    assert isinstance(found[0], ChannelClosed | ChannelTimeout)
+    # whoever has heard all that it waits for goes on
+    assert found[1] is None or isinstance(found[1], ChannelClosed | ChannelTimeout)
+
+
 # An audited round (01, 02 and 17 of the review)
 
 
@@ -281,6 +317,37 @@ def test_each_bit_beyond_the_result_takes_a_guess(
         assert found == [None, None]
     else:
         assert isinstance(found[0], PeerDeviated) and "the published buckets" in str(found[0])
+
+
+def test_a_server_that_breaks_off_in_time_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the other's share before it opens its own: a wrong guess costs it a run.
+
+    The servers run again, and so b bits pass with 1 - (1 - 2^-b)^r, as the threat model says.
+    """
+    index, asked = predictable(), np.zeros((4, DIM), int)
+    index[:, :2] = REST
+    index[0, :2] = 6, 0
+    asked[0, :2] = 1
+    opened = 0
+
+    def choose(mine: Words, theirs: Words) -> Words:
+        nonlocal opened
+        opened += 1
+        # the median is above the last threshold, and S0 is to see that
+        if opened % 4 == 0 and unpack_bits(mine[:1] ^ theirs[:1], 2).any():
+            raise ChannelClosed("the link has failed")
+        return mine
+
+    for guess, passes in (((0, 1), False), ((1, 1), True)):
+        flips = np.zeros((4, DIM), int)
+        flips[0, :2] = guess
+        with monkeypatch.context() as patch, questions(patch, asked, None, flips):
+            patch.setattr(Round, "__post_init__", post_init(Round.__post_init__, choose))
+            found = audited(index)
+        if passes:
+            assert found == [None, None]
+        else:
+            assert [type(each) for each in found] == [ChannelClosed] * 2
 
 
 # Verdicts (05 of the review)

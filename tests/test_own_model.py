@@ -276,7 +276,7 @@ def test_five_clients_are_not_warned_of(
 ) -> None:
     opening = ["round", "open", toml(pair, "coordinator"), "radix", "--dim", "5"]
     assert cli.main([*opening, "--reset", "--max-clients", "5"]) == 0
-    assert capsys.readouterr().err == ""
+    assert "warn" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -168,11 +168,14 @@ def test_a_round_that_needs_more_clients_than_a_server_lists_is_not_opened(
 
 
 def test_clients_without_a_weight_do_not_count_and_are_named(s0: Server) -> None:
-    first, second, third = (client.name for client in s0.config.clients)
-    refused = ask(
-        s0, [], min_clients=3, max_clients=4, weights={first: 1, second: 1}, weight_cap=0.9
-    ).fields
-    assert f"lists 2 for it: {first}, {second}; without a weight: {third};" in refused["message"]
+    fourth = replace(s0.config.clients[0], name="client-4", public_key="4" * 40)
+    s0.config = replace(s0.config, clients=(*s0.config.clients, fourth))
+    s0.restart()
+    first, second, third, _ = (client.name for client in s0.config.clients)
+    weights = dict.fromkeys((first, second, third), 1)
+    refused = ask(s0, [], min_clients=4, max_clients=4, weights=weights).fields
+    listed = f"lists 3 for it: {first}, {second}, {third}; without a weight: client-4;"
+    assert listed in refused["message"]
 
 
 def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:

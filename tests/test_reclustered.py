@@ -1,7 +1,9 @@
 """SHARE: clusters drawn from a common coin, against plain numpy, what is opened, and daemons."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
-from securemedian.mpc.rounds.clusters import Exposure, draw, exposed
+from securemedian.mpc.rounds.clusters import Exposure, divisions, draw, exposed
 from securemedian.mpc.rounds.methods import reclustered
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.mean import Mean
@@ -100,6 +103,46 @@ def test_partitions_are_drawn_from_the_coin_and_uniform() -> None:
     apart = ~np.eye(9, dtype=bool)
     # 6 standard deviations of 14 each
     assert (abs(together[apart] - 250) < 85).all() and (together[~apart] == 1000).all()
+
+
+def test_all_divisions_are_counted() -> None:
+    for clients in range(1, 8):
+        for clusters in range(1, clients + 1):
+            orders = permutations(range(clients))
+            made = {frozenset(frozenset(o[k::clusters]) for k in range(clusters)) for o in orders}
+            assert divisions(clients, clusters) == len(made)
+    assert min(divisions(32, 32 // size) for size in range(2, 17)) < divisions(33, 2)
+
+
+def test_no_division_is_drawn_so_often_that_a_sum_has_digits() -> None:
+    """Of four clients there are three divisions into pairs, and so three weights of 1000 draws.
+
+    A sum of small numbers with such weights tells each of them.
+    """
+    rng = np.random.default_rng(35)
+    found = Counter(
+        frozenset(frozenset(those.tolist()) for those in members)
+        for members in draw(bytes(16), 4, 2, 1000)
+    )
+    values = rng.integers(-3, 4, (4, 2000))
+    aggregates = [
+        np.min([values[list(those)].sum(axis=0) for those in division], axis=0)
+        for division in found
+    ]
+    opened = np.tensordot(list(found.values()), aggregates, 1)
+    fitting = Counter(
+        sum(w * a for w, a in zip(found.values(), each, strict=True))
+        for each in product(range(-6, 7), repeat=3)
+    )
+    assert np.mean([fitting[one] == 1 for one in opened.tolist()]) > 0.5
+    few = Reclustered(clusters=2, reclusterings=4)
+    with pytest.raises(ConfigError, match="max_clients is 4, of whom there are 3 divisions into"):
+        RoundParams(few, dim=10, max_clients=4)
+    RoundParams(few, dim=10, max_clients=5).check_included(list("abcde"))
+    with pytest.raises(ConfigError, match="those who take part are 4, of whom .* ask for fewer"):
+        RoundParams(few, dim=10, max_clients=5).check_included(list("abcd"))
+    # where there is one division, whatever is drawn weighs the same
+    RoundParams(Reclustered(clusters=1, reclusterings=4), dim=10, max_clients=4)
 
 
 def test_the_first_coins_are_not_each_others_neighbours() -> None:
@@ -285,12 +328,14 @@ def test_only_the_sum_over_the_reclusterings_is_opened(median_by: str) -> None:
     )
     for end in pair:
         opened = [array for label, array in end.received if label.startswith("open")]
-        assert [array.nbytes for array in opened] == [4 * 4096]
+        # with what hid it until it was opened
+        assert [array.nbytes for array in opened] == [4 * 4096 + 8 * NONCE_WORDS]
         assert looks_uniform(opened[0])
         labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
         assert {"sizes", "toss.commit", "toss.open", "leaf.request"} <= labels
         assert ("mux.reply" if median_by == PAIRWISE else "and") in labels
-        for label in labels - {"sizes", "toss.commit", "toss.open"}:
+        # one commitment has too few bytes to say anything about
+        for label in labels - {"sizes", "toss.commit", "toss.open", "commit.ring"}:
             assert looks_uniform(end.of(label).view(np.uint8)), label
 
 

@@ -27,8 +27,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "a digest of parameters, of a model, of a run, or the id of a binding": (
         *("Draw.params", "Submission.params", "Submission.start", "Sent.start", "_Shared.start"),
         *("Round.start", "ShareFields.params", "ShareFields.start", "UploadFields.params"),
-        *("UploadFields.start", "DealFields.params", "DealFields.start", "StoreFields.params"),
-        *("StoreFields.start", "Record.start", "FoldedFields.binding"),
+        *("UploadFields.start", "DealFields.params", "DealFields.start"),
+        *("Record.start", "FoldedFields.binding"),
     ),
     "what both servers sign, and signatures": (
         *("Record.params", "Record.opened", "Receipt.encoded", "Receipt.signatures"),
@@ -40,7 +40,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("RoundSelection.dealt_here", "RoundSelection.here", "RoundSelection.there"),
         *("ServerRound.dealt_here", "ServerRound.here", "ServerRound.there", "Stored.digest"),
         *("Resume.held", "Uploaded.digest", "_Holding.held", "Close.held", "Held.held"),
-        *("StoreFields.digest", "Row.sha256", "Room.digest", "_Partial.sha256"),
+        *("Row.sha256", "_Partial.sha256"),
         *("_Partial.sha256_before", "Opened.hashes"),
     ),
     "parameters, options, states and figures, which are public": (
@@ -56,10 +56,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "a public permutation, after its toss": ("Permutation.places", "Permutation.order"),
     "random bytes that measure a link": ("Load.load",),
     "a public key": ("KeyPair.public",),
+    "names of layers": ("Spec.sent",),
     "where a caller's answer goes": ("Call.address",),
     "a class of which this test knows that it prints nothing secret": (
         *("DealtUpload.half", "Submission.halves", "Chunk.uploads", "RoundInput.uploads"),
-        *("_Joined.parts", "Ends.randomness"),
+        *("Ends.randomness",),
         *("Direction.entropy", "_Seat.opening", "_Seat.running", "_Seat.asking"),
     ),
 }

@@ -381,6 +381,44 @@ def test_values_are_checked_no_more_often_than_the_limit(party: int) -> None:
     assert checks == LIMITS.max_attempts and here.state is State.FAILED
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_s1_counts_the_checks_of_values_that_s0_says_are_lost(ended: bool) -> None:
+    """S0 asks to go on from before a check that is under way, or has ended here."""
+    here = a_round(1, State.OPEN, method="trimmed-mean")
+    here.here = here.there = {"key-a": b"", "key-b": b""}
+    here.handle(Close(ID, dict(here.here)), 1.0)
+    checks = 0
+    while here.live and checks < 10:
+        checks += Effect.CHECK in here.handle(Check(ID, here.included), 1.0)
+        if here.live and ended:
+            here.handle(CheckEnded(here.included, []), 1.0)
+        if here.live:
+            said = Resume(ID, FIRST, "checking", 0, b"", dict(here.here), [], [], [], {})
+            here.handle(said, 1.0)
+    assert checks == LIMITS.max_attempts and here.state is State.FAILED
+
+
+def test_s0_lets_nobody_else_in_once_values_are_checked() -> None:
+    """Where lengths are compared each check is of all, and S0 could add one client at a time."""
+    for again in (Close, Resume):
+        here = a_round(1, State.OPEN, method="mean", max_clients=3)
+        here.here = here.there = {"key-a": b"", "key-b": b"", "key-c": b""}
+        checks, now = 0, 1.0
+        for held in (["key-a", "key-b"], ["key-a", "key-b", "key-c"]):
+            told = {key: here.told(b"") for key in held}
+            if checks == 0 or again is Close:
+                here.handle(Close(ID, told), now)
+            else:
+                two = ["key-a", "key-b"]
+                here.handle(Resume(ID, FIRST, "checking", 0, b"", told, [], two, [], {}), now)
+            checks += Effect.CHECK in here.handle(Check(ID, here.included), now)
+            if here.live:
+                here.handle(CheckEnded(here.included, []), now)
+        # which counts, or ends the round
+        assert (checks, here.setbacks) == ((1, 0) if again is Close else (2, 1))
+        assert here.live is (again is Resume)
+
+
 def test_of_both_limits_on_runs_the_smaller_one_counts() -> None:
     here = a_round(0, State.OPENING)
     here.handle(Opened(ID, FIRST, runs=2), 1.0)

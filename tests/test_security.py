@@ -77,6 +77,8 @@ def test_either_server_refuses_it_when_the_round_is_opened(tmp_path: Path, name:
     assert answer.fields["code"] == "policy-refused"
     assert "s0 refuses " in answer.fields["message"]
     assert 'security = "bounded" permits only' in answer.fields["message"]
+    # as S0 asks for it
+    asked = replace(asked, method=asked.method.settled(None))
     s1 = Server(1, tmp_path / "s1", asked, security="bounded")
     s1.hear(hello(one_malicious_server=True))
     given = asked.to_dict(), bytes(16), True, False, START

@@ -324,9 +324,11 @@ def test_what_may_be_a_single_clients_result() -> None:
 
 
 @pytest.mark.parametrize("method", [Radix, Pairwise, TrimmedMean])
-def test_neighbours_of_three_clients_open_the_mean_of_two_updates(method: type[Method]) -> None:
+def test_neighbours_of_three_clients_open_the_mean_of_two_updates(
+    method: type[Radix | Pairwise | TrimmedMean],
+) -> None:
     """Two of them are nearest to each other, and the median of the mixed is theirs, whole."""
-    trim = {"trim": 0.4} if method is TrimmedMean else {}
+    trim: dict[str, Any] = {"trim": 0.4} if method is TrimmedMean else {}
     mixing = method(neighbours=1, **trim)
     updates = np.random.default_rng(35).normal(0, 0.1, (3, 500))
     result = mixing.in_the_clear(Clear(updates, [1] * 3, Published(coin=bytes(16)), 3))

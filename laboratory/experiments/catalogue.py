@@ -674,12 +674,12 @@ EXPERIMENTS = {
         ),
         Experiment(
             "uneven",
-            "Sites of 40, 25, 18, 12 and 5 %",
+            "Uneven sites",
             "none, or --dataset digits",
             "10 min",
             {
                 "clients": len(uneven.SITES),
-                "rounds": 8,
+                "rounds": 6,
                 "seeds": (1, 2, 3),
                 "methods": tuple(uneven.RULES),
                 "secure": False,

@@ -13,7 +13,8 @@ An `Auditor` takes a round of `bucketed` through four steps, which both servers 
 A published bucket that is not the right one passes with a chance of about 2^-40: PeerDeviated. The
 audit proves nothing of the questions that led to it. A server that asks another one must make the
 other server see the bit of the right one, and it has committed to its share by then
-(`Channel.open`): each bit that it wants beyond the result is found with a chance of one half.
+(`Channel.open`): each bit that it wants beyond the result is found with a chance of one half, if it
+does not break the run off instead.
 Nothing of the clients is opened, and nothing of the round is changed.
 
 The audit has base OTs of its own, which end with it.

@@ -9,6 +9,7 @@ unit vector e_i is one, the sums reveal client i's update.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import factorial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from securemedian.mpc.protocols.prg import Stream
 Members = list[NDArray[np.intp]]
 # eigenvalues, and distances of projections from 1, that are rounding errors
 _TOLERANCE = 1e-9
+# beyond so many clients there are too many partitions to count
+FEW = 32
 
 
 def draw(seed: bytes, clients: int, clusters: int, partitions: int) -> list[Members]:
@@ -33,6 +36,16 @@ def draw(seed: bytes, clients: int, clusters: int, partitions: int) -> list[Memb
         for number in range(partitions)
     ]
     return [[order[cluster::clusters] for cluster in range(clusters)] for order in orders]
+
+
+def divisions(clients: int, clusters: int) -> int:
+    """Return how many partitions there are, or 2^FEW if there are more than anybody draws."""
+    if clients > FEW and 1 < clusters < clients:
+        return 1 << FEW
+    small, larger = divmod(clients, clusters)
+    smaller = clusters - larger
+    ordered = factorial(clients) // (factorial(small) ** clusters * (small + 1) ** larger)
+    return ordered // (factorial(larger) * factorial(smaller))
 
 
 def sums_over(rows: NDArray[Any], partitions: Sequence[Members]) -> NDArray[Any]:

@@ -270,6 +270,11 @@ class RoundSelection(RoundFacts):
                 return self.included
         return [key for key in unchecked if self.coins.get(key) == self.coins.get(unchecked[0])]
 
+    @property
+    def values_checked(self) -> bool:
+        """Whether a check has opened verdicts on uploads, or is about to."""
+        return not self.dealt and bool(self.under_check or self.passed or self.failed)
+
     def may_check(self, clients: list[str], coin: bytes) -> bool:
         """Return whether S1 can check these clients now, as S0 asks it to.
 

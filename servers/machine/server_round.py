@@ -246,8 +246,8 @@ class ServerRound(RoundSelection):
                 self.dealt_there |= {event.client} & self.names.keys()
             case control.Uploaded():
                 self._note_there({**self.there, event.client: event.digest})
-            case control.Close() if self.ran:
-                self.discord = "s0 closes a round that has run already"
+            case control.Close() if self.ran or self.values_checked:
+                self.discord = "s0 closes a round that is checked, or has run already"
             case control.Close() | control.Held():
                 self._note_held(event.held)
                 self.choose()
@@ -379,6 +379,9 @@ class ServerRound(RoundSelection):
             self._note_vouched(said.signature)
         if self.party == 0 and self.state is State.RUNNING and not self.computed_there:
             self.set_back(PeerUnavailable.code, "s1 has lost its run of the protocol", now)
+        # SECURITY: it may be made again, or of other clients, and opens others if S0 deviates
+        if self.party == 1 and self.values_checked and not self.ran:
+            self.set_back(PeerUnavailable.code, "s0 has lost a check of uploads", now)
         self.drift(now)
         self.adrift = False
         self.dealt_there = set(said.dealt) & self.names.keys()

@@ -14,6 +14,7 @@ round is closed, the servers toss a coin (`dealing.toss`), from which all partit
 that nobody chooses his cluster. The sums are local.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from securemedian.mpc.arrays import Ring, RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.clusters import Members, draw, sums_over
+from securemedian.mpc.rounds.clusters import Members, divisions, draw, sums_over
 from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Weighted
 
 
@@ -71,11 +72,21 @@ class Clustered(Weighted, FixedPoint):
         return super().weights_of(clients)
 
     def check_filled(self, clients: int, what: str) -> None:
-        """Raise ConfigError if so many clients do not fill one cluster; `what` names them."""
+        """Raise ConfigError if so many clients do not fill one cluster; `what` names them.
+
+        Also if there are so few divisions of them that some would be drawn again and again.
+        SECURITY: how often each is drawn would be its weight in what is opened, and tell digits.
+        """
         if clients < self.clusters:
             raise ConfigError(
                 f"a cluster has {self.clusters} clients, and {what} {clients}: "
                 "ask for smaller clusters or more clients"
+            )
+        count = divisions(clients, self.clusters_among(clients))
+        if 1 < count < math.comb(self.reclusterings, 2):
+            raise ConfigError(
+                f"{what} {clients}, of whom there are {count} divisions into clusters, too few for "
+                f"{self.reclusterings} reclusterings: ask for fewer, or have more clients"
             )
 
     def clusters_among(self, clients: int) -> int:
