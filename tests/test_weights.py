@@ -329,7 +329,8 @@ def test_neighbours_of_three_clients_open_the_mean_of_two_updates(
 ) -> None:
     """Two of them are nearest to each other, and the median of the mixed is theirs, whole."""
     trim: dict[str, Any] = {"trim": 0.4} if method is TrimmedMean else {}
-    mixing = method(neighbours=1, **trim)
+    made: Any = method
+    mixing = made(neighbours=1, **trim)
     updates = np.random.default_rng(35).normal(0, 0.1, (3, 500))
     result = mixing.in_the_clear(Clear(updates, [1] * 3, Published(coin=bytes(16)), 3))
     pairs = [np.abs(result - (updates.sum(axis=0) - one) / 2).max() for one in updates]

@@ -173,7 +173,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         shared = super().encode(vector, max_clients, published)
         room = self.longest * published.part >= 1
         if self.counts and room and self.shortened(vector, published):
-            shared[0, 0] += shared.dtype.type(1)
+            shared[0, 0] |= shared.dtype.type(1)
         return shared
 
     # The protocol
@@ -217,7 +217,8 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         shares = chunk.plain_sum(party)
         if self.counts and chunk.begin == 0:
             assert chunk.verdicts is not None
-            shares[0, 0] += chunk.verdicts[0] << np.uint64(COUNT_AT)
+            # a slice, because numpy warns of a scalar that wraps
+            shares[:1, :1] += chunk.verdicts[:1] << np.uint64(COUNT_AT)
         if self.noise_multiplier:
             noise = discrete_gaussian(self.sigma, chunk.begin, chunk.end, chunk.noise)
             shares = RingShare(shares + noise.view(np.uint64))
@@ -242,7 +243,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
             # each vote is the lowest bit of a first value, too
             votes = self.clipped(values) * (1 + (1 << COUNT_AT))
             values = PublicValues(values.copy())
-            values[0, 0] -= values.dtype.type(votes % (1 << 64))
+            values[:1, :1] -= values.dtype.type(votes % (1 << 64))
         return self.moved(self.numbers(values) / self.scaled(total), published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
