@@ -237,7 +237,8 @@ def test_options_that_no_round_can_have() -> None:
             ConfigError, match="has no bound to adapt: take a quantile below 1 with"
         ):
             RoundParams(Mean(**options), dim=10, max_clients=3)
-    for quantile in (-0.5, 1.5, float("nan"), True, "half"):
+    wrong: list[Any] = [-0.5, 1.5, float("nan"), True, "half"]
+    for quantile in wrong:
         with pytest.raises(ConfigError, match="quantile must be 0 or a number above 0 and below 1"):
             Mean(quantile=quantile)
 

@@ -157,7 +157,7 @@ class RunState:
         `clipped` of the round's `clients` were clipped to its bound.
         """
         step = FIRST_STEP if before.bound is None else float(before.bound[1])
-        bound = method.next_bound(clipped / clients, step)
+        bound = method.next_bound(min(1.0, clipped / clients), step)
         if bound is None:
             return self
         return replace(self, bound=np.array([bound, max(LEAST_STEP, step / 2)], np.float32))
