@@ -19,6 +19,7 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
+from securemedian.mpc.rounds.run_state import RunState
 from tests.daemons import Pair, running
 from tests.parties import Lanes, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
@@ -123,7 +124,7 @@ def test_through_real_daemons(pair: Pair) -> None:
             pair.submit(name, update)
         pair.wait("published")
         weights = list(shares.values()) if options else None
-        params = RoundParams.from_dict(given)
+        params = RunState().settled(RoundParams.from_dict(given))
         (want,) = plaintext.published(updates, params, Published(model), weights)
         model = pair.result(round_id)
         assert np.array_equal(model, want)

@@ -160,7 +160,9 @@ with Client.from_config(config) as client:
 def open_long(parties: Parties, method: str) -> tuple[str, int]:
     """Open a round with shares of more than 4 MiB, and return its id and length."""
     dim = LONG[method]
-    params = RoundParams.from_dict({"method": method, "dim": dim, "max_clients": 2})
+    # a bound that adapts is new in 1.1
+    options = {"norm_bound": float(dim)} if method == "mean" else {}
+    params = RoundParams.from_dict({"method": method, "dim": dim, "max_clients": 2} | options)
     assert max(params.bytes_ahead, params.bytes_after) > 4 << 20
     with Coordinator.from_config(parties.config("coordinator")) as coordinator:
         return coordinator.open_round(params, np.zeros(dim, np.float32), RANGE), dim
