@@ -298,7 +298,6 @@ def attacks() -> list[Attack]:
                 ("digests", buckets),
                 ("verdicts", buckets),
                 ("verdicts", mean),
-                # with a bound by the median of lengths only fewer than half can be left out
                 ("range", Mean(norm_bound=16.0)),
                 ("range", pairwise),
                 ("range", trimmed),
