@@ -366,7 +366,7 @@ def _range(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _lengths(config: ServerConfig, spoils: Spoils) -> None:
-    """Ask in the check of lengths which updates are no change at all, which needs no guess.
+    """Ask in the check of lengths which updates change nothing, which needs no guess.
 
     The other server sees the answers as the verdicts. No noise covers them.
     """
