@@ -140,8 +140,8 @@ def _more(params: RoundParams, repeat: int) -> dict[str, Any]:
 def client_seconds(params: RoundParams, repeat: int) -> float:
     """Return the median seconds of one client's own work in a round, without what it sends.
 
-    Where clients deal, the client also looks at what the servers have opened of its dealing. In an
-    audited round it folds its upload.
+    A client that deals also looks at what the servers have opened of its dealing. In an audited
+    round it folds its upload.
     """
     run = run_before(params)
     each = run.groups or (run,)

@@ -70,8 +70,8 @@ _BYTES_ACKED = struct.Struct("=120xQ")
 # the slowest line that requests have time for where other systems do not tell that
 SLOWEST_BYTES_PER_S = 1e5
 
-# What a connection takes: three sockets of libzmq and the line itself. Before the first one in a
-# process libzmq takes five; the same number is left for files that are written meanwhile.
+# The descriptors of a connection: three sockets of libzmq and the line itself. Before the first one
+# in a process libzmq takes five; the same number is left for files that are written meanwhile.
 DESCRIPTORS = 4 + 5
 
 # takes the bytes that have been sent, and those in all

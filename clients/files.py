@@ -72,7 +72,8 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
     # the tokenizer, the decompressor or the allocation of an absurd shape raises
     except Exception as error:
         raise InputError(
-            f"{path} is no .npy or .npz file of plain numbers: save it as such, or as .safetensors"
+            f"{path} is not a .npy or .npz file of plain numbers: save it as one, or as "
+            ".safetensors"
         ) from error
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise InputError(f"{path} is an archive that holds more than arrays")
@@ -97,7 +98,7 @@ def read_models(path: Path) -> NDArray[Any]:
 def read_start(path: Path) -> tuple[NDArray[np.float32], ModelForm | None]:
     """Return the start model in a file, or one per group, and its form if the file has names.
 
-    A .npy file has flat models. Raises InputError, also for a value that is no finite float32.
+    A .npy file has flat models. Raises InputError, also for a value that is not a finite float32.
     """
     if path.suffix == ".npy" or not isinstance(found := read(path), dict):
         return finite(read_models(path)), None
@@ -133,7 +134,7 @@ def write(path: Path, model: Any) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of its owner's to be written anew. Raises ConfigError; then the old one stays."""
+    """Replace a file of its owner's once all is written. Raises ConfigError and keeps the old."""
     check_writable(path)
     try:
         with open_private(path) as file:
@@ -181,7 +182,8 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise InputError(
-            f"{path} is no .safetensors file, or is damaged ({quoted(str(error))}): save it again"
+            f"{path} is not a .safetensors file, or is damaged ({quoted(str(error))}): save it "
+            "again"
         ) from error
 
 

@@ -170,7 +170,7 @@ def given_methods(
 ) -> tuple[list[tuple[str, dict[str, Any]]], argparse.Namespace]:
     """Return each METHOD of a parser with `several`, with its options, and the shared options.
 
-    The list is empty if there is no METHOD. Shared options may stand behind any of them.
+    The list is empty without a METHOD. Shared options may stand behind any of them.
     """
     found = []
     while options.method:

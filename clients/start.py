@@ -23,7 +23,7 @@ def start_model(
 
     Before the call the random numbers of Python, numpy and, if the module imports it, torch are
     seeded. Raises ConfigError if there is no such function or it fails, and InputError if it
-    returns no model, or one with a value that is no finite float32.
+    returns no model, or one with a value that is not a finite float32.
     """
     build = function_of(source)
     random.seed(seed)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def console(stderr: bool = False) -> "Console":
-    """Return a console on which a text in brackets is no markup, and is printed like any other.
+    """Return a console that prints a text in brackets like any other, not as markup.
 
     Only rich's own objects have styles. It is for standard error, or for standard output.
     """

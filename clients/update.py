@@ -87,7 +87,7 @@ def flatten(update: Any, keep_local: Sequence[str] = ()) -> tuple[NDArray[np.flo
 
     The vector has the running means and variances of BatchNorm too, which `parameters()` leaves
     out. Entries whose names fit one of the patterns `keep_local` (`fnmatch`) are left out. Raises
-    InputError if `update` is no model, has no floats to send, or has an entry that is neither
+    InputError if `update` is not a model, has no floats to send, or has an entry that is neither
     floats nor whole numbers nor truth values, and for a pattern that no name fits.
     """
     spec = _spec(update, keep_local)
@@ -137,7 +137,7 @@ def finite(model: NDArray[Any], spec: Spec | None = None) -> NDArray[np.float32]
         where = repr(spec.name_at(int(bad[0]))) if spec else f"index {bad[0]}"
         first = np.asarray(model).reshape(-1)[bad[0]]
         raise InputError(
-            f"the start model has {bad.size:,} values that are no finite float32, the first "
+            f"the start model has {bad.size:,} values that are not finite in float32, the first "
             f"{first:g} at {where}: give another one"
         )
     return made
@@ -277,7 +277,7 @@ def _local(entries: Mapping[Any, Any], keep_local: Sequence[str]) -> set[Any]:
 
 
 def _is_sent(name: Any, entry: Any) -> bool:
-    """Return whether an entry is sent. Raises InputError if it is no array of usual numbers."""
+    """Return whether an entry is sent. Raises InputError if it is not an array of usual numbers."""
     if _is_tensor(entry):
         return _is_sent_tensor(name, entry)
     if not isinstance(entry, np.ndarray):

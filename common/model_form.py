@@ -64,7 +64,7 @@ class ModelForm:
     def parse(cls, text: str, dim: int) -> Self:
         """Return the form with this text, which comes from outside, of a model of `dim` values.
 
-        Raises InputError if it is no such form.
+        Raises InputError if it is not such a form.
         """
         if len(text.encode()) > MAX_FORM_BYTES:
             raise InputError(

@@ -156,7 +156,7 @@ def _open_closed() -> None:
 def _drop_unwritten() -> str:
     """Write out what is printed, or drop it and return why it cannot be written.
 
-    That nobody reads it any more is no error.
+    A reader that has left is not an error.
     """
     errors: list[OSError] = list(unsaid)
     try:

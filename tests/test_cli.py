@@ -329,7 +329,7 @@ def test_a_start_model_has_finite_numbers(
             f"    return {{'a': np.ones(2), 'b': np.array([{number}])}}\n"
         )
         assert cli.main(["init", "start.npy", "--from", f"{name}:build"]) == 2
-        assert f"no finite float32, the first {said} at 'b'" in capsys.readouterr().err
+        assert f"not finite in float32, the first {said} at 'b'" in capsys.readouterr().err
         assert not Path("start.npy").exists()
     np.save("wide.npy", np.array([1.0, 1e39]))
     with pytest.raises(InputError, match=r"1e\+39 at index 1"):

@@ -149,7 +149,7 @@ def test_a_forked_worker_that_lives_on_does_not_hold_the_state_folder(pair: Pair
     try:
         # a worker that ends takes nothing from who is left
         assert said_in_a_fork(client.close) == "nothing"
-        with pytest.raises(ConfigError, match="another process runs on the state folder"):
+        with pytest.raises(ConfigError, match="another Client of this process has the state"):
             Client(given)
         client.close()
         Client(given).close()

@@ -159,7 +159,7 @@ def _lowest(seen: Seen) -> tuple[float, float]:
 
 
 def _unchanged(seen: Seen) -> tuple[float, float]:
-    """Tell of each client whether its update is no change at all: one bit."""
+    """Tell of each client whether its update changes nothing: one bit."""
     truth = (seen.values == MODEL).all(axis=1)
     read = seen.spoils.get("unchanged", truth[:0])
     return float(np.array_equal(read, truth)) / seen.params.dim, 0.0

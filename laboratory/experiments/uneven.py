@@ -85,7 +85,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass
 class Found:
-    """What a method and its rule have reached, in percent, and what a method has refused."""
+    """The accuracies of a method and its rule, in percent, and whom the method left out."""
 
     method: list[float] = field(default_factory=list)
     rule: list[float] = field(default_factory=list)

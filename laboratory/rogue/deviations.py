@@ -31,7 +31,7 @@ from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.krum import Krum
-from securemedian.mpc.rounds.methods.norms import RangeCheck
+from securemedian.mpc.rounds.methods.norms import NormCheck, RangeCheck
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
@@ -366,14 +366,23 @@ def _range(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _lengths(config: ServerConfig, spoils: Spoils) -> None:
-    """Ask in the check of lengths which updates are no change at all, which needs no guess.
+    """Ask in the check of lengths which updates change nothing, which needs no guess.
 
     The other server sees the answers as the verdicts. No noise covers them.
     """
 
+    tau: list[int] = []
+
+    def note(true: Any) -> Any:
+        def judge(check: NormCheck, *given: Any) -> Any:
+            tau[:] = [check.most]
+            return true(check, *given)
+
+        return judge
+
     def shift(true: Any) -> Any:
-        def at_most(party: Party, squared: RingShare, limit: int) -> Any:
-            return true(party, RingShare(squared + squared.dtype.type(limit)), limit)
+        def at_most(party: Party, squared: RingShare, limit: RingShare) -> Any:
+            return true(party, RingShare(squared + squared.dtype.type(tau[0])), limit)
 
         return at_most
 
@@ -385,6 +394,7 @@ def _lengths(config: ServerConfig, spoils: Spoils) -> None:
 
         return opened
 
+    replace(NormCheck, "judge", note)
     replace(lengths, "at_most", shift)
     replace(pipeline, "open_bits", keep)
 

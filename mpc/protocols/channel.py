@@ -163,7 +163,7 @@ class Channel:
         try:
             theirs = self.exchange(label, opening)
         except PeerProtocolError as error:
-            # both were at this message, so it is no other round and no other release
+            # both were at this message, so both run the same round and release
             raise PeerDeviated(f"{label!r} is not what it has committed to: {error}") from None
         self.check_opening(committed, _commitment(label, 1 - number, due, theirs), label)
         return theirs[: mine.size]

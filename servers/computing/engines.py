@@ -42,7 +42,7 @@ class Engines:
 
     @property
     def problem(self) -> str:
-        """What is said while `compile` is not done, with the seconds to go if they are known."""
+        """Return the words for a server that compiles, with the seconds to go if they are known."""
         left = self._first.compiled_in_s
         return COMPILING + ("" if left is None else f", {left:.0f} s to go")
 

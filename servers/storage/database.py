@@ -117,7 +117,7 @@ class Row:
     # and where groups are visible, with a byte for the client's group (`control.upload_digest`)
     sha256: bytes
     stored: float
-    # in place of words; beside those of an audited upload the seed of its masks
+    # instead of words; beside those of an audited upload the seed of its masks
     seed: bytes | None = field(default=None, repr=False)
 
 

@@ -244,8 +244,8 @@ def whole_difference(
 ) -> NDArray[np.int64]:
     """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0.
 
-    Where a client counts by its weight, difference and length are scaled by it. It is cut to
-    `spare` steps less than that.
+    A client that counts by its weight scales difference and length by it. It cuts to `spare` steps
+    less than that.
     """
     difference = _difference(vector, published)
     most = max(0, longest * published.part - spare)

@@ -23,7 +23,7 @@ def open_bits(party: Party, shares: XorBits, count: int) -> PublicBits:
 def open_verdicts(
     channel: Channel, number: int, shares: XorBits, count: int, randomness: Stream
 ) -> PublicBits:
-    """Open bits as `open_bits` does, at party `number` on a channel that is no lane's."""
+    """Open bits as `open_bits` does, at party `number` on any channel."""
     mine = _first(shares[None], count)[0]
     words = mine ^ _theirs("open.bits", channel, number, mine, randomness)
     return PublicBits(unpack_bits(words, count))

@@ -112,7 +112,7 @@ class Zeno(AlwaysBounded, Clustered):
     def single_clients(self, least: int) -> bool:
         """Return whether a cluster is one client, whose whole update is the sum if no other passes.
 
-        Who chooses `rho` and `epsilon` chooses how many pass.
+        `rho` and `epsilon` decide how many pass.
         """
         return self.clusters == 1
 
