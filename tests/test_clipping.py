@@ -163,6 +163,17 @@ def test_a_liar_moves_the_mean_by_the_gap_and_the_bound_by_one_vote(lie: str) ->
     assert min(abs(after.bound[0] - votes)) < 1e-5
 
 
+@pytest.mark.parametrize("part", [1.0, 0.5, 1 / 3, 2.0**-22, 2.0**-30])
+@pytest.mark.parametrize("dim", [1, 2, 50])
+def test_a_vote_makes_nobody_too_long(dim: int, part: float) -> None:
+    method = asked(norm_bound=1.0, quantile=0.5).method
+    for sign in (1, -1):
+        vector = sign * np.eye(1, dim)[0] * 9.0
+        whole = ring.signed(method.encode(vector, 5, Published(part=part)), 64)
+        assert np.linalg.norm(whole.astype(np.float64)) <= (1 << 24) * part
+        assert whole[0, 0] % 2 == (part * (1 << 24) >= 1)
+
+
 def test_the_count_and_the_sum_do_not_meet() -> None:
     assert MAX_CLIENTS * LARGEST < 1 << COUNT_AT - 1
     method = asked(norm_bound=2.0, quantile=0.5).method
