@@ -285,7 +285,7 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         changed(dtype=["F32"]),
     ):
         path.write_bytes(data)
-        with pytest.raises(InputError, match="no .safetensors file, or is damaged"):
+        with pytest.raises(InputError, match="not a .safetensors file, or is damaged"):
             files.read(path)
     path.unlink()
     with pytest.raises(InputError, match="cannot read .*No such file"):
