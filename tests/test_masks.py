@@ -935,6 +935,10 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("_block", "stream.words(_WORDS)"): NOISE,
     ("run_round", "os_entropy(SEED_BYTES)"): NOISE,
     ("Mean.compute", "shares + noise.view(np.uint64)"): NOISE,
+    (
+        "Mean.compute",
+        "shares[:1, :1] += chunk.verdicts[:1] << np.uint64(COUNT_AT)",
+    ): "adds up one's own shares",
     ("opposed", "np.zeros_like(shares) - shares"): "minus one's own share",
     ("msb_of_planes", "carry(party, shares[:-1]) ^ shares[-1]"): "shares of a carry and of a bit",
     ("_tabulate", "*"): "adds up one's own shares",

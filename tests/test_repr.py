@@ -51,7 +51,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("RoundPlan.range", "RoundPlan.optimiser", "RunPlan.round", "RunPlan.range"),
         *("RunPlan.optimiser", "_State.stock"),
     ),
-    "a model, or a scale, that is published": ("RunState.model", "RunState.scale"),
+    "a model, or a scale, that is published": (
+        "RunState.model",
+        "RunState.scale",
+        "RunState.bound",
+    ),
     "what an optimiser made of published models": ("RunState.moments",),
     "a public permutation, after its toss": ("Permutation.places", "Permutation.order"),
     "random bytes that measure a link": ("Load.load",),

@@ -53,7 +53,8 @@ def receive(content: RecordDict, state: RecordDict) -> tuple[RecordDict, Arrays,
             "securemedian_mod needs the strategy SecureMedian in the ServerApp"
         )
     usual, round_id = str(about["arrays"]), str(about["round"])
-    keep_local = [str(pattern) for pattern in about.get("keep-local", [])]
+    kept = about.get("keep-local", [])
+    keep_local = [str(pattern) for pattern in kept] if isinstance(kept, list) else []
     records = {usual if key == ARRAYS else key: record for key, record in content.items()}
     del records[ROUND]
     made = RecordDict(records)
