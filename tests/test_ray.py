@@ -97,8 +97,8 @@ def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, 
     params = RoundParams.from_dict(status["params"])
     included = status["included"]
     placed = np.stack([values[pair.names.index(name)] for name in included])
-    surveys = params.method.surveys
-    weights = [int(not surveys or name != VALIDATOR) for name in included]
+    validated = params.method.name == "zeno"
+    weights = [int(not validated or name != VALIDATOR) for name in included]
     published = pair.published(included[0], round_id)
     coin = bytes.fromhex(status["coin"])
     want = plaintext.published(placed, params, published, weights, coin=coin)
