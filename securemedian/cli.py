@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     development mode and for a verb that sets `traceback`.
     """
     _open_closed()
+    # what an earlier command of this process could not print was told by it
+    unsaid.clear()
     for stream in (sys.stdout, sys.stderr):
         # one that cannot write a name, such as that of a client, writes its code
         if isinstance(stream, TextIOWrapper):

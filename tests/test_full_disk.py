@@ -188,7 +188,7 @@ def play(folder: Path) -> None:
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         sys.exit(NOT_ALLOWED)
     # of 4 MB an upload, and 12 for result and run
-    big = KINDS["default"] = RoundParams(Mean(), dim=500_000, max_clients=3)
+    big = KINDS["default"] = RoundParams(Mean(norm_bound=1.0), dim=500_000, max_clients=3)
     world = World(folder)
     for name in ("default", "stroke", "lung.2"):
         world.open(name)

@@ -450,7 +450,12 @@ class TwoHosts:
             self._submit(host, each)
         # so that programs' starts do not count
         waiting = "securemedian: waiting for a round to open at S0"
-        wait_until(lambda: self.log("clients")[said:].count(waiting) == len(early), LIMIT_S)
+
+        def wait() -> bool:
+            told = self.log("clients")[said:]
+            return sum(line.startswith(waiting) for line in told) >= len(early)
+
+        wait_until(wait, LIMIT_S)
         opening = f"securemedian round open gamma/coordinator.toml bucketed --max-clients 2{more}"
         self.type(host, opening)
         if between:
