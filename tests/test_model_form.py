@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian import Client, Coordinator, RoundParams, cli, flatten
+from securemedian import Coordinator, RoundParams, cli, flatten
 from securemedian.clients import files, update
-from securemedian.clients.config import ClientConfig
 from securemedian.common.model_form import MAX_FORM_BYTES, FormEntry, ModelForm
 from securemedian.mpc.errors import InputError, PeerProtocolError, SecureMedianError
 from securemedian.mpc.rounds.methods.radix import Radix
 from tests.daemons import WAIT_S, Pair, in_background, running
+from tests.test_own_model import member, toml
 
 PARAMS = RoundParams(Radix(), dim=8, max_clients=2)
 FC1, FC2 = np.full((2, 2), 1.0, np.float32), np.full((2, 2), 10.0, np.float32)
@@ -166,10 +166,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield started
 
 
-def toml(pair: Pair, name: str) -> str:
-    return str(pair.folder / f"{name}.toml")
-
-
 @pytest.fixture
 def coordinator(pair: Pair) -> Iterator[Coordinator]:
     """Return the coordinator, and end what a test leaves open."""
@@ -177,11 +173,6 @@ def coordinator(pair: Pair) -> Iterator[Coordinator]:
         yield one
         if one.status().state == "open":
             one.abort_round(one.status().round, "the test is over")
-
-
-def member(pair: Pair, number: int = 1) -> Client:
-    """Return a client that forgets what it made when it is closed."""
-    return Client(replace(ClientConfig.load(toml(pair, f"client-{number}")), state_dir=""))
 
 
 def model(fc1: float, fc2: float, swapped: bool = False) -> dict[str, np.ndarray]:
