@@ -184,11 +184,3 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
-
-
-def minutes(text: str) -> float:
-    """Return a time in minutes, more than 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-    return value

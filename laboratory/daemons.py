@@ -1,10 +1,11 @@
 """Both servers as child processes on this machine: start them, and wait for their results."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
@@ -23,9 +24,8 @@ PROBE_S = 2.0
 # between two looks at a server's state
 POLL_S = 0.1
 
-# the program of a server that does not follow the protocol, and that there is none
-ROGUE = "securemedian.laboratory.rogue"
-NOBODY: Mapping[str, str] = {}
+# the module and first arguments of a server
+SERVE = ("securemedian", "serve")
 
 # called with S0's status again and again while a round lasts
 ShowStatus = Callable[[RoundStatus], None]
@@ -67,17 +67,20 @@ def running(directory: Path) -> Iterator[tuple[Processes, Coordinator]]:
         yield processes, coordinator
 
 
-def start(processes: Processes, directory: Path, rogue: Mapping[str, str] = NOBODY) -> None:
+def start(
+    processes: Processes,
+    directory: Path,
+    programs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
     """Start both servers with what `keygen` wrote to `directory`, and wait until they are linked.
 
-    `rogue` has the deviation of a server that does not follow the protocol (`laboratory.rogue`).
+    `programs` has the module and first arguments of a server that runs another program.
 
     Raises ServerUnreachable if that takes longer than START_LIMIT_S, and SecureMedianError if a
     process ends by itself.
     """
     for server in ("s0", "s1"):
-        how = (ROGUE, rogue[server]) if server in rogue else ("securemedian", "serve")
-        processes.start(server, *how, str(directory / f"{server}.toml"))
+        processes.start(server, *programs.get(server, SERVE), str(directory / f"{server}.toml"))
     config = ClientConfig.load(directory / "coordinator.toml")
     deadline = time.monotonic() + START_LIMIT_S
     with Coordinator(replace(config, reply_timeout_s=PROBE_S)) as coordinator:

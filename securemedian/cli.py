@@ -52,9 +52,6 @@ VERBS = {
         "securemedian.benchmarks.cli": {
             "bench": "time the protocols between two processes",
         },
-        "securemedian.benchmarks.soak.cli": {
-            "soak": "run the service under faults, and audit every round",
-        },
     },
 }
 

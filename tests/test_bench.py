@@ -492,7 +492,7 @@ def test_growth_is_the_exponent_of_the_clients() -> None:
 
 
 PAGES = (
-    *("bench", "demo", "experiment", "soak", "plan", "train", "init"),
+    *("bench", "demo", "experiment", "plan", "train", "init"),
     *(
         "bench median",
         "bench median radix",

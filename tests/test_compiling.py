@@ -277,7 +277,7 @@ def test_verbs_that_need_every_kernel_compile_first(
         raise ConfigError("was asked")
 
     monkeypatch.setattr(compiling, "fill_cache", fill_cache)
-    for verb in ("plan pairwise", "demo", "bench ot", "soak", "experiment digits"):
+    for verb in ("plan pairwise", "demo", "bench ot", "experiment digits"):
         assert cli.main(verb.split()) == 2
         assert capsys.readouterr().err == "securemedian: was asked\n", verb
 

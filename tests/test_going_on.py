@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.benchmarks.soak.proxy import CALM, LOOPBACK, Proxies, Trouble
 from securemedian.clients import dealer
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
@@ -24,6 +23,7 @@ from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import DuplicateUpload, InputError, ServerUnreachable
 from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
+from tests.soak.proxy import CALM, LOOPBACK, Proxies, Trouble
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian import cli
 from securemedian.common.policy import BOUNDED
-from securemedian.laboratory.experiments import rogue_server
-from securemedian.laboratory.rogue.deviations import DEVIATIONS
+from tests.rogue import attacks
+from tests.rogue.__main__ import main
+from tests.rogue.deviations import DEVIATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
@@ -23,50 +23,57 @@ def row(
     deviation: str, method: str, protected: bool = False, audited: bool = False
 ) -> dict[str, Any]:
     (attack,) = (
-        one
-        for one in rogue_server.attacks()
-        if (one.deviation, one.method.name) == (deviation, method)
+        one for one in attacks.attacks() if (one.deviation, one.method.name) == (deviation, method)
     )
-    return rogue_server.run(attack, DIM, 1, protected, audited)
+    return attacks.run(attack, DIM, 1, protected, audited)
 
 
 def test_told_bits_are_those_of_fano() -> None:
-    assert rogue_server.told(1.0, 4.0) == 4
-    assert rogue_server.told(1 / 16, 4.0) == pytest.approx(0)
-    assert rogue_server.told(0.0, 1.0) == 0
-    assert 0 < rogue_server.told(0.5, 4.0) < 2
+    assert attacks.told(1.0, 4.0) == 4
+    assert attacks.told(1 / 16, 4.0) == pytest.approx(0)
+    assert attacks.told(0.0, 1.0) == 0
+    assert 0 < attacks.told(0.5, 4.0) < 2
 
 
 def test_entropy_is_that_of_the_columns() -> None:
-    assert rogue_server.entropy(np.array([[0, 0, 1, 1], [0, 1, 0, 1]])) == 2
-    assert rogue_server.entropy(np.zeros((3, 5))) == 0
+    assert attacks.entropy(np.array([[0, 0, 1, 1], [0, 1, 0, 1]])) == 2
+    assert attacks.entropy(np.zeros((3, 5))) == 0
 
 
 def test_nothing_that_serves_knows_of_a_rogue() -> None:
-    folders = ("mpc", "common", "servers", "clients", "coordinator", "plugins", "operating")
+    folders = (
+        "laboratory",
+        "benchmarks",
+        "mpc",
+        "common",
+        "servers",
+        "clients",
+        "coordinator",
+        "plugins",
+        "operating",
+    )
     sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     assert sources
     assert not [path for path in sources if "rogue" in path.read_text("utf-8")]
 
 
 def test_every_deviation_is_carried_out() -> None:
-    assert {attack.deviation for attack in rogue_server.attacks()} == set(DEVIATIONS)
+    assert {attack.deviation for attack in attacks.attacks()} == set(DEVIATIONS)
 
 
 def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(attack: rogue_server.Attack, *_: object, **__: object) -> dict[str, Any]:
+    def run(attack: attacks.Attack, *_: object, **__: object) -> dict[str, Any]:
         names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
         known: dict[str, Any] = {"attack": attack.deviation, "method": attack.method.name}
         known |= {"protected": False, "audited": False}
         said = {"noticed": False, "when": "never", "bound_bits": None}
         return known | said | dict.fromkeys(names, 4.0)
 
-    monkeypatch.setattr(rogue_server, "run", run)
-    file, out = tmp_path / "rows.json", tmp_path / "out"
-    command = ["experiment", "rogue-server", "--json", str(file), "--out", str(out)]
-    assert cli.main(command) == 0
+    monkeypatch.setattr(attacks, "run", run)
+    file = tmp_path / "rows.json"
+    main(["--json", str(file)])
     rows = json.loads(file.read_text())
-    every = [attack.method.name for attack in rogue_server.attacks()]
+    every = [attack.method.name for attack in attacks.attacks()]
     bounded = sum(name in BOUNDED for name in every)
     assert len(rows) == len(every) + bounded + every.count("bucketed")
     assert all(
@@ -75,14 +82,10 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_json_is_refused_of_runs(tmp_path: Path) -> None:
-    assert cli.main(["experiment", "fig2", "--json", str(tmp_path / "rows.json")]) == 2
-
-
 @pytest.mark.slow
 def test_lowered_flags_open_a_whole_word_of_radix() -> None:
     found = row("flags", "radix")
-    assert found["client_bits"] == found["there_bits"] == rogue_server.VALUE_BITS
+    assert found["client_bits"] == found["there_bits"] == attacks.VALUE_BITS
     assert not found["noticed"]
 
 

@@ -19,17 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian import cli
-from securemedian.benchmarks.soak import disk, rounds, run
-from securemedian.benchmarks.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
-from securemedian.benchmarks.soak.client import update
-from securemedian.benchmarks.soak.disk import Disk
-from securemedian.benchmarks.soak.faults import Saboteurs, Transitions
-from securemedian.benchmarks.soak.processes import Restarted
-from securemedian.benchmarks.soak.proxy import CALM, Proxies, Proxy, Trouble
-from securemedian.benchmarks.soak.rounds import reference
-from securemedian.benchmarks.soak.run import Soak
-from securemedian.benchmarks.soak.service import COHORTS
 from securemedian.common.states import State
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -37,6 +26,17 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import Held
 from tests.daemons import wait_until
 from tests.servers_alone import Server
+from tests.soak import disk, rounds, run
+from tests.soak.__main__ import main
+from tests.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
+from tests.soak.client import update
+from tests.soak.disk import Disk
+from tests.soak.faults import Saboteurs, Transitions
+from tests.soak.processes import Restarted
+from tests.soak.proxy import CALM, Proxies, Proxy, Trouble
+from tests.soak.rounds import reference
+from tests.soak.run import Soak
+from tests.soak.service import COHORTS
 
 ROUND = "7-3fa9c1d2"
 COUNTS = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
@@ -517,7 +517,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
     file = tmp_path / "soak.json"
     try:
         monkeypatch.setattr(Soak, "run", well)
-        assert cli.main(["soak", "--minutes", "0.5", "--seed", "3", "--json", str(file)]) == 0
+        main(["--minutes", "0.5", "--seed", "3", "--json", str(file)])
         report = json.loads(file.read_text())
         assert report.keys() >= FIGURES and all(report[name] == 0 for name in COUNTS)
         assert (report["faults"], report["rounds"], report["published"]) == (1, 2, 1)
@@ -531,7 +531,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
         assert not list(tmp_path.glob("securemedian-soak-*"))
         monkeypatch.setattr(Soak, "run", badly)
         with pytest.raises(SystemExit) as stopped:
-            cli.main(["soak", "--json", str(file)])
+            main(["--json", str(file)])
         assert stopped.value.code == 1 and json.loads(file.read_text())["uploads_lost"] == 1
         assert "the upload of b" in capsys.readouterr().out
         assert list(tmp_path.glob("securemedian-soak-*"))

@@ -21,7 +21,6 @@ from securemedian.laboratory.experiments import (
     leak,
     membership,
     mixture,
-    rogue_server,
     rotated,
     uneven,
 )
@@ -640,20 +639,6 @@ EXPERIMENTS = {
             "1 min",
             {"clients": 60, "images": 20, "rounds": 1, "methods": ("mean",), "attackers": 0},
             analysis=Analysis(leak.by_reclusterings, leak.draw),
-        ),
-        Experiment(
-            "rogue-server",
-            "A rogue server",
-            "none",
-            "8 min",
-            {
-                "images": 1,
-                "rounds": 1,
-                "methods": ("mean",),
-                "attackers": 0,
-                "dims": (1024,),
-            },
-            analysis=Analysis(rogue_server.by_attack, rogue_server.draw),
         ),
         Experiment(
             "hospitals",

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Any, Self
 
-from securemedian.benchmarks.soak.audit import Audit, cohort_of
-from securemedian.benchmarks.soak.proxy import CALM, Proxy, Trouble
-from securemedian.benchmarks.soak.service import COHORTS, SERVERS, SoakService
 from securemedian.common.states import State
+from tests.soak.audit import Audit, cohort_of
+from tests.soak.proxy import CALM, Proxy, Trouble
+from tests.soak.service import COHORTS, SERVERS, SoakService
 
 # the pause between two faults of one saboteur, seconds
 PAUSE_S = 0.3, 3.0

@@ -10,7 +10,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from securemedian.benchmarks.soak.processes import Restarted
+from tests.soak.processes import Restarted
 
 SIZE = "64m"
 # for mount and umount

@@ -1,4 +1,4 @@
 """The soak: a small service under faults, for as long as one likes, with every result audited.
 
-docs/soak.md says what strikes and what is counted.
+`scripts/soak` starts it. docs/soak.md lists its faults and its figures.
 """

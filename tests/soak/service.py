@@ -7,14 +7,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from securemedian.benchmarks.soak.disk import Disk
-from securemedian.benchmarks.soak.processes import Restarted
-from securemedian.benchmarks.soak.proxy import Proxies, Proxy
 from securemedian.clients.config import ClientConfig
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.policy import Policy
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.operating import keygen
+from tests.soak.disk import Disk
+from tests.soak.processes import Restarted
+from tests.soak.proxy import Proxies, Proxy
 
 SERVERS = ("s0", "s1")
 # how many clients of its own each cohort has
@@ -64,7 +64,7 @@ class SoakService:
             ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
             _configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways)
         commands = {server: ["securemedian", "serve"] for server in SERVERS}
-        commands |= {name: ["securemedian.benchmarks.soak.client"] for name in self.names}
+        commands |= {name: ["tests.soak.client"] for name in self.names}
         after = {
             name: [str(seed), cohort]
             for cohort, clients in self.members.items()

@@ -1,6 +1,6 @@
 """What a server that does not follow the protocol learns, and whether anybody notices.
 
-Every deviation of `laboratory.rogue` runs in a real daemon, against every method it applies to, in
+Every deviation of `tests.rogue` runs in a real daemon, against every method it applies to, in
 a round of clients with uniform values that this process plays. What the rogue says it has learnt is
 compared with the truth. Of M equally likely values a guess that is right with the chance p tells
 log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,8 @@ from securemedian.common.policy import BOUNDED
 from securemedian.common.security import Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory import daemons, plots
-from securemedian.laboratory.plots import Grid
+from securemedian.laboratory import daemons
 from securemedian.laboratory.processes import Processes
-from securemedian.laboratory.rogue.deviations import HELPER, OF_S0, VICTIM
 from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
@@ -44,12 +42,12 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
+from tests.rogue.deviations import HELPER, OF_S0, VICTIM
 
 Array = NDArray[Any]
 
+# coordinates of a round
+DIM = 1024
 # a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
 BUCKETS, VALUE_BITS = 16, 10
 MODEL, RANGE = 1.5, 0.5
@@ -394,7 +392,7 @@ def _round(
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(folder))
         coordinator = stack.enter_context(Coordinator.from_config(folder / "coordinator.toml"))
-        daemons.start(processes, folder, {rogue: attack.deviation})
+        daemons.start(processes, folder, {rogue: ("tests.rogue.serve", attack.deviation)})
         configs = [daemons.client_config(folder, name, POLL_S, level) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
@@ -510,16 +508,11 @@ def _who(number: int) -> str:
     return "the victim" if number == VICTIM else "a client"
 
 
-# The experiment
-
-
-def by_attack(design: "Design") -> list[dict[str, Any]]:
+def by_attack(dim: int = DIM, seed: int = 1) -> list[dict[str, Any]]:
     """Return a row per deviation and method.
 
-    There is another where `security = "bounded"` permits it, and one where the round can be
-    audited, too.
+    Add one where `security = "bounded"` permits the round, and one where an audit can check it.
     """
-    (dim,), (seed, *_) = design.dims, design.seeds
     every = attacks()
     bounded = [attack for attack in every if attack.method.name in BOUNDED]
     audited = [attack for attack in bounded if attack.method.name == Bucketed.name]
@@ -528,26 +521,3 @@ def by_attack(design: "Design") -> list[dict[str, Any]]:
         *(run(attack, dim, seed, protected=True) for attack in bounded),
         *(run(attack, dim, seed, protected=True, audited=True) for attack in audited),
     ]
-
-
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
-    """Draw what is learnt as a grid, of which attacks are the rows."""
-    columns = ["one client", "the sum", "bound"]
-    names = [
-        f"{row['attack']}, {row['method']}"
-        + ", protected" * row["protected"]
-        + ", audited" * row["audited"]
-        for row in found
-    ]
-    values = [
-        [
-            row["client_bits"],
-            row["sum_bits"],
-            math.nan if row["bound_bits"] is None else row["bound_bits"],
-        ]
-        for row in found
-    ]
-    top = max(value for row in values for value in row if not math.isnan(value))
-    grid = Grid("bits per coordinate about", "attack", columns, names, values, top)
-    title = f"{figure}: what one of the servers learns"
-    return plots.save_grid(stem, title, grid)

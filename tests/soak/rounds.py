@@ -12,9 +12,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.benchmarks.soak.audit import Audit, Ended
-from securemedian.benchmarks.soak.client import digest_of, update
-from securemedian.benchmarks.soak.service import SERVERS, SoakService
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import for_those_left
 from securemedian.common.status import RoundStatus
@@ -29,6 +26,9 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
+from tests.soak.audit import Audit, Ended
+from tests.soak.client import digest_of, update
+from tests.soak.service import SERVERS, SoakService
 
 # how many values the model of each cohort has
 DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}

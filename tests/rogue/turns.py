@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.laboratory.rogue.hooks import (
+from securemedian.mpc.protocols import dealing, ring
+from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.servers.config import ServerConfig
+from tests.rogue.hooks import (
     Array,
     Spoils,
     on_recv,
@@ -19,9 +22,6 @@ from securemedian.laboratory.rogue.hooks import (
     replace,
     rushing,
 )
-from securemedian.mpc.protocols import dealing, ring
-from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.servers.config import ServerConfig
 
 # turns of each client that are lied about
 LIES = 2

@@ -4,10 +4,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from securemedian.laboratory.rogue.deviations import DEVIATIONS
-from securemedian.laboratory.rogue.hooks import Spoils
 from securemedian.servers import config
 from securemedian.servers.daemon import serve
+from tests.rogue.deviations import DEVIATIONS
+from tests.rogue.hooks import Spoils
 
 
 def main(deviation: str, path: Path) -> None:

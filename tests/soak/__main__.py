@@ -1,4 +1,4 @@
-"""The verb `soak`: run the service under faults, audit every round, and report."""
+"""The program behind `scripts/soak`: runs the service under faults, audits every round, reports."""
 
 import argparse
 import json
@@ -6,20 +6,21 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from securemedian.benchmarks import settings
+from rich.console import Group
+from rich.live import Live
+
 from securemedian.clients import terminal
 from securemedian.clients.files import check_writable
 from securemedian.common.paragraphs import Paragraphs
 from securemedian.laboratory import report as tables
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from securemedian.benchmarks.soak.audit import Audit
-
+from securemedian.mpc.errors import SecureMedianError
+from securemedian.operating import compiling
+from tests.soak.audit import Audit
+from tests.soak.run import Soak
 
 _DESCRIPTION = """Run two servers and the clients of two cohorts on this machine, round after
 round of both at once, while processes are killed (at every transition of a round and at random),
@@ -34,37 +35,42 @@ order, with the report so far."""
 _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 
 
-def add_verbs(verbs: Any) -> None:
-    verb = verbs.add_parser(
-        "soak",
-        description=_DESCRIPTION,
-        formatter_class=Paragraphs,
-    )
-    verb.add_argument(
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a soak as the arguments say; exit with status 1 if something was amiss."""
+    parser = argparse.ArgumentParser("soak", description=_DESCRIPTION, formatter_class=Paragraphs)
+    parser.add_argument(
         "--minutes",
-        type=settings.minutes,
+        type=_minutes,
         default=5.0,
         metavar="N",
         help="how long faults strike (default: %(default)s); some rounds without faults follow",
     )
-    verb.add_argument(
+    parser.add_argument(
         "--seed",
         type=int,
         default=1,
         metavar="S",
         help="what decides which fault strikes when (default: %(default)s)",
     )
-    verb.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    verb.set_defaults(run=_soak, compiles=True)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    options = parser.parse_args(arguments)
+    try:
+        if options.json:
+            check_writable(options.json)
+        compiling.compile_all()
+        _soak(options)
+    except SecureMedianError as error:
+        sys.exit(f"soak: {error}")
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return value
 
 
 def _soak(options: argparse.Namespace) -> None:
-    from rich.live import Live
-
-    from securemedian.benchmarks.soak.run import Soak
-
-    if options.json:
-        check_writable(options.json)
     console = terminal.console()
     directory = Path(tempfile.mkdtemp(prefix="securemedian-soak-"))
     minutes = options.minutes
@@ -95,7 +101,7 @@ def _soak(options: argparse.Namespace) -> None:
     sys.exit(1)
 
 
-def _board(audit: "Audit", seconds: float, minutes: float, now: str) -> str:
+def _board(audit: Audit, seconds: float, minutes: float, now: str) -> str:
     figures = audit.report()
     counts = ", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in _NEVER)
     return (
@@ -105,7 +111,7 @@ def _board(audit: "Audit", seconds: float, minutes: float, now: str) -> str:
     )
 
 
-def _table(report: dict[str, Any]) -> "Group":
+def _table(report: dict[str, Any]) -> Group:
     ended = "" if report["complete"] else ", interrupted"
     title = f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}"
     recovery, growth = report["recovery"], report["growth"]
@@ -148,3 +154,7 @@ def _short(kinds: dict[str, int]) -> dict[str, int]:
         name = kind.split(" at ")[0] + (" at a transition" if " at " in kind else "")
         counts[name] = counts.get(name, 0) + count
     return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """What each client's process runs: it takes part in a cohort, and says what it was told.
 
-    python -m securemedian.benchmarks.soak.client CONFIG SEED COHORT
+    python -m tests.soak.client CONFIG SEED COHORT
 
 Its update is a function of the seed, its name and the round: a restarted client sends it again.
 """

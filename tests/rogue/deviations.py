@@ -12,15 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.laboratory.rogue.hooks import (
-    Array,
-    Spoils,
-    on_recv,
-    on_send,
-    replace,
-    rushing,
-)
-from securemedian.laboratory.rogue.turns import read_positions
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ChannelClosed
 from securemedian.mpc.protocols import dealing, lengths, order, ring
@@ -43,6 +34,15 @@ from securemedian.servers.machine.events import CheckEnded
 from securemedian.servers.rounds import requests
 from securemedian.servers.rounds.requests import Answer, Call, Desk
 from securemedian.servers.storage.spool import Spool
+from tests.rogue.hooks import (
+    Array,
+    Spoils,
+    on_recv,
+    on_send,
+    replace,
+    rushing,
+)
+from tests.rogue.turns import read_positions
 
 # of all clients, the one that is spied on, and the one that helps
 VICTIM, HELPER = 0, 1
