@@ -9,13 +9,11 @@ round, and open.json, while a round is under way, says where the next call goes 
 
 import io
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +24,11 @@ from securemedian.common.durable import lock_folder, replace_file
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.round_plan import RoundPlan
-from securemedian.mpc.errors import (
-    ConfigError,
-    NotStored,
-    PeerUnavailable,
-    RoundBusy,
-    RoundClosed,
-    RoundFailed,
-    SecureMedianError,
-    ServerUnreachable,
-    UnknownRound,
-)
-
-T = TypeVar("T")
+from securemedian.coordinator.rounds import Hooks, Patience, Rounds
+from securemedian.mpc.errors import ConfigError, RoundFailed
 
 # the file of finished attempts at rounds in a run's folder
 LINES = "rounds.jsonl"
-# the errors that may pass: a server is away, has no room or still has another round
-_PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
-# the first and the longest wait before something is tried again
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +85,7 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """The log of a run on disk. One process uses it at a time."""
+    """The log of a run on disk, and the note of its round. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Open or make a log in a folder. Raises ConfigError if another process uses it."""
@@ -125,20 +108,30 @@ class RunLog:
         return attempts(self.folder)
 
     @property
-    def under_way(self) -> dict[str, str]:
-        """The request with which a round was asked for, and its id once it is known; {} if none."""
+    def request(self) -> str:
+        """The request with which the round under way was asked for, or ""."""
+        return self._under_way["request"]
+
+    @property
+    def round_id(self) -> str:
+        """The id of the round under way once it is known, or ""."""
+        return self._under_way["round"]
+
+    @property
+    def _under_way(self) -> dict[str, str]:
+        nothing = {"request": "", "round": ""}
         if not self._open.exists():
-            return {}
+            return nothing
         try:
             found = json.loads(self._open.read_text("utf-8"))
-            kept = {name: str(found[name]) for name in ("request", "round")}
+            kept = {name: str(found[name]) for name in nothing}
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{self._open} is damaged: remove it, and abort the round that is open"
             ) from error
         # an end that was cut short between its two steps
         ended = any(line["round"] == kept["round"] for line in self.rounds)
-        return {} if ended else kept
+        return nothing if ended else kept
 
     def begin(self, request: str, round_id: str = "") -> None:
         """Note that a round is under way."""
@@ -146,6 +139,7 @@ class RunLog:
         replace_file(self._open, [found.encode()])
 
     def withdraw(self) -> None:
+        """Note that no round is under way."""
         self._open.unlink(missing_ok=True)
 
     def end(self, line: Mapping[str, Any]) -> None:
@@ -181,6 +175,18 @@ class UnattendedRun:
             )
         self._measure = function_of(plan.evaluate) if plan.evaluate else None
         self._log = RunLog(Path(plan.output))
+        # the round that is asked for, counted from 1
+        self._which = 0
+        hooks = Hooks(
+            ask=self._ask,
+            opened=lambda round_id: report(f"round {round_id} is open ({self._of})"),
+            show=lambda status: show(_progress(self._of, status)),
+            ready=lambda status: bool(plan.quorum) and len(status.complete) >= plan.quorum,
+            keep=self._keep,
+            lost=self._lost,
+            report=report,
+        )
+        self._rounds = Rounds(coordinator, hooks, Patience(plan.patience_s), self._log, sleep=sleep)
 
     def close(self) -> None:
         self._log.close()
@@ -191,12 +197,11 @@ class UnattendedRun:
         Raises RoundFailed if a round fails as often as the plan allows, and what the servers
         refuse.
         """
-        before = done = self._published
+        before = self._published
+        self._which = before + 1
         if before:
             self._report(f"{before} of {self._plan.rounds} rounds are published already")
-        while done < self._plan.rounds:
-            self._publish(done + 1)
-            done += 1
+        self._rounds.run(self._plan.rounds, before)
         self._report(f"all {self._plan.rounds} rounds are published: {self._log.folder}")
         return before
 
@@ -204,103 +209,61 @@ class UnattendedRun:
     def _published(self) -> int:
         return sum(line["state"] == "published" for line in self._log.rounds)
 
-    def _publish(self, which: int) -> None:
-        """Try a round until it is published."""
-        plan, wait_s = self._plan, self._plan.retry_wait_s
-        for attempt in range(1, plan.attempts + 1):
-            start = time.monotonic()
-            round_id = self._open_round(which)
-            status = self._end_of(which, round_id)
-            line = _line(round_id, status, time.monotonic() - start)
-            if line["state"] == "published":
-                line |= self._keep(round_id)
-                self._log.end(line)
-                self._report(_sentence(which, plan.rounds, line))
-                return
-            self._log.end(line)
-            again = attempt < plan.attempts
-            then = f"; attempt {attempt + 1} in {wait_s:g} s" if again else ""
-            self._report(f"round {round_id} failed: {line['reason']}{then}")
-            if again:
-                self._sleep(wait_s)
-                wait_s *= 2
-        raise RoundFailed(
-            f"round {which} of {plan.rounds} failed {plan.attempts} times, the last time because: "
-            f"{line['reason']}. Mend that, and run the same command to go on"
-        )
+    @property
+    def _of(self) -> str:
+        return f"{self._which} of {self._plan.rounds}"
 
-    def _open_round(self, which: int) -> str:
-        """Return the round under way or open one; a repeated request opens no second round."""
-        if round_id := self._log.under_way.get("round"):
-            return round_id
-        # the first round begins a run, whose model, range and optimiser S0 then keeps
-        first = self._published == 0
-        model = self._start if first else None
+    def _ask(self, which: int) -> dict[str, Any]:
+        """Return what is asked for: the first round begins a run, which S0 then goes on with."""
+        self._which, plan = which, self._plan
+        self._show(f"round {self._of}: opening")
+        dim = plan.dim(self._start) or self._rounds.patiently(self._coordinator.dim)
+        asked = {"params": plan.params(dim), "participants": plan.participants or None}
+        if self._published:
+            return asked
+        return asked | {
+            "model": self._start,
+            "range_policy": self._policy,
+            "optimiser": self._step,
+            "form": plan.form,
+        }
 
-        def ask() -> str:
-            dim = self._plan.dim(self._start) or self._coordinator.dim()
-            request = self._log.under_way.get("request") or os.urandom(16).hex()
-            self._log.begin(request)
-            try:
-                round_id = self._coordinator.open_round(
-                    self._plan.params(dim),
-                    model,
-                    self._policy if first else None,
-                    optimiser=self._step if first else None,
-                    request=request,
-                    participants=self._plan.participants or None,
-                    form=self._plan.form if first else None,
-                )
-            except ServerUnreachable:
-                raise
-            except SecureMedianError:
-                # it has been answered, and would be answered in the same way again
-                self._log.withdraw()
-                raise
-            self._log.begin(request, round_id)
-            return round_id
+    def _lost(self, status: RoundStatus, seconds: float, attempt: int) -> bool:
+        """Note that a round has failed, and wait before it is tried again."""
+        self._log.end(_line(status, seconds))
+        plan, said = self._plan, f"round {status.round} failed: {status.reason}"
+        if attempt == plan.attempts:
+            self._report(said)
+            raise RoundFailed(
+                f"round {self._of} failed {attempt} times, the last time because: "
+                f"{status.reason}. Mend that, and run the same command to go on"
+            )
+        wait_s = plan.retry_wait_s * 2 ** (attempt - 1)
+        self._report(f"{said}; attempt {attempt + 1} in {wait_s:g} s")
+        self._sleep(wait_s)
+        return True
 
-        self._show(f"round {which} of {self._plan.rounds}: opening")
-        round_id = self._patiently(ask)
-        self._report(f"round {round_id} is open ({which} of {self._plan.rounds})")
-        return round_id
+    def _keep(self, status: RoundStatus, seconds: float) -> None:
+        """Note that a round is published, once all is written that it leaves."""
+        line = _line(status, seconds) | self._kept(status.round)
+        self._log.end(line)
+        self._report(_sentence(self._of, line))
+        self._which += 1
 
-    def _end_of(self, which: int, round_id: str) -> RoundStatus:
-        """Return the status of a round once it has ended, and close it when its quorum is there."""
-        closed = False
-        while True:
-            try:
-                status = self._patiently(lambda: self._coordinator.status(round_id, 0.0))
-            except UnknownRound as error:
-                return RoundStatus(round_id, state="failed", reason=str(error))
-            if status.ended:
-                return status
-            self._show(_progress(which, self._plan.rounds, status))
-            ready = self._plan.quorum and len(status.complete) >= self._plan.quorum
-            if ready and not closed and status.state == "open":
-                closed = True
-                # it may close by itself at this moment
-                with suppress(RoundClosed):
-                    self._patiently(lambda: self._coordinator.close_round(round_id, 0.0))
-                    self._report(
-                        f"round {round_id} is closed: {len(status.complete)} uploads are complete"
-                    )
-            self._sleep(self._coordinator.config.poll_interval_s)
-
-    def _keep(self, round_id: str) -> dict[str, Any]:
+    def _kept(self, round_id: str) -> dict[str, Any]:
         """Write what a published round leaves, and return what its line says of that."""
         number = round_id.partition("-")[0]
-        receipt = self._patiently(lambda: self._coordinator.receipt(round_id))
+        receipt = self._rounds.patiently(lambda: self._coordinator.receipt(round_id))
         self._write(f"receipt-{number}.json", receipt.to_json().encode())
-        metrics = self._patiently(lambda: self._coordinator.public_metrics(round_id))
+        metrics = self._rounds.patiently(lambda: self._coordinator.public_metrics(round_id))
         kept: dict[str, Any] = {"public_metrics": metrics} if metrics else {}
         if self._private:
             return kept
         if self._plan.public:
-            predictions = self._patiently(lambda: self._coordinator.result(round_id))
+            predictions = self._rounds.patiently(lambda: self._coordinator.result(round_id))
             kept["predictions"] = self._write(f"predictions-{number}.npy", _npy(predictions))
             return kept | self._evaluation(predictions)
-        model, found = self._patiently(lambda: self._coordinator.outcome(round_id))
+        model, found = self._rounds.patiently(lambda: self._coordinator.outcome(round_id))
         kept["model"] = self._write(f"model-{number}.npy", _npy(model))
         result = found if len(found) > 1 else found[0]
         if not np.array_equal(result, model):
@@ -340,25 +303,6 @@ class UnattendedRun:
             for name, value in _numbers(self._measure(one)).items()
         }
 
-    def _patiently(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns, and try again while a server is away."""
-        deadline, wait_s, said = time.monotonic() + self._plan.patience_s, FIRST_WAIT_S, False
-        while True:
-            try:
-                found = act()
-            except _PASSING as error:
-                if time.monotonic() > deadline:
-                    raise
-                if not said:
-                    self._report(f"{error}: trying again")
-                    said = True
-                self._sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-            else:
-                if said:
-                    self._report("going on")
-                return found
-
 
 def _npy(array: NDArray[np.float32]) -> memoryview:
     file = io.BytesIO()
@@ -366,7 +310,7 @@ def _npy(array: NDArray[np.float32]) -> memoryview:
     return file.getbuffer()
 
 
-def _line(round_id: str, status: RoundStatus, seconds: float) -> dict[str, Any]:
+def _line(status: RoundStatus, seconds: float) -> dict[str, Any]:
     """Return the line of an attempt at a round, from the last status of the round."""
     wanted = (
         "number",
@@ -382,12 +326,12 @@ def _line(round_id: str, status: RoundStatus, seconds: float) -> dict[str, Any]:
     )
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "round": round_id,
+        "round": status.round,
         "seconds": round(seconds, 3),
     } | {name: getattr(status, name) for name in wanted}
 
 
-def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
+def _sentence(which: str, line: Mapping[str, Any]) -> str:
     """Return what people are told of a published round."""
     left_out = [f"{name}: {why}" for name, why in line["left_out"].items()]
     measured = [
@@ -396,16 +340,16 @@ def _sentence(which: int, rounds: int, line: Mapping[str, Any]) -> str:
         if not isinstance(value, str)
     ]
     parts = [f"{len(line['included'])} clients", f"{line['seconds']:.1f} s", *measured]
-    sentence = f"round {line['round']} is published ({which} of {rounds}): {', '.join(parts)}"
+    sentence = f"round {line['round']} is published ({which}): {', '.join(parts)}"
     if kept := line.get("unchanged_groups"):
         numbers = ", ".join(map(str, kept))
         sentence += f"; too few chose group {numbers}, whose model stays"
     return f"{sentence}; left out: {'; '.join(left_out)}" if left_out else sentence
 
 
-def _progress(which: int, rounds: int, status: RoundStatus) -> str:
+def _progress(which: str, status: RoundStatus) -> str:
     done, total = status.progress
-    text = f"round {which} of {rounds}: {status.state}"
+    text = f"round {which}: {status.state}"
     if status.state == "open":
         return (
             f"{text}, complete uploads: {len(status.complete)}, {status.deadline_in_s:.0f} s to go"

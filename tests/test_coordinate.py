@@ -27,7 +27,6 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
-from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, WAIT_S, Pair, running
 from tests.test_receipts import RECORD
 
@@ -75,11 +74,11 @@ class Fake:
     def dim(self) -> int:
         return START.size
 
-    def open_round(self, params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
+    def open_round(self, **asked: Any) -> str:
         self._meet()
-        request = rest["request"]
+        request = asked["request"]
         if request not in self.by_request:
-            self.opened.append({"params": params, "model": model, "policy": policy} | rest)
+            self.opened.append({"model": None} | asked)
             self.by_request[request] = f"{self.published + 1}-{len(self.opened):08x}"
         return self.by_request[request]
 
@@ -247,7 +246,7 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     log = RunLog(folder / "out")
     log.begin("ab" * 16)
     log.close()
-    fake.open_round(RunPlan.load(folder / "plan.toml").params(3), START, None, request="ab" * 16)
+    fake.open_round(params=RunPlan.load(folder / "plan.toml").params(3), request="ab" * 16)
     ran(folder, fake)
     assert len(fake.opened) == 3
     # the answer came, and nothing after it
@@ -268,7 +267,7 @@ def test_a_round_that_has_ended_is_not_kept_twice(folder: Path) -> None:
     ran(folder, Fake("published", "published", "published"))
     log = RunLog(folder / "out")
     log.begin("ef" * 16, lines(folder)[-1]["round"])
-    assert log.under_way == {}
+    assert (log.request, log.round_id) == ("", "")
     log.close()
 
 
@@ -305,14 +304,14 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
     asked: list[str] = []
     real = fake.open_round
 
-    def refusing(params: RoundParams, model: Any, policy: Any, **rest: Any) -> str:
-        asked.append(rest["request"])
+    def refusing(**given: Any) -> str:
+        asked.append(given["request"])
         if len(asked) == 1:
             # silence: S0 may have opened the round
             raise ServerUnreachable("S0 is away")
         if len(asked) in (2, 3):
             raise NotStored("S1's disk is full")
-        return real(params, model, policy, **rest)
+        return real(**given)
 
     fake.open_round = refusing  # type: ignore[method-assign]
     ran(folder, fake)

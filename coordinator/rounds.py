@@ -1,0 +1,233 @@
+"""The loop that runs rounds: it opens a round, watches it to its end, and keeps its result.
+
+`Hooks` holds what differs: an unattended run logs and tries again, a framework leads its rounds
+itself, a measurement plays the clients between opening and end.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from securemedian.common.status import RoundStatus
+from securemedian.coordinator.coordinator import Coordinator
+from securemedian.mpc.errors import (
+    NotStored,
+    PeerUnavailable,
+    RoundBusy,
+    RoundClosed,
+    RoundFailed,
+    SecureMedianError,
+    ServerUnreachable,
+    UnknownRound,
+)
+
+T = TypeVar("T")
+
+# the errors that may pass: a server is away, has no room or still has another round
+PASSING = (ServerUnreachable, PeerUnavailable, NotStored, RoundBusy)
+# the longest part of an error's text in the reason of an aborted round
+_REASON_CHARS = 200
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+def _never(status: RoundStatus) -> bool:
+    return False
+
+
+def _unasked(number: int) -> dict[str, Any]:
+    raise NotImplementedError("these hooks ask for no rounds: open them with Rounds.open")
+
+
+def stop(status: RoundStatus, seconds: float, attempt: int) -> bool:
+    """Raise RoundFailed with the servers' reason."""
+    raise RoundFailed(f"round {status.number}: {status.reason}")
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The functions in which programs that run rounds differ. An error in one ends the loop."""
+
+    # returns the arguments of `Coordinator.open_round` for a round, counted from 1
+    ask: Callable[[int], dict[str, Any]] = _unasked
+    # gets the id of a round that is open: clients of this process submit here
+    opened: Callable[[str], object] = nothing
+    # gets each status of a round that has not ended
+    show: Callable[[RoundStatus], object] = nothing
+    # returns whether an open round is to be closed before its deadline
+    ready: Callable[[RoundStatus], bool] = _never
+    # gets the last status of a published round, and the seconds that it took
+    keep: Callable[[RoundStatus, float], object] = nothing
+    # gets the same of a failed round, and which attempt that was; returns whether to try again
+    # (True) or to go on to the next round (False)
+    lost: Callable[[RoundStatus, float, int], bool] = stop
+    # is called at every look: raises if a process has died or the user has interrupted
+    alive: Callable[[], object] = nothing
+    # gets lines for people
+    report: Callable[[str], object] = nothing
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long, and at which errors, a request is made again."""
+
+    limit_s: float = 0.0
+    passes: tuple[type[SecureMedianError], ...] = PASSING
+    # the first and the longest wait between two attempts
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+
+class Note(Protocol):
+    """The note of the round under way: the request that asked for it, and its id, or ""."""
+
+    @property
+    def request(self) -> str: ...
+    @property
+    def round_id(self) -> str: ...
+    def begin(self, request: str, round_id: str = "") -> None: ...
+    def withdraw(self) -> None: ...
+
+
+class Unwritten:
+    """A note that ends with the process."""
+
+    request = round_id = ""
+
+    def begin(self, request: str, round_id: str = "") -> None:
+        self.request, self.round_id = request, round_id
+
+    def withdraw(self) -> None:
+        self.begin("")
+
+
+class Rounds:
+    """Rounds that a coordinator runs, one at a time."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        hooks: Hooks | None = None,
+        patience: Patience | None = None,
+        note: Note | None = None,
+        poll_s: float | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Take what differs; `poll_s` is the time between two looks (default: configuration)."""
+        self._coordinator, self._hooks = coordinator, hooks or Hooks()
+        self._patience, self._note = patience or Patience(), note or Unwritten()
+        self._poll_s = coordinator.config.poll_interval_s if poll_s is None else poll_s
+        self._sleep = sleep
+
+    def run(self, count: int, done: int = 0) -> None:
+        """Run the rounds after the first `done` until `count` are over."""
+        for number in range(done + 1, count + 1):
+            attempt = 1
+            while self._failed(number, attempt):
+                attempt += 1
+
+    def _failed(self, number: int, attempt: int) -> bool:
+        """Run a round once, and return whether to try again."""
+        begun = time.monotonic()
+        round_id = self._note.round_id or self._open_for(number)
+        status = self.end(round_id)
+        seconds = time.monotonic() - begun
+        if status.state == "published":
+            # an error leaves the note, so that the next call keeps the result
+            self._hooks.keep(status, seconds)
+            self._note.withdraw()
+            return False
+        try:
+            return self._hooks.lost(status, seconds, attempt)
+        finally:
+            self._note.withdraw()
+
+    def _open_for(self, number: int) -> str:
+        """Open a round, and let the hook `opened` play in it; an error there aborts it."""
+        round_id = self.open(**self._hooks.ask(number))
+        try:
+            self._hooks.opened(round_id)
+        except SecureMedianError as error:
+            # this fails, too, if the servers are what is wrong
+            with suppress(SecureMedianError):
+                self._coordinator.abort_round(round_id, str(error)[:_REASON_CHARS])
+            raise
+        return round_id
+
+    def open(self, *given: Any, **named: Any) -> str:
+        """Open a round as `Coordinator.open_round` does, however often that must be asked for.
+
+        A request without an answer is repeated, and S0 answers with the same round. A request that
+        S0 has refused is not repeated: the next attempt is another one.
+        """
+
+        def ask() -> str:
+            request = self._note.request or os.urandom(16).hex()
+            self._note.begin(request)
+            try:
+                round_id = self._coordinator.open_round(*given, **named, request=request)
+            except ServerUnreachable:
+                raise
+            except SecureMedianError:
+                self._note.withdraw()
+                raise
+            self._note.begin(request, round_id)
+            return round_id
+
+        return self.patiently(ask)
+
+    def end(self, round_id: str) -> RoundStatus:
+        """Wait for the end of a round, close it when `ready` says so, and return its last status.
+
+        A round that the servers have forgotten counts as failed.
+        """
+        closed = False
+        # bounded: the servers end every round within its limits
+        while True:
+            self._hooks.alive()
+            try:
+                status = self.patiently(lambda: self._coordinator.status(round_id, 0.0))
+            except UnknownRound as error:
+                return RoundStatus(round_id, state="failed", reason=str(error))
+            if status.ended:
+                return status
+            self._hooks.show(status)
+            if not closed and status.state == "open" and self._hooks.ready(status):
+                closed = True
+                # it may close by itself at this moment
+                with suppress(RoundClosed):
+                    self.patiently(lambda: self._coordinator.close_round(round_id, 0.0))
+                    uploads = len(status.complete)
+                    self._hooks.report(
+                        f"round {round_id} is closed: {uploads} uploads are complete"
+                    )
+            self._sleep(self._poll_s)
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Return what `act` returns, and try again while it meets an error that may pass.
+
+        Raises that error after the limit of the patience.
+        """
+        patience, said = self._patience, ""
+        deadline, wait_s = time.monotonic() + patience.limit_s, patience.first_s
+        while True:
+            self._hooks.alive()
+            try:
+                found = act()
+                break
+            except patience.passes as error:
+                if time.monotonic() > deadline or not patience.limit_s:
+                    raise
+                if str(error) != said:
+                    self._hooks.report(f"{error}: trying again")
+                said = str(error)
+                self._sleep(wait_s)
+                wait_s = min(2 * wait_s, patience.longest_s)
+        if said:
+            self._hooks.report("going on")
+        return found
