@@ -82,7 +82,7 @@ def train(
     inputs, targets = torch.from_numpy(images), torch.from_numpy(labels)
     if any(layer.measure(inputs) for layer in network.modules() if hasattr(layer, "measure")):
         return flatten(network.state_dict())[0].astype(np.float32)
-    optimiser = torch.optim.SGD(network.parameters(), lr=model.rate)
+    parameters = list(network.parameters())
     # one image alone has no variance to normalise by
     least = 2 if _normalises_batches(network) else 1
     for _ in range(model.epochs):
@@ -90,9 +90,11 @@ def train(
         for chosen in order.split(model.batch):
             if len(chosen) < least:
                 continue
-            optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen]).backward()
-            optimiser.step()
+            loss = torch.nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen])
+            # the first torch.optim.SGD of a process takes 4 s; this gives the same bits
+            with torch.no_grad():
+                for each, slope in zip(parameters, torch.autograd.grad(loss, parameters)):
+                    each.add_(slope, alpha=-model.rate)
     return flatten(network.state_dict())[0].astype(np.float32)
 
 
