@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,13 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.parties import Lanes
+
+
+def needs(*modules: str) -> None:
+    """Skip the test, or the file, unless these modules are installed; import none of them."""
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed", allow_module_level=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

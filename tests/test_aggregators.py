@@ -8,10 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 # of the plaintext functionalities that they share
-pytest.importorskip("torch")
-
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
+from tests.conftest import needs
+
+needs("torch")
 
 DIM = 40
 ROBUST = [name for name in AGGREGATORS if name != "mean"]

@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-
 from securemedian.laboratory import data, models
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.experiments import (
@@ -23,6 +19,9 @@ from securemedian.laboratory.experiments.players import Collaborators
 from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
+from tests.conftest import needs
+
+needs("torch", "sklearn", "matplotlib")
 
 DIGITS = data.load()
 models.use_one_thread()

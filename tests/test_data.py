@@ -12,6 +12,7 @@ from securemedian.laboratory import data
 from securemedian.laboratory.data.images import read_batch, read_idx
 from securemedian.laboratory.data.shakespeare import ALPHABET, speeches
 from securemedian.mpc.errors import ConfigError, InputError
+from tests.conftest import needs
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 CIFAR10 = MNIST.parent / "cifar10"
@@ -233,7 +234,7 @@ def test_bad_idx_files(tmp_path: Path, name: str, raw: bytes, said: str) -> None
 
 
 def test_digits_are_real_and_shuffled_alike() -> None:
-    pytest.importorskip("sklearn")
+    needs("sklearn")
     one, two = data.load(), data.load(None, "digits")
     assert (one.name, one.classes) == ("digits", 10)
     assert (one.images.shape, one.test_images.shape) == ((1500, 64), (297, 64))

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from securemedian import cli
-from securemedian.mpc.rounds.methods.radix import Radix
-
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
 from securemedian.laboratory import data, models, processes, training_run
 from securemedian.laboratory.attacks import NO_ATTACK
 from securemedian.laboratory.training_run import Scenario, TrainingRun
+from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
+from tests.conftest import needs
+
+needs("torch", "sklearn")
 
 pytestmark = pytest.mark.slow
 

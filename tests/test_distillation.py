@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
 from securemedian import Client, Coordinator, PublicSet, cli
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.upload import number_of
@@ -28,7 +25,10 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
+from tests.conftest import needs
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
+
+needs("torch", "sklearn")
 
 pytestmark = pytest.mark.slow
 

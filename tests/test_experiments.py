@@ -12,29 +12,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-for module in ("torch", "sklearn", "matplotlib"):
-    pytest.importorskip(module)
-
-from securemedian import cli  # noqa: E402
-from securemedian.laboratory import (  # noqa: E402
+from securemedian import cli
+from securemedian.laboratory import (
     data,
     models,
     plaintext,
 )
-from securemedian.laboratory.experiments import (  # noqa: E402
+from securemedian.laboratory.experiments import (
     catalogue,
     execution,
     leak,
     summaries,
 )
-from securemedian.laboratory.experiments.players import Collaborators, Players  # noqa: E402
-from securemedian.laboratory.experiments.runs import Collaboration, Run, RunRecord  # noqa: E402
-from securemedian.laboratory.experiments.service import ExperimentServers  # noqa: E402
-from securemedian.mpc.errors import ConfigError, SecureMedianError  # noqa: E402
-from securemedian.mpc.rounds.clusters import exposed  # noqa: E402
-from securemedian.mpc.rounds.methods.reclustered import Reclustered  # noqa: E402
-from securemedian.mpc.rounds.optimiser import Momentum  # noqa: E402
-from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange  # noqa: E402
+from securemedian.laboratory.experiments.players import Collaborators, Players
+from securemedian.laboratory.experiments.runs import Collaboration, Run, RunRecord
+from securemedian.laboratory.experiments.service import ExperimentServers
+from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.rounds.clusters import exposed
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
+from securemedian.mpc.rounds.optimiser import Momentum
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange
+from tests.conftest import needs
+
+needs("torch", "sklearn", "matplotlib")
 
 pytestmark = pytest.mark.slow
 

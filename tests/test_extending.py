@@ -16,11 +16,11 @@ from securemedian.laboratory.experiments.aggregation import SECURE
 from securemedian.laboratory.models import MODELS
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.methods.registry import METHODS
+from tests.conftest import needs
+
+needs("torch", "sklearn", "matplotlib")
 
 pytestmark = pytest.mark.release
-
-for module in ("torch", "sklearn", "matplotlib"):
-    pytest.importorskip(module)
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text("utf-8")
 EXAMPLES = re.findall(

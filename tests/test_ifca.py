@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-for module in ("torch", "sklearn", "matplotlib"):
-    pytest.importorskip(module)
+from securemedian import cli
+from securemedian.laboratory import data, models
+from securemedian.laboratory.data.base import rotate
+from securemedian.laboratory.experiments import catalogue, mixture, rotated
+from securemedian.mpc.errors import ConfigError
+from tests.conftest import needs
 
-from securemedian import cli  # noqa: E402
-from securemedian.laboratory import data, models  # noqa: E402
-from securemedian.laboratory.data.base import rotate  # noqa: E402
-from securemedian.laboratory.experiments import catalogue, mixture, rotated  # noqa: E402
-from securemedian.mpc.errors import ConfigError  # noqa: E402
+needs("torch", "sklearn", "matplotlib")
 
 pytestmark = pytest.mark.slow
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
 from securemedian import cli
 from securemedian.laboratory import data, models, worker
 from securemedian.laboratory.attacks import ATTACKS
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
+from tests.conftest import needs
+
+needs("torch", "sklearn")
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
 from securemedian import cli
 from securemedian.laboratory import data, models
 from securemedian.laboratory.models.networks import Model
 from securemedian.mpc.errors import ConfigError
+from tests.conftest import needs
+
+needs("torch", "sklearn")
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,9 @@ from securemedian.laboratory import data
 from securemedian.laboratory.experiments import aggregation, uneven
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.params import RoundParams
+from tests.conftest import needs
 
-pytest.importorskip("torch")
+needs("torch")
 
 
 def test_sites_have_their_parts_and_no_record_is_at_two() -> None:

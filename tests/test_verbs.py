@@ -24,6 +24,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
+from tests.conftest import needs
 from tests.daemons import WAIT_S, Pair, running
 
 pytestmark = pytest.mark.slow
@@ -210,8 +211,7 @@ def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    needs("torch", "sklearn")
     from securemedian.laboratory import data, models
     from securemedian.laboratory.worker import Trainer, run
 

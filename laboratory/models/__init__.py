@@ -91,9 +91,10 @@ def train(
             if len(chosen) < least:
                 continue
             loss = torch.nn.functional.cross_entropy(network(inputs[chosen]), targets[chosen])
+            slopes = torch.autograd.grad(loss, parameters)
             # the first torch.optim.SGD of a process takes 4 s; this gives the same bits
             with torch.no_grad():
-                for each, slope in zip(parameters, torch.autograd.grad(loss, parameters)):
+                for each, slope in zip(parameters, slopes, strict=True):
                     each.add_(slope, alpha=-model.rate)
     return flatten(network.state_dict())[0].astype(np.float32)
 
