@@ -61,9 +61,12 @@ class RoundPlan:
     def _start(self) -> tuple[NDArray[np.float32] | None, ModelForm | None]:
         return files.read_start(Path(self.model)) if self.model else (None, None)
 
-    def params(self, dim: int) -> RoundParams:
-        """Return the parameters of the round, for updates of `dim` values unless it says so."""
-        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange)
+    def params(self, dim: int, **others: Any) -> RoundParams:
+        """Return the parameters of the round, for updates of `dim` values unless it says so.
+
+        `others` are parameters that the file leaves to the caller.
+        """
+        return RoundParams.from_dict({"dim": dim} | self.round | self.exchange | others)
 
     @cached_property
     def exchange(self) -> dict[str, Any]:

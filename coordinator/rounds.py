@@ -6,9 +6,9 @@ itself, a measurement plays the clients between opening and end.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from securemedian.common.status import RoundStatus
@@ -23,6 +23,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.rounds.params import RoundParams
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Hooks:
     """The functions in which programs that run rounds differ. An error in one ends the loop."""
 
     # returns the arguments of `Coordinator.open_round` for a round, counted from 1
-    ask: Callable[[int], dict[str, Any]] = _unasked
+    ask: Callable[[int], Mapping[str, Any]] = field(default=_unasked, repr=False)
     # gets the id of a round that is open: clients of this process submit here
     opened: Callable[[str], object] = nothing
     # gets each status of a round that has not ended
@@ -77,7 +78,7 @@ class Patience:
     """How long, and at which errors, a request is made again."""
 
     limit_s: float = 0.0
-    passes: tuple[type[SecureMedianError], ...] = PASSING
+    passes: tuple[type[Exception], ...] = PASSING
     # the first and the longest wait between two attempts
     first_s: float = 1.0
     longest_s: float = 60.0
@@ -159,7 +160,7 @@ class Rounds:
             raise
         return round_id
 
-    def open(self, *given: Any, **named: Any) -> str:
+    def open(self, params: RoundParams, model: Any = None, **options: Any) -> str:
         """Open a round as `Coordinator.open_round` does, however often that must be asked for.
 
         A request without an answer is repeated, and S0 answers with the same round. A request that
@@ -170,7 +171,7 @@ class Rounds:
             request = self._note.request or os.urandom(16).hex()
             self._note.begin(request)
             try:
-                round_id = self._coordinator.open_round(*given, **named, request=request)
+                round_id = self._coordinator.open_round(params, model, request=request, **options)
             except ServerUnreachable:
                 raise
             except SecureMedianError:
@@ -209,25 +210,36 @@ class Rounds:
             self._sleep(self._poll_s)
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns, and try again while it meets an error that may pass.
+        """Return what `act` returns, and try again as long as the patience lasts."""
+        return patiently(act, self._patience, self._hooks, self._sleep)
 
-        Raises that error after the limit of the patience.
-        """
-        patience, said = self._patience, ""
-        deadline, wait_s = time.monotonic() + patience.limit_s, patience.first_s
-        while True:
-            self._hooks.alive()
-            try:
-                found = act()
-                break
-            except patience.passes as error:
-                if time.monotonic() > deadline or not patience.limit_s:
-                    raise
-                if str(error) != said:
-                    self._hooks.report(f"{error}: trying again")
-                said = str(error)
-                self._sleep(wait_s)
-                wait_s = min(2 * wait_s, patience.longest_s)
-        if said:
-            self._hooks.report("going on")
-        return found
+
+def patiently(
+    act: Callable[[], T],
+    patience: Patience,
+    hooks: Hooks,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
+    """Return what `act` returns, and try again while it meets an error that may pass.
+
+    Raises that error after the limit of the patience.
+    """
+    deadline, wait_s, said = time.monotonic() + patience.limit_s, patience.first_s, ""
+    while True:
+        hooks.alive()
+        try:
+            found = act()
+            break
+        except patience.passes as error:
+            if not patience.limit_s:
+                raise
+            if time.monotonic() > deadline:
+                raise type(error)(f"{error} (waited for {patience.limit_s:g} s)") from error
+            if str(error) != said:
+                hooks.report(f"{error}: trying again")
+            said = str(error)
+            sleep(wait_s)
+            wait_s = min(2 * wait_s, patience.longest_s)
+    if said:
+        hooks.report("going on")
+    return found

@@ -6,12 +6,12 @@ service for each round of that training; at its clients `submit` takes the updat
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from securemedian.clients.update import finite, flatten, unflatten
 from securemedian.common.keys import load_keys
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.lease import Lease
+from securemedian.coordinator.round_plan import RoundPlan
+from securemedian.coordinator.rounds import Hooks, Patience, Rounds, patiently
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ClientsDiffer,
@@ -71,34 +73,41 @@ _DOUBLED = 8
 _MAX_LISTED = 5
 
 
-@dataclass(frozen=True)
-class RoundOptions:
-    """What a user chooses for all rounds of a training that a framework leads."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan(RoundPlan):
+    """The plan of all rounds of a training that a framework leads."""
 
-    method: str
-    # with fewer uploads the servers refuse to compute
-    min_clients: int
-    # when a round closes at the latest
-    deadline_s: float
-    range_policy: RangePolicy | None
     # what a round without a result does: "stop" the run, or "skip" the round and keep the model
-    on_failure: str
+    on_failure: str = "stop"
     # how long to wait for servers that are away, and for the end of another's round
-    wait_s: float
-    # other parameters of a round, by name
-    others: dict[str, Any] = field(default_factory=dict)
+    wait_s: float = 600.0
     # patterns of the names of layers that each client keeps for itself
     keep_local: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_one_of("on_failure", self.on_failure, ("stop", "skip"))
         check_number("wait_s", self.wait_s, 0, MAX_WAIT_S, "more than 0 seconds and at most a week")
-        if given := {"dim", "max_clients"} & set(self.others):
+        if given := {"dim", "max_clients"} & set(self.round):
             raise ConfigError(
                 f"{' and '.join(sorted(given))}: the model and the nodes decide that, leave it out"
             )
         if self._for_some_clients().result_to != "servers":
             raise ConfigError("result_to is 'clients', but the training needs the result here")
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        min_clients: int,
+        deadline_s: float,
+        range_policy: RangePolicy | None,
+        options: Mapping[str, Any] | None,
+        **others: Any,
+    ) -> Self:
+        """Return the plan that a plug-in's user has chosen. Raises ConfigError."""
+        chosen = {"method": method, "min_clients": min_clients, "deadline_s": deadline_s}
+        table = range_policy.to_dict() if range_policy else {}
+        return cls(round={**(options or {}), **chosen}, range=table, **others)
 
     def _for_some_clients(self) -> RoundParams:
         """Return the parameters of a round of as many clients as the options need.
@@ -108,29 +117,21 @@ class RoundOptions:
         least, refused = max(2, self.min_clients), None
         for times in range(_DOUBLED):
             try:
-                return self.params(dim=1, clients=least << times)
+                return self.params(dim=1, max_clients=least << times)
             except ConfigError as error:
                 refused = refused or error
         assert refused
         raise refused
 
     @property
+    def min_clients(self) -> int:
+        """With fewer uploads the servers refuse to compute."""
+        return int(self.round["min_clients"])
+
+    @property
     def skips(self) -> bool:
         """Whether the training goes on without the result of a round."""
         return self.on_failure == "skip"
-
-    def params(self, dim: int, clients: int) -> RoundParams:
-        """Return the parameters of a round for a model of `dim` values and so many clients."""
-        return RoundParams.from_dict(
-            {
-                "method": self.method,
-                **self.others,
-                "dim": dim,
-                "max_clients": clients,
-                "min_clients": self.min_clients,
-                "deadline_s": self.deadline_s,
-            }
-        )
 
 
 class FrameworkRounds:
@@ -139,7 +140,7 @@ class FrameworkRounds:
     def __init__(
         self,
         coordinator: str | Path,
-        options: RoundOptions,
+        plan: TrainingPlan,
         log: logging.Logger | logging.LoggerAdapter[Any],
         stop: str,
     ) -> None:
@@ -153,8 +154,9 @@ class FrameworkRounds:
         soon = min(config.poll_interval_s, _RESULT_POLL_S)
         self.config = replace(config, poll_interval_s=soon)
         load_keys(config.key_file)
-        self.options = options
+        self.plan = plan
         self._log, self._stop, self._lease_file = log, stop, path.with_suffix(".round")
+        self._hooks = Hooks(report=lambda text: log.warning("securemedian: %s", text))
         self._lease: Lease | None = None
         # the model that S0 keeps, shape (d,), as far as this run knows
         self._kept: NDArray[np.float32] | None = None
@@ -168,33 +170,29 @@ class FrameworkRounds:
         `wait_s`. Raises one of ROUND_LOST if no round can be opened now, and another error if none
         ever can.
         """
-        return self.wait(lambda: self._open(model, clients, participants), _PASSES)
-
-    def _open(self, model: Arrays, clients: int, participants: list[str] | None) -> str:
-        vector, spec = flatten(model, self.options.keep_local)
+        vector, spec = flatten(model, self.plan.keep_local)
         start = finite(vector, spec)
-        params = self.options.params(start.size, clients)
-        if self._lease is None:
-            self._lease = Lease(self._lease_file, self._stop)
-        self._end_round_left_open("a new run has replaced the one that opened it")
+        params = self.plan.params(start.size, max_clients=clients)
         first = self._kept is None
         kept = self._kept is not None and np.array_equal(start, self._kept)
         # Buckets lie around the model that S0 keeps, and differences are to it. Other rounds need
         # none.
         given = start if params.uses_model and not kept else None
-        with Coordinator(self.config) as coordinator:
-            round_id = coordinator.open_round(
+        with self._rounds() as rounds:
+            rounds.patiently(self._take_over)
+            round_id = rounds.open(
                 params,
                 given,
-                self.options.range_policy,
+                range_policy=self.plan.policy,
                 reset=first and given is None,
                 # a model that an optimiser has changed
                 keep_range=given is not None and not first,
                 participants=participants,
                 form=spec.form,
             )
-        if first and self.options.keep_local:
+        if first and self.plan.keep_local:
             self._log.info("%s", spec.summary)
+        assert self._lease
         self._lease.round_id = round_id
         self._kept = start
         self._log.info("round %s is open for %d clients", round_id, clients)
@@ -211,7 +209,7 @@ class FrameworkRounds:
         if self._lease:
             self._lease.round_id = ""
         self.submitted = frozenset(status.complete)
-        keep_local = self.options.keep_local
+        keep_local = self.plan.keep_local
         result: Arrays = unflatten(vector, flatten(model, keep_local)[1])
         # in float16 it is S0's model as far as that form can say
         self._kept = flatten(result, keep_local)[0].astype(np.float32)
@@ -257,20 +255,24 @@ class FrameworkRounds:
                 time.sleep(_POLL_S)
         self._lease.round_id = ""
 
-    def wait(self, attempt: Callable[[], T], passes: tuple[type[Exception], ...]) -> T:
+    @contextmanager
+    def _rounds(self) -> Iterator[Rounds]:
+        """Connect the loop of rounds, which waits for what may pass for `wait_s`."""
+        with Coordinator(self.config) as coordinator:
+            yield Rounds(coordinator, self._hooks, self._patience())
+
+    def _patience(self, *passes: type[Exception]) -> Patience:
+        return Patience(self.plan.wait_s, passes or _PASSES, _POLL_S, _POLL_S)
+
+    def _take_over(self) -> None:
+        """Take the lease, and end the round that an earlier run has left open."""
+        if self._lease is None:
+            self._lease = Lease(self._lease_file, self._stop)
+        self._end_round_left_open("a new run has replaced the one that opened it")
+
+    def wait(self, attempt: Callable[[], T], *passes: type[Exception]) -> T:
         """Return the result of `attempt`. Raises the error it keeps failing with after `wait_s`."""
-        deadline, said = time.monotonic() + self.options.wait_s, ""
-        while True:
-            try:
-                return attempt()
-            except passes as error:
-                if time.monotonic() > deadline:
-                    waited = f"{error} (waited for {self.options.wait_s:g} s)"
-                    raise type(error)(waited) from error
-                if str(error) != said:
-                    self._log.warning("securemedian: waiting, because %s", error)
-                said = str(error)
-            time.sleep(_POLL_S)
+        return patiently(attempt, self._patience(*passes), self._hooks)
 
 
 def check(config: ClientConfig, round_id: str) -> None:

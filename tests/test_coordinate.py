@@ -27,6 +27,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
     UnknownRound,
 )
+from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import ROOT, WAIT_S, Pair, running
 from tests.test_receipts import RECORD
 
@@ -74,11 +75,11 @@ class Fake:
     def dim(self) -> int:
         return START.size
 
-    def open_round(self, **asked: Any) -> str:
+    def open_round(self, params: RoundParams, model: Any = None, **asked: Any) -> str:
         self._meet()
         request = asked["request"]
         if request not in self.by_request:
-            self.opened.append({"model": None} | asked)
+            self.opened.append({"params": params, "model": model} | asked)
             self.by_request[request] = f"{self.published + 1}-{len(self.opened):08x}"
         return self.by_request[request]
 
@@ -246,7 +247,7 @@ def test_a_run_goes_on_with_the_round_that_is_open(folder: Path) -> None:
     log = RunLog(folder / "out")
     log.begin("ab" * 16)
     log.close()
-    fake.open_round(params=RunPlan.load(folder / "plan.toml").params(3), request="ab" * 16)
+    fake.open_round(RunPlan.load(folder / "plan.toml").params(3), request="ab" * 16)
     ran(folder, fake)
     assert len(fake.opened) == 3
     # the answer came, and nothing after it
@@ -304,14 +305,14 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
     asked: list[str] = []
     real = fake.open_round
 
-    def refusing(**given: Any) -> str:
-        asked.append(given["request"])
+    def refusing(params: RoundParams, model: Any, **rest: Any) -> str:
+        asked.append(rest["request"])
         if len(asked) == 1:
             # silence: S0 may have opened the round
             raise ServerUnreachable("S0 is away")
         if len(asked) in (2, 3):
             raise NotStored("S1's disk is full")
-        return real(**given)
+        return real(params, model, **rest)
 
     fake.open_round = refusing  # type: ignore[method-assign]
     ran(folder, fake)

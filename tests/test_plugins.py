@@ -23,7 +23,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.plugins.rounds import (
     FrameworkRounds,
-    RoundOptions,
+    TrainingPlan,
     listed,
     local_part,
     same_form,
@@ -93,16 +93,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield started
 
 
-def options(**changes: Any) -> RoundOptions:
-    given: dict[str, Any] = {
-        "method": "radix",
-        "min_clients": 2,
-        "deadline_s": 60.0,
-        "range_policy": None,
-        "on_failure": "stop",
-        "wait_s": 0.1,
-    }
-    return RoundOptions(**given | changes)
+def options(**changes: Any) -> TrainingPlan:
+    given: dict[str, Any] = {"options": None, "wait_s": 0.1} | changes
+    method = given.pop("method", "radix")
+    return TrainingPlan.of(method, 2, 60.0, None, **given)
 
 
 def rounds_of(pair: Pair, **changes: Any) -> FrameworkRounds:
@@ -164,10 +158,10 @@ def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCapt
     ("changes", "said"),
     [
         ({"method": "median"}, "method must be one of"),
-        ({"others": {"dim": 5, "max_clients": 2}}, "dim and max_clients: the model and the nodes"),
+        ({"options": {"dim": 5, "max_clients": 2}}, "dim and max_clients: the model and the nodes"),
         ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
         ({"wait_s": 0}, "wait_s must be more than 0 seconds"),
-        ({"method": "pairwise", "others": {"result_to": "clients"}}, "needs the result here"),
+        ({"method": "pairwise", "options": {"result_to": "clients"}}, "needs the result here"),
     ],
 )
 def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -176,14 +170,14 @@ def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
 
 
 def test_options_are_the_parameters_of_a_round() -> None:
-    chosen = options(method="bucketed", on_failure="skip", others={"buckets": 8})
+    chosen = options(method="bucketed", on_failure="skip", options={"buckets": 8})
     assert chosen.skips and not options().skips
-    params = chosen.params(dim=7, clients=4)
+    params = chosen.params(dim=7, max_clients=4)
     assert (params.dim, params.max_clients, params.min_clients) == (7, 4, 2)
     assert (params.deadline_s, params.uses_range) == (60.0, True)
     # though two clients could not take part in such a round
     for method, others in (("krum", {"faulty": 1, "chosen": 3}), ("radix", {"ranks": [5]})):
-        assert options(method=method, others=others).params(dim=7, clients=5).max_clients == 5
+        assert options(method=method, options=others).params(dim=7, max_clients=5).max_clients == 5
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from securemedian.plugins.rounds import (
     ROUND_LOST,
     Arrays,
     FrameworkRounds,
-    RoundOptions,
+    TrainingPlan,
     listed,
 )
 
@@ -83,15 +83,15 @@ class SecureMedian(Strategy):
         # until `start` says how long it waits for replies
         self._timed = deadline_s is None
         limit_s = _TIMEOUT_S if deadline_s is None else deadline_s
-        chosen = RoundOptions(
+        chosen = TrainingPlan.of(
             method,
             min_clients,
             limit_s,
             range_policy,
-            on_failure,
-            wait_s,
-            options or {},
-            keep_local,
+            options,
+            on_failure=on_failure,
+            wait_s=wait_s,
+            keep_local=keep_local,
         )
         self._rounds = FrameworkRounds(coordinator, chosen, log, "flwr stop")
         self._strategy = FedAvg() if strategy is None else strategy
@@ -120,7 +120,8 @@ class SecureMedian(Strategy):
         """Run the training as `Strategy.start` does, and leave no round open, whatever happens."""
         if self._timed:
             limit_s = min(timeout, MAX_WAIT_S)
-            self._rounds.options = replace(self._rounds.options, deadline_s=limit_s)
+            plan = self._rounds.plan
+            self._rounds.plan = replace(plan, round=plan.round | {"deadline_s": limit_s})
         try:
             return super().start(
                 grid,
@@ -140,7 +141,7 @@ class SecureMedian(Strategy):
         """Open a round and send the nodes its id with the model. Raises AggregationError."""
         inner = self._strategy
         self._round_id = ""
-        least = self._rounds.options.min_clients
+        least = self._rounds.plan.min_clients
         needed = max(inner.min_available_nodes, inner.min_train_nodes, least)
         if inner.fraction_train and not self._nodes_connect(grid, needed):
             return []
@@ -165,7 +166,7 @@ class SecureMedian(Strategy):
                 message.content,
                 inner.arrayrecord_key,
                 self._round_id,
-                self._rounds.options.keep_local,
+                self._rounds.plan.keep_local,
             )
         return messages
 
@@ -233,11 +234,11 @@ class SecureMedian(Strategy):
     def summary(self) -> None:
         """Log the settings of the rounds and of `strategy`."""
         log.info("\t├──> SecureMedian settings:")
-        config, options = self._rounds.config, self._rounds.options
+        config, plan = self._rounds.config, self._rounds.plan
         log.info("\t│\t├── Servers: %s and %s", config.s0.address, config.s1.address)
-        log.info("\t│\t├── Round: %s", {"method": options.method, **options.others})
-        log.info("\t│\t├── Minimum uploads: %d", options.min_clients)
-        log.info("\t│\t├── On failure: %s", options.on_failure)
+        log.info("\t│\t├── Round: %s", plan.round)
+        log.info("\t│\t├── Minimum uploads: %d", plan.min_clients)
+        log.info("\t│\t├── On failure: %s", plan.on_failure)
         log.info("\t│\t└── Next model by: %s", type(self._strategy).__name__)
         log.addFilter(_unweighted)
         try:
@@ -254,7 +255,7 @@ class SecureMedian(Strategy):
             return True
 
         try:
-            return self._rounds.wait(connected, (_NotYet,))
+            return self._rounds.wait(connected, _NotYet)
         except _NotYet as error:
             self._lose(str(error), error)
             return False
@@ -306,7 +307,7 @@ class SecureMedian(Strategy):
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
         """Raise AggregationError, which ends the run, unless `on_failure` is "skip"."""
-        if not self._rounds.options.skips:
+        if not self._rounds.plan.skips:
             # Flower prints a traceback, whose first line is a file
             log.error("securemedian: %s", why)
             raise AggregationError(f"securemedian: {why}") from error

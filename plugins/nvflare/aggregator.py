@@ -21,7 +21,7 @@ from securemedian.mpc.errors import ConfigError, InputError, RoundFailed, Secure
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.nvflare import tasks
-from securemedian.plugins.rounds import ROUND_LOST, Arrays, FrameworkRounds, RoundOptions
+from securemedian.plugins.rounds import ROUND_LOST, Arrays, FrameworkRounds, TrainingPlan
 
 
 class SecureMedian(ModelAggregator):
@@ -65,15 +65,15 @@ class SecureMedian(ModelAggregator):
         self.method, self.min_clients, self.deadline_s = method, min_clients, deadline_s
         self.range_policy, self.on_failure, self.wait_s = range_policy, on_failure, wait_s
         self.options, self.keep_local = options or {}, list(keep_local)
-        self._checked = RoundOptions(
+        self._checked = TrainingPlan.of(
             method,
             min_clients,
             deadline_s,
             range_policy,
-            on_failure,
-            wait_s,
             self.options,
-            self.keep_local,
+            on_failure=on_failure,
+            wait_s=wait_s,
+            keep_local=self.keep_local,
         )
         # from the start of the run to its end
         self._rounds: FrameworkRounds | None = None
