@@ -37,7 +37,7 @@ from securemedian.clients.journal import (
 from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
-from securemedian.clients.sender import REFUSED, Sender
+from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.clients.waits import Report, Teller
 from securemedian.common.model_form import ModelForm

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import zmq
@@ -19,24 +19,19 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.clients.upload import Round
 from securemedian.clients.waits import Report, Wait
 from securemedian.common.addresses import connects_ipv6
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.descriptors import check_descriptors
 from securemedian.common.durable import check_process
 from securemedian.common.keys import KeyPair
-from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
-    PeerProtocolError,
-    RoundClosed,
     ServerUnreachable,
     from_code,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.rounds.params import RoundParams
 
 # The other end hung up during the handshake: it has another key than the one expected, or is no
 # server of ours, or has no room for connections at the moment.
@@ -427,46 +422,3 @@ def pauses(first: float = PAUSE_S, longest: float = LONGEST_PAUSE_S) -> Iterator
     while True:
         yield pause
         pause = min(2 * pause, longest)
-
-
-def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say of themselves.
-
-    Raises ConfigError if they are exchanged, and VersionsDiffer if this release cannot work with
-    them.
-    """
-    answers = []
-    for party, server in enumerate(servers):
-        answers.append(server.ask("info", patience_s=patience_s).fields)
-        if (answered := answers[-1].get("party")) != party:
-            raise ConfigError(
-                f"[s{party}] names the server at {server.address}, which answers as party "
-                f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
-            )
-        agree(server.label, answers[-1])
-    return answers
-
-
-def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
-    """Ask S1 for the latest round, and compare it with what S0 has said of it.
-
-    Raises VersionsDiffer if it takes another release, RoundClosed if it is another one, and
-    PeerProtocolError if its parameters, the model that it starts from or the form of the models
-    differ: a corrupt S0 could give some clients another model than the others.
-    """
-    found = s1.ask("round", patience_s=patience_s).fields
-    agree("S1", found)
-    if found["round"] != current.round_id:
-        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
-    form = found.get("model_form")
-    if form and form != (current.form.digest if current.form else ""):
-        raise PeerProtocolError(
-            f"S0 and S1 give round {current.round_id} other forms of the model: "
-            "one of them does not tell the truth, and nothing was sent"
-        )
-    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
-    if theirs != (current.params.digest, current.start.hex()):
-        raise PeerProtocolError(
-            f"S0 and S1 give round {current.round_id} other parameters or another start: "
-            "one of them does not tell the truth, and nothing was sent"
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from securemedian.clients.dealer import Dealer
+from securemedian.clients.sharing import Dealer
 from securemedian.clients.upload import Round
 from securemedian.mpc.errors import (
     NotAllowed,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.clients import dealer
+from securemedian.clients import sharing
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.laboratory import plaintext
@@ -144,7 +144,7 @@ def test_a_client_deals_while_it_trains_or_when_it_submits(pair: Pair, opened: E
 def test_a_dealing_is_cut_into_pieces(
     pair: Pair, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dealer, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(sharing, "PIECE_BYTES", 1000)
     round_id = open_round(pair, 2)
     for number in (0, 1):
         opened.enter_context(Client(config(pair, number))).submit(update(number))

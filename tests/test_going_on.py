@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.clients import dealer
+from securemedian.clients import sharing
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
@@ -113,7 +113,7 @@ def finish(pair: Pair, client: Client, round_id: str) -> None:
 def test_a_connection_that_is_cut_costs_nothing(
     pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch, kind: str, server: str
 ) -> None:
-    monkeypatch.setattr(dealer, "PIECE_BYTES", 40_000)
+    monkeypatch.setattr(sharing, "PIECE_BYTES", 40_000)
     round_id, proxy = open_round(pair, kind), getattr(line, server)
     client = line.client()
     client.wait_for_round()

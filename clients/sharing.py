@@ -1,0 +1,441 @@
+"""A client's shares: dealt ahead in the background, made once per round, sent to both servers.
+
+docs/protocols.md, section 2. The dealing of a round and the upload go the same way: a server that
+has its half already is left out, and a request without an answer is repeated with the same bytes.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients import upload
+from securemedian.clients.connection import Connection, Progress, pauses, unseen
+from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
+from securemedian.clients.service import Limit, Service
+from securemedian.clients.upload import Round, ShareHalf
+from securemedian.common.versions import agree
+from securemedian.mpc.errors import (
+    BadUpload,
+    ConfigError,
+    DuplicateUpload,
+    LocalProtocolError,
+    NotAllowed,
+    PeerProtocolError,
+    RoundClosed,
+    RoundFailed,
+    SecureMedianError,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.rounds.params import RoundParams
+
+# answers with which a server takes nothing more of a client for a round
+REFUSED = (BadUpload, DuplicateUpload, NotAllowed, RoundClosed, RoundFailed, UnknownRound)
+# the most bytes of a piece, each of which is answered before the next one is sent
+PIECE_BYTES = 4 << 20
+# how long `close` waits for the thread, which looks more often than that
+STOP_S = 5.0
+# how often `join` tells how much has been sent
+TELL_S = 0.2
+# the first wait before it is asked again whether a dealing is checked, which takes milliseconds
+FIRST_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The way of one half to a server: the request, and the fact by which the server has it."""
+
+    request: str
+    held: str
+    # the fields that come with every request
+    about: Mapping[str, Any]
+    patience_s: float
+    # whether the half may have been sent before
+    again: bool
+
+    def send(
+        self,
+        server: Connection,
+        half: ShareHalf,
+        progress: Progress,
+        most: int = 0,
+        masks: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Send a half whole, or in numbered pieces of `most` bytes, and tell the bytes sent.
+
+        All pieces are sent again if a server that was restarted has lost those before.
+        """
+        if self.again and self._holds(server):
+            return
+        about = {**self.about, "form": half.form}
+        if not most:
+            arrays = {"share": half.share, **(masks or {})}
+            server.ask(self.request, about, arrays, self.patience_s, progress)
+            return
+        share = half.share.reshape(-1)
+        size = -(-share.size // max(1, -(-share.nbytes // most)))
+        # in pieces of that size there may be fewer
+        pieces = -(-share.size // size)
+        piece = links = 0
+        while piece < pieces:
+            fields = {**about, "piece": piece, "pieces": pieces}
+            array = {"share": share[piece * size : (piece + 1) * size]}
+            try:
+                server.ask(self.request, fields, array, self.patience_s)
+                piece, links = piece + 1, links or server.links
+            except BadUpload:
+                # A server that was restarted has forgotten an incomplete dealing. One whose
+                # connection has lasted since the first piece has another reason.
+                if piece == 0 or links == server.links:
+                    raise
+                piece = links = 0
+            progress(min(share.nbytes, piece * size * share.itemsize), share.nbytes)
+
+    def _holds(self, server: Connection) -> bool:
+        """Return whether a server has its half for this round."""
+        try:
+            found = server.ask("round", patience_s=self.patience_s).fields
+        except UnknownRound:
+            return False
+        return found["round"] == self.about["round"] and bool(found[self.held])
+
+
+class Sender:
+    """Makes uploads of dealings by `deal`, sends them, and keeps them in `journal`, its own."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        service: Service,
+        deal: Callable[[Dealing, Round, Entropy], OwnDealing],
+    ) -> None:
+        self._journal, self._service, self._deal = journal, service, deal
+        self._servers, self._patience_s = service.servers, service.config.retry_limit_s
+        # the dealing for a round, until its upload is made
+        self._dealer: Dealer | None = None
+        # whether both servers have said which party they are
+        self._parties_known = False
+        if journal.rounds or journal.sent:
+            # an earlier process has reached them
+            for server in self._servers:
+                server.reached = True
+
+    def begin(self, current: Round) -> None:
+        """Deal for a round in the background, where clients deal."""
+        self._dealer_for(current)
+
+    def make(
+        self,
+        vector: NDArray[Any],
+        values: NDArray[Any],
+        current: Round,
+        progress: Progress = unseen,
+        group: int = 0,
+    ) -> Submission:
+        """Return the upload of a flat update and its encoded `values`, once both have its dealing.
+
+        Raises the error with which they refuse the dealing, which is then forgotten.
+        """
+        if not self._parties_known:
+            ask_parties(self._servers, self._patience_s)
+            self._parties_known = True
+        halves = self._halves(values, current, progress)
+        upheld = None
+        if current.params.method.audited and (shape := current.params.dealing):
+            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
+            masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
+            upheld = Upheld(shape, draw, halves[0].share, masks)
+        submission = Submission(
+            current.round_id,
+            current.params.digest,
+            current.start,
+            fingerprint(vector, group),
+            halves,
+            group,
+            group if current.params.method.visible else 0,
+            upheld,
+        )
+        self._journal.keep(submission)
+        self._stop_dealing()
+        return submission
+
+    def send(
+        self,
+        made: Submission,
+        patience_s: float | None = None,
+        progress: Progress = unseen,
+        again: bool = False,
+    ) -> None:
+        """Send an upload to both servers, and forget its halves once they have acknowledged it.
+
+        With `again` a server that has it already is left out. Raises what a server answers; an
+        upload that is refused is forgotten, too.
+        """
+        patience_s = self._patience_s if patience_s is None else patience_s
+        total, before = sum(half.share.nbytes for half in made.halves), 0
+        about = {
+            "round": made.round_id,
+            "params": made.params,
+            "start": made.start,
+            # of each half
+            "form": "",
+            "group": made.told,
+        }
+        way = _Way("upload", "submitted", about, patience_s, again)
+
+        def sent(count: int, _: int) -> None:
+            # of a request that is a little longer than the half
+            progress(before + min(half.share.nbytes, count), total)
+
+        # it may not have been written before
+        self._journal.keep(made)
+        try:
+            for party, (server, half) in enumerate(zip(self._servers, made.halves, strict=True)):
+                seeds = made.upheld.masks if made.upheld else None
+                masks = {"masks": np.frombuffer(seeds[party], np.uint8)} if seeds else None
+                way.send(server, half, sent, masks=masks)
+                before += half.share.nbytes
+                progress(before, total)
+        except REFUSED:
+            self._journal.forget(made.round_id)
+            raise
+        self._journal.confirm(made)
+
+    def abandon(self, round_id: str) -> None:
+        """Forget what was made for a round, and stop dealing for it: this client declines it."""
+        self._journal.forget(round_id)
+        if self._dealer and self._dealer.round_id == round_id:
+            self._stop_dealing()
+
+    def close(self) -> None:
+        """End the work in the background. What is kept on disk stays."""
+        self._stop_dealing()
+        self._journal.close()
+
+    def _halves(
+        self, values: NDArray[Any], current: Round, progress: Progress
+    ) -> tuple[ShareHalf, ShareHalf]:
+        """Return the halves of encoded values for S0 and S1, once both have the dealing."""
+        dealer = self._dealer_for(current)
+        if dealer is None:
+            check_s1(self._servers[1], current, self._patience_s)
+            return upload.split(values, current)
+        try:
+            return upload.rotate(dealer.join(progress), values)
+        except REFUSED:
+            self._journal.forget(current.round_id)
+            self._stop_dealing()
+            raise
+
+    def _dealer_for(self, current: Round) -> "Dealer | None":
+        """Return the dealer for a round, begun at the first call or after it got no answers."""
+        dealer = self._dealer
+        if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
+            return dealer
+        self._stop_dealing()
+        if shape := current.params.dealing:
+            resumed = current.round_id in self._journal.rounds
+            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
+            connections = self._service.connect()
+            for connection, server in zip(connections, self._servers, strict=True):
+                connection.reached = server.reached
+            # each server gets the half that it got the first time, even if S0 says another index
+            self._dealer = Dealer(
+                replace(current, index=draw.index),
+                connections,
+                lambda current: self._deal(shape, current, draw.entropy()),
+                self._patience_s,
+                self._service.config.poll_interval_s,
+                resumed,
+            )
+        return self._dealer
+
+    def _stop_dealing(self) -> None:
+        if self._dealer:
+            self._dealer.close()
+            self._dealer = None
+
+
+class Dealer:
+    """Deals for one round, on a thread and with connections of its own, and closes these.
+
+    `deal` makes the dealing, which is for this round and one update. A server that is away is
+    waited for up to `patience_s`, and asked every `poll_s` whether the dealing is checked. With
+    `resumed` the same dealing may have been sent before, and a server that has it is left out.
+    """
+
+    def __init__(
+        self,
+        current: Round,
+        servers: Sequence[Connection],
+        deal: Callable[[Round], OwnDealing],
+        patience_s: float,
+        poll_s: float,
+        resumed: bool,
+    ) -> None:
+        shape = current.params.dealing
+        assert shape
+        self.round_id = current.round_id
+        # the bytes of both halves: those to be sent, and those that servers have
+        self.total, self.sent = shape.bytes_ahead, 0
+        self._current, self._servers, self._deal = current, servers, deal
+        self._patience_s, self._poll_s, self._resumed = patience_s, poll_s, resumed
+        self._outcome: OwnDealing | SecureMedianError = LocalProtocolError(
+            "a defect here: the dealing ended without a result"
+        )
+        self._thread = threading.Thread(target=self._run, name="dealing", daemon=True)
+        self._thread.start()
+
+    @property
+    def unanswered(self) -> bool:
+        """Return whether it has ended because a server did not answer."""
+        return not self._thread.is_alive() and isinstance(self._outcome, ServerUnreachable)
+
+    def join(self, progress: Progress = unseen) -> OwnDealing:
+        """Return the dealing once both servers have checked it, and it has checked them.
+
+        Raises the error that ended it.
+        """
+        while self._thread.is_alive():
+            self._thread.join(TELL_S)
+            progress(self.sent, self.total)
+        if isinstance(self._outcome, SecureMedianError):
+            raise self._outcome
+        return self._outcome
+
+    def close(self) -> None:
+        """Stop dealing, if that is still going on."""
+        for server in self._servers:
+            server.cancel()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        try:
+            infos = ask_parties(self._servers, self._patience_s)
+            check_s1(self._servers[1], self._current, self._patience_s)
+            dealt = self._deal(self._current)
+            self._send(dealt, [info["max_message_bytes"] for info in infos])
+            self._confirm(dealt)
+            self._outcome = dealt
+        except SecureMedianError as error:
+            self._outcome = error
+        finally:
+            for server in self._servers:
+                server.close()
+
+    def _send(self, dealt: OwnDealing, limits: Sequence[int]) -> None:
+        """Send both halves, those of words in pieces."""
+        about = {
+            "round": self.round_id,
+            "params": self._current.params.digest,
+            "start": self._current.start,
+        }
+        way = _Way("deal", "dealt", about, self._patience_s, self._resumed)
+        halves = upload.halves(dealt.seeded, dealt.words, self._current)
+        whole = zip(self._servers, halves, limits, strict=True)
+        # the seed last: before it is sent, an interrupted dealing can still be made again
+        for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
+
+            def sent(count: int, _: int, counts: bool = half.form == "words") -> None:
+                self.sent = count if counts else self.sent
+
+            # half of the limit leaves room for what comes with a piece
+            way.send(server, half, sent, min(PIECE_BYTES, limit // 2))
+        self.sent = self.total
+
+    def _confirm(self, dealt: OwnDealing) -> None:
+        """Wait for both servers' checks of the dealing, and check them.
+
+        SECURITY: a server that opens other differences of the vectors than there are may find where
+        they have their 1. It gains nothing by that if this client then sends no rotations.
+
+        Raises NotAllowed if a server has found the dealing wrong, and PeerProtocolError if the two
+        have not opened what they should have.
+        """
+        limit = Limit(self._current.params.deadline_s)
+        answers = [self._verdict(server, limit) for server in self._servers]
+        coin, other = (answer.get("coin") for answer in answers)
+        right = False
+        if isinstance(coin, bytes) and len(coin) == SEED_BYTES and coin == other:
+            opened = dealt.opened(coin)
+            right = all(answer.get("opened") == opened for answer in answers)
+        if any(answer["verdict"] == "failed" for answer in answers):
+            why = (
+                "both servers have opened what this program has dealt, and so one of them does not "
+                "follow the protocol"
+                if right
+                else "the servers have not opened what this program has dealt"
+            )
+            raise NotAllowed(
+                f"your dealing for round {self.round_id} failed the check ({why}): you are left "
+                "out of this round"
+            )
+        if not right:
+            raise PeerProtocolError(
+                f"S0 and S1 have not opened what they should have of your dealing for round "
+                f"{self.round_id}: one of them does not follow the protocol. Nothing of your "
+                "update was sent"
+            )
+
+    def _verdict(self, server: Connection, limit: Limit) -> Mapping[str, Any]:
+        """Return a server's answer about the check, once it is over. Raises RoundClosed."""
+        for pause in pauses(FIRST_POLL_S, self._poll_s):
+            said = server.ask("checked", {"round": self.round_id}, patience_s=self._patience_s)
+            if said.fields.get("verdict") in ("passed", "failed"):
+                return said.fields
+            if limit.left_s <= 0:
+                break
+            server.pause(pause)
+        raise RoundClosed(
+            f"{server.label} has not checked your dealing for round {self.round_id} within "
+            f"{limit.seconds:g} s: you are left out of this round"
+        )
+
+
+def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
+    """Return what S0 and S1 say of themselves.
+
+    Raises ConfigError if they are exchanged, and VersionsDiffer if this release cannot work with
+    them.
+    """
+    answers = []
+    for party, server in enumerate(servers):
+        answers.append(server.ask("info", patience_s=patience_s).fields)
+        if (answered := answers[-1].get("party")) != party:
+            raise ConfigError(
+                f"[s{party}] names the server at {server.address}, which answers as party "
+                f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
+            )
+        agree(server.label, answers[-1])
+    return answers
+
+
+def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
+    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+
+    Raises VersionsDiffer if it takes another release, RoundClosed if it is another one, and
+    PeerProtocolError if its parameters, the model that it starts from or the form of the models
+    differ: a corrupt S0 could give some clients another model than the others.
+    """
+    found = s1.ask("round", patience_s=patience_s).fields
+    agree("S1", found)
+    if found["round"] != current.round_id:
+        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+    form = found.get("model_form")
+    if form and form != (current.form.digest if current.form else ""):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other forms of the model: "
+            "one of them does not tell the truth, and nothing was sent"
+        )
+    theirs = RoundParams.from_dict(found["params"]).digest, found["start"]
+    if theirs != (current.params.digest, current.start.hex()):
+        raise PeerProtocolError(
+            f"S0 and S1 give round {current.round_id} other parameters or another start: "
+            "one of them does not tell the truth, and nothing was sent"
+        )
