@@ -25,12 +25,12 @@ OPENING = {field.name for field in fields(Opening)}
 def rows() -> dict[str, str]:
     """Return the rows of the table by each name in their first cell."""
     page = PAGE.read_text("utf-8")
-    table = page.partition("\n## What the coordinator can do\n")[2].partition("\n## ")[0]
+    table = page.partition("\n## Powers of the coordinator\n")[2].partition("\n## ")[0]
     found: dict[str, str] = {}
     for line in table.splitlines():
-        if line.startswith("| ") and not line.startswith(("| ---", "| what ")):
+        if line.startswith("| ") and not line.startswith(("| ---", "| choice ")):
             first, _, rest = line[2:].partition(" | ")
-            assert rest.count(" | ") == 1 or rest.endswith(" | |"), line
+            assert rest.endswith(" |") and " | " not in rest, line
             for name in re.findall(r"`(\w+)`", first):
                 assert name not in found, name
                 found[name] = rest
