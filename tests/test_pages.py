@@ -103,3 +103,11 @@ def test_every_import_of_ours_is_there(page: Path) -> None:
                     continue
                 for alias in node.names:
                     assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+def test_the_glossary_is_short_and_every_word_of_it_is_used() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    words = re.findall(r"^\| ([^|]+) \| ", glossary.partition("| --- | --- |")[2], re.MULTILINE)
+    used = "\n".join(page.read_text("utf-8") for page in PAGES if page.name != "glossary.md")
+    assert 20 < len(words) <= 40 and words == sorted(words, key=str.lower)
+    assert not [word for word in words if not re.search(rf"(?i)\b{word}", used)]
