@@ -53,7 +53,7 @@ def test_the_table_of_events_has_all_that_a_server_logs_and_no_others() -> None:
 
 
 def test_the_policy_that_it_shows() -> None:
-    """It is stricter than the default, which keygen writes, and both refuse in the page's words."""
+    """It is stricter than the default, which keygen writes."""
     page = read("servers.md")
     tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
     (stricter,) = (Policy(**table["policy"]) for table in tables if "policy" in table)
@@ -62,9 +62,8 @@ def test_the_policy_that_it_shows() -> None:
     unverified = RoundParams.from_dict(bucketed | {"uploads": "unverified"})
     for policy in (Policy(), stricter):
         policy.check(RoundParams.from_dict(bucketed), 0, "s1")
-        with pytest.raises(PolicyRefused) as caught:
+        with pytest.raises(PolicyRefused):
             policy.check(unverified, 0, "s1")
-        assert f"    {caught.value}\n" in page
 
 
 def test_the_policy_of_a_client_that_it_shows() -> None:
@@ -111,7 +110,7 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
     code = SERVERS["selection.py"]
     shown = [
         reason
-        for row in rows("troubleshooting.md", "| reason | cause | do |")
+        for row in rows("troubleshooting.md", "| reason | cause and remedy |")
         for reason in quoted(row[0])
     ]
     names = {
