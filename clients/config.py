@@ -109,12 +109,8 @@ class ClientConfig:
         path = Path(path)
         values = read_toml(path)
         check_key_places(values, str(path))
-        for server in ("s0", "s1"):
-            if server in values:
-                values[server] = build(ServerAddress, values[server], f"{path}, [{server}]")
         if "policy" in values:
-            where = f"{path}, [policy]"
-            values["policy"] = build(ClientPolicy, without_switch(values["policy"], where), where)
+            values["policy"] = without_switch(values["policy"], f"{path}: [policy]")
         config = build(cls, values, str(path))
         if cohort:
             config = replace(config, cohort=cohort)

@@ -1,20 +1,46 @@
-"""The receipts and results of rounds: waited for, checked (`results`) and decoded."""
+"""The receipts and results of rounds: waited for, checked and decoded.
 
-from collections.abc import Callable, Mapping
+Nothing is taken from one server alone. An answer about a round has its receipt with the signatures
+of both, and the parameters, the clients, the run that the round started from and the opened values
+must fit the record in it. Clients decode the values themselves, and compute the next run state.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.clients import results, upload
-from securemedian.clients.results import RecentRuns
+from securemedian.clients import upload
 from securemedian.clients.service import Limit, Service
-from securemedian.common.receipts import Receipt, for_those_left
-from securemedian.mpc.errors import ReceiptInvalid, RoundFailed, ServerUnreachable, UnknownRound
+from securemedian.clients.upload import number_of
+from securemedian.common.receipts import (
+    SERVICE,
+    Receipt,
+    Record,
+    differences,
+    digest_of,
+    for_those_left,
+)
+from securemedian.mpc.arrays import PublicValues
+from securemedian.mpc.errors import (
+    ConfigError,
+    PeerProtocolError,
+    ReceiptInvalid,
+    RoundFailed,
+    ServerUnreachable,
+    TooFewClients,
+    UnknownRound,
+    quoted,
+)
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState, finish
 
+# what a round starts from, and what it leads to
+_RUNS_REMEMBERED = 2
 # Returns what the receipt of a round must fit: the digest of the run that this side trained from,
 # and its public key if both servers have confirmed its upload. Each is empty otherwise.
 Trained = Callable[[str], tuple[bytes | None, str]]
@@ -42,7 +68,7 @@ class Outcomes:
         state = self._recent.find(digest)
         if state is None:
             answer = self._service.ask("model", {"round": round_id}, timeout_s=timeout_s)
-            state = results.run_of(answer, round_id, digest)
+            state = run_of(answer, round_id, digest)
         self._recent.keep(state)
         return state
 
@@ -73,8 +99,8 @@ class Outcomes:
         record = self._checked(round_id, answers, params).record
         start = self.run_before(round_id, record.start, limit.left_s)
         party = next((party for party in answers if answers[party].arrays), 0)
-        opened = results.opened_of(answers[party], party, record, params)
-        total = results.total_of(record, params)
+        opened = opened_of(answers[party], party, record, params)
+        total = total_of(record, params)
         computed = for_those_left(params, record.reasons)
         after, published = finish(start, computed, opened, total, record.groups)
         with_result = params.published_groups(opened, record.groups)
@@ -95,11 +121,9 @@ class Outcomes:
         """Return the receipt in the answers, which fits the round as this side knows it."""
         config = self._service.config
         for party, answer in answers.items():
-            results.check_form(answer, party, round_id, params)
-        receipt = results.agreed(answers, [config.s0.signing_key, config.s1.signing_key])
-        results.check_record(
-            receipt.record, config.cohort, round_id, params, *self._trained(round_id)
-        )
+            check_form(answer, party, round_id, params)
+        receipt = agreed(answers, [config.s0.signing_key, config.s1.signing_key])
+        check_record(receipt.record, config.cohort, round_id, params, *self._trained(round_id))
         return receipt
 
     def _answers(
@@ -159,3 +183,171 @@ class Outcomes:
         if values and not any(answer.arrays for answer in answers.values()):
             answers |= ask(party, values) or {}
         return answers
+
+
+class RecentRuns:
+    """Keeps the latest runs by their digests, so that none is downloaded twice."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, RunState] = {}
+
+    def find(self, digest: bytes) -> RunState | None:
+        return self._kept.get(digest)
+
+    def keep(self, state: RunState) -> None:
+        """Keep a run, whose arrays become read-only, and forget the oldest of too many."""
+        for array in state.arrays.values():
+            array.flags.writeable = False
+        self._kept.pop(state.digest, None)
+        self._kept[state.digest] = state
+        while len(self._kept) > _RUNS_REMEMBERED:
+            del self._kept[next(iter(self._kept))]
+
+
+def run_of(answer: wire.Message, round_id: str, digest: bytes) -> RunState:
+    """Return the run a round starts from. Raises ReceiptInvalid if it has another digest."""
+    fields, arrays = answer.fields, answer.arrays
+    try:
+        state = RunState.of_arrays(
+            policy_from(fields["policy"]),
+            int(fields["number"]) - 1,
+            optimiser_from(fields["optimiser"]),
+            arrays,
+        )
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise PeerProtocolError(f"S0 sent no model of round {round_id}: {error!r:.200}") from error
+    if any(array.dtype != np.float32 for array in arrays.values()):
+        raise PeerProtocolError(f"S0 sent a model of round {round_id} that is not float32")
+    if state.digest != digest:
+        raise ReceiptInvalid(
+            f"S0 sent another model or range than the one that it says round {round_id} starts from"
+        )
+    return state
+
+
+def receipt_of(answer: wire.Message) -> Receipt:
+    """Return the unchecked receipt in an answer. Raises ReceiptInvalid if there is none."""
+    encoded, signatures = answer.fields.get("record"), answer.fields.get("signatures")
+    if not isinstance(encoded, bytes) or not isinstance(signatures, dict):
+        raise ReceiptInvalid("the answer has no receipt")
+    given = {str(name): bytes(one) for name, one in signatures.items() if isinstance(one, bytes)}
+    return Receipt(encoded, given)
+
+
+def check_form(answer: wire.Message, party: int, round_id: str, params: RoundParams) -> None:
+    """Raise ReceiptInvalid unless an answer has the form that fits the parameters of its round."""
+    form = "share" if params.result_to == "clients" else "opened"
+    said = answer.fields.get("form")
+    if said != form or not answer.arrays.keys() <= {form}:
+        arrays = ", ".join(answer.arrays) or "none"
+        raise ReceiptInvalid(
+            f"S{party} gives the result of round {round_id} in the form {quoted(said)} with the "
+            f"arrays {quoted(arrays)}, and the round's parameters ask for {form}"
+        )
+
+
+def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> Receipt:
+    """Return the receipt in the servers' answers. Raises ReceiptInvalid unless both signed one."""
+    receipts: dict[int, Receipt] = {}
+    for party, answer in answers.items():
+        try:
+            receipts[party] = receipt_of(answer)
+            receipts[party].check(signing_keys)
+        except ReceiptInvalid as error:
+            raise ReceiptInvalid(f"what S{party} says is not to be believed: {error}") from error
+    if len(receipts) == 2 and receipts[0].encoded != receipts[1].encoded:
+        differing = differences(receipts[0].record, receipts[1].record)
+        raise ReceiptInvalid(
+            f"both servers have signed two records of round {receipts[0].record.round}: what S0 "
+            f"and S1 say now differs in {differing}"
+        )
+    return next(iter(receipts.values()))
+
+
+def check_record(
+    record: Record,
+    cohort: str,
+    round_id: str,
+    params: RoundParams,
+    start: bytes | None,
+    client: str,
+) -> None:
+    """Check that a record is of this round of this cohort, as this side knows it.
+
+    `start` is the digest of the run that this client trained from, and `client` its public key, if
+    it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients or ConfigError
+    if too few clients took part.
+    """
+    about = record.service, record.round, record.number
+    if about != (SERVICE, round_id, number_of(round_id)):
+        raise ReceiptInvalid(
+            f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
+        )
+    if record.cohort != cohort:
+        raise ReceiptInvalid(
+            f"round {round_id} is of the cohort {quoted(record.cohort)}, and not of {cohort}"
+        )
+    if record.params != params.to_dict():
+        raise ReceiptInvalid(
+            f"round {round_id} had other parameters than those that S0 gave for it: "
+            "the servers vouch for others"
+        )
+    if start is not None and record.start != start:
+        raise ReceiptInvalid(
+            f"round {round_id} started from another model or range than the one that S0 gave to "
+            "train from"
+        )
+    if client and client not in record.included:
+        _check_left_out(record, client)
+    if params.weights and not params.weights.keys() >= set(record.included):
+        raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
+    if len(record.included) < params.min_clients:
+        raise TooFewClients(
+            f"round {round_id} was computed on {len(record.included)} clients, and its parameters "
+            f"ask for at least {params.min_clients}"
+        )
+    for_those_left(params, record.reasons).check_included(record.included)
+    _check_groups(record, params)
+
+
+def _check_groups(record: Record, params: RoundParams) -> None:
+    """Raise ReceiptInvalid unless a record says the group of each client, if groups are visible."""
+    expected = len(record.included) if params.method.visible else 0
+    if len(record.groups) != expected or not {*record.groups} <= {*range(params.method.groups)}:
+        raise ReceiptInvalid(
+            f"round {record.round} has {params.method.groups} groups, and its receipt does not say "
+            "which one each client is in"
+            if expected
+            else f"the receipt of round {record.round} tells groups that nobody should know"
+        )
+
+
+def _check_left_out(record: Record, client: str) -> None:
+    """Raise ReceiptInvalid unless a record has a reason that fits an upload that both servers have.
+
+    S1 has to take S0's word for what S0 holds, so that both may sign what the client knows better.
+    """
+    reasons = [why for why, keys in record.left_out.items() if client in keys]
+    if not reasons or any(" reached " in why for why in reasons):
+        said = f"says {quoted(reasons[0])}" if reasons else "does not say why"
+        raise ReceiptInvalid(
+            f"round {record.round} does not include this client and {said}, and both servers have "
+            "confirmed its upload"
+        )
+
+
+def opened_of(
+    answer: wire.Message, party: int, record: Record, params: RoundParams
+) -> PublicValues:
+    """Return the opened values, which both servers vouch for. Raises ReceiptInvalid if not."""
+    words = answer.arrays.get("opened", np.empty(0, np.uint64))
+    if words.dtype != np.uint64 or words.ndim != 1 or digest_of(words) != record.opened:
+        raise ReceiptInvalid(
+            f"S{party} sent other values for the result of round {record.round} than those that "
+            "both servers vouch for"
+        )
+    return params.unpack_opened(words, total_of(record, params))
+
+
+def total_of(record: Record, params: RoundParams) -> int:
+    return sum(params.weights_of(record.included))

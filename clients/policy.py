@@ -34,7 +34,7 @@ class ClientPolicy(Policy):
         super().__post_init__()
         check_security(self.security)
         for table in ("with_clients", "without_clients"):
-            if not all(type(name) is str and name for name in getattr(self, table)):
+            if not all(getattr(self, table)):
                 raise ConfigError(f"{table} must be a list of clients' names")
         if both := sorted({*self.with_clients} & {*self.without_clients}):
             raise ConfigError(

@@ -6,7 +6,7 @@ has its half already is left out, and a request without an answer is repeated wi
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class _Way:
     request: str
     held: str
     # the fields that come with every request
-    about: Mapping[str, Any]
+    about: Mapping[str, Any] = field(repr=False)
     patience_s: float
     # whether the half may have been sent before
     again: bool

@@ -155,7 +155,7 @@ class Policy:
             raise ConfigError("methods is empty: name one or more, or leave it out for the default")
         for name, values in self.allowed.items():
             check_one_of("a name in `allowed`", name, list(choices))
-            if not isinstance(values, list) or not values:
+            if not values:
                 raise ConfigError(
                     f"allowed: {name} must be a list of one or more values, not {quoted(values)}"
                 )
@@ -169,7 +169,7 @@ class Policy:
         for table, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
             for name, limit in bounds.items():
                 check_one_of(f"a name in `{table}`", name, numbers)
-                if type(limit) not in (int, float) or not 0 <= limit < 1 << 63:
+                if not 0 <= limit < 1 << 63:
                     raise ConfigError(
                         f"{table}: {name} must be a number of 0 or more, not {quoted(limit)}"
                     )

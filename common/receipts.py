@@ -76,13 +76,6 @@ class Record:
 
     def __post_init__(self) -> None:
         lists = [self.included, self.participants, *self.left_out.values()]
-        if not all(type(group) is int for group in self.groups):
-            raise ConfigError("`groups` lists something that is no number")
-        if not all(isinstance(keys, list) for keys in lists) or not all(
-            isinstance(text, str)
-            for text in [*self.left_out, *(key for keys in lists for key in keys)]
-        ):
-            raise ConfigError("a list of clients has something in it that is not a key")
         texts = [self.service, self.cohort, self.round, *self.left_out]
         if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
             raise ConfigError("a text has characters that no server writes")

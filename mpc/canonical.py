@@ -4,7 +4,7 @@ The maps are read from TOML, msgpack or JSON.
 """
 
 import hashlib
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -68,11 +68,12 @@ def default_of(field: Field[Any]) -> Any:
 
 
 def build(cls: type[T], values: object, where: str, **made: Any) -> T:
-    """Return a flat dataclass built from a map that came from outside.
+    """Return a dataclass built from a map that came from outside.
 
+    A field whose type is a dataclass, or a tuple of them, is built from a map, or a list of maps.
     `made` are fields that are already built and that the map must not name. Raises ConfigError if
-    keys are unknown, missing or of the wrong type; the message names them and says `where` they
-    stand.
+    keys are unknown, missing or of the wrong type, elements of lists and maps included; the message
+    names them and says `where` they stand.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
@@ -91,21 +92,52 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     if missing:
         raise ConfigError(f"{where}: missing {', '.join(missing)}")
     hints = hints_of(cls)
-    for name, value in values.items():
-        hint = hints[name]
-        allowed = [
-            get_origin(kind) or kind
-            for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
-        ]
-        if float in allowed:
-            allowed.append(int)
-        # type() instead of isinstance(), because True is not a number here
-        if type(value) not in allowed:
-            raise ConfigError(
-                f"{where}: {name} must be {' or '.join(kind.__name__ for kind in allowed)}, "
-                f"not {quoted(value)}"
-            )
+    found = {name: _built(hints[name], value, name, where) for name, value in values.items()}
     try:
-        return cls(**values, **made)
+        return cls(**found, **made)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _built(hint: Any, value: Any, name: str, where: str) -> Any:
+    """Return the value of a field. Raises ConfigError if it does not have the type `hint`."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return value if isinstance(value, hint) else build(hint, value, f"{where}: [{name}]")
+    if get_origin(hint) is tuple and is_dataclass(kind := get_args(hint)[0]):
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: write [[{name}]] once for each of them, not [{name}]")
+        return tuple(
+            build(kind, entry, f"{where}: [[{name}]] {number}")  # type: ignore[arg-type]
+            for number, entry in enumerate(value, 1)
+        )
+    if get_origin(hint) is dict and type(value) is dict:
+        # so that an error names the entry
+        for key, one in value.items():
+            _built(get_args(hint)[1], one, f"{name}: {quoted(key)}", where)
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if not any(_fits(value, kind) for kind in kinds):
+        allowed = [_name_of(kind) for kind in kinds]
+        if float in kinds:
+            allowed.append("int")
+        raise ConfigError(f"{where}: {name} must be {' or '.join(allowed)}, not {quoted(value)}")
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value has a type, and its elements have theirs."""
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer is Any:
+        return True
+    # type() instead of isinstance(), because True is not a number here
+    if type(value) is not outer:
+        return outer is float and type(value) is int
+    if outer is dict and inner:
+        return all(_fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items())
+    return outer is not list or not inner or all(_fits(one, inner[0]) for one in value)
+
+
+def _name_of(kind: Any) -> str:
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if not inner or inner[-1] is Any:
+        return str(outer.__name__)
+    return f"{outer.__name__} of {_name_of(inner[-1])}"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
@@ -18,8 +18,6 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_number, check_one_of, check_whole
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.network.control import MOST_RUNS
-
-T = TypeVar("T")
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names, and for this many bytes of names in UTF-8.
@@ -67,8 +65,6 @@ class CohortTable:
     def __post_init__(self) -> None:
         check_cohort(self.name)
         for what, names in (("clients", self.clients), ("coordinators", self.coordinators or [])):
-            if not all(type(name) is str for name in names):
-                raise ConfigError(f"{what} of cohort {self.name} lists something but names")
             if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise ConfigError(
                     f"{what} of cohort {self.name} names {_listed(twice)} more than once"
@@ -365,15 +361,6 @@ def _chosen(callers: tuple[Caller, ...], names: list[str], where: str) -> tuple[
     return tuple(caller for caller in callers if caller.name in names)
 
 
-def _tables(kind: type[T], values: dict[str, Any], table: str, where: str) -> tuple[T, ...]:
-    entries = values.get(table, [])
-    if not isinstance(entries, list):
-        raise ConfigError(f"{where}: write [[{table}]] once for each of them, not [{table}]")
-    return tuple(
-        build(kind, entry, f"{where}: [[{table}]] {i}") for i, entry in enumerate(entries, 1)
-    )
-
-
 def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> None:
     """Raise ConfigError if this server's own public keys are listed as somebody else's."""
     if public_key == config.peer.public_key or signing_key == config.peer.signing_key:
@@ -387,17 +374,6 @@ def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> No
                 f"{config.name}'s own public key is in the list as that of {caller.name!r}: "
                 "everybody has one key, one name and one role"
             )
-
-
-# the tables of a file, those that are there once per entry and those that are there once
-_LISTS: dict[str, type] = {"clients": Caller, "coordinators": Caller, "cohorts": CohortTable}
-_PARTS: dict[str, type] = {
-    "peer": PeerTable,
-    "protocol": ProtocolParams,
-    "engine": EngineConfig,
-    "policy": Policy,
-    "metrics": MetricsConfig,
-}
 
 
 def _without_doors(values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -422,14 +398,9 @@ def load(path: Path) -> ServerConfig:
     where = str(path)
     values = without_switch(_without_doors(read_toml(path), where), where)
     check_key_places(values, where)
-    nested: dict[str, Any] = {
-        table: _tables(kind, values, table, where) for table, kind in _LISTS.items()
-    }
-    for table, part in _PARTS.items():
-        nested[table] = build(part, values.get(table, {}), f"{where}: [{table}]")
-    if nested["engine"].kind == "ray" and "lanes" not in values.get("protocol", {}):
-        nested["protocol"] = replace(nested["protocol"], lanes=WORKER_LANES)
-    config = build(ServerConfig, values | nested, where)
+    config = build(ServerConfig, values, where)
+    if config.engine.kind == "ray" and "lanes" not in values.get("protocol", {}):
+        config = replace(config, protocol=replace(config.protocol, lanes=WORKER_LANES))
     folder = path.parent
     return replace(
         config, key_file=str(folder / config.key_file), state_dir=str(folder / config.state_dir)

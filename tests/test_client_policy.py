@@ -138,7 +138,7 @@ def test_without_a_policy_a_client_refuses_what_a_server_refuses() -> None:
         ("at_most = { rounds_per_hour = 3 }", "a name in `at_most` must be one of"),
         ("at_least = { check_bits = -1 }", "check_bits must be a number of 0 or more"),
         ('with_clients = "a"', "with_clients must be list"),
-        ("without_clients = [3]", "without_clients must be a list of clients' names"),
+        ("without_clients = [3]", "without_clients must be list of str, not"),
         ('with_clients = ["a"]\nwithout_clients = ["a"]', "no round fits"),
         ("min_clients = 3", "unknown min_clients"),
     ],

@@ -644,7 +644,7 @@ def test_everybody_takes_part_in_the_default_cohort_unless_it_is_narrowed(tmp_pa
         ("stroke", 'clients = ["client-1", "nobody"]', "clients of cohort stroke names 'nobody'"),
         ("stroke", 'clients = ["client-1", "client-1"]', "'client-1' more than once"),
         ("stroke", 'clients = ["client-1"]', "needs 2 or more"),
-        ("stroke", "clients = [1, 2]", "something but names"),
+        ("stroke", "clients = [1, 2]", "clients must be list of str"),
         ("stroke", "", "missing clients"),
         (
             "stroke",

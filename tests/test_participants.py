@@ -15,9 +15,11 @@ from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.common.receipts import Receipt
 from securemedian.coordinator.coordinator import Coordinator
+from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
+    FrameError,
     NotAllowed,
     ReceiptInvalid,
     UnknownRound,
@@ -34,6 +36,7 @@ from securemedian.servers.network.control import (
     Opened,
     Ready,
     Uploaded,
+    decode,
 )
 from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
@@ -126,8 +129,8 @@ def test_of_the_participants_one_may_be_missing(s0: Server) -> None:
         (["zoe", "NAME", "adam"], {}, r"participants: no client .* at s0 is called 'adam', 'zoe'$"),
         (["NAME", "NAME"], {}, "there are 1 participants, and s0 asks for at least 2 clients"),
         (["NAME", "OTHER"], {"min_clients": 3}, "there are 2 participants, .* at least 3"),
-        (["NAME", 7], {}, "`participants` lists something that is not a name"),
-        (["NAME", ["OTHER"]], {}, "`participants` lists something that is not a name"),
+        (["NAME", 7], {}, "participants must be list of str"),
+        (["NAME", ["OTHER"]], {}, "participants must be list of str"),
         ("NAME", {}, "participants must be list"),
         (["x" * 40 + str(at) for at in range(MAX_CLIENTS)], {}, r"is called 'x.*characters\)"),
     ],
@@ -188,9 +191,12 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
         s1.hear(asked_of(participants))
         refused = s1.sent[-1]
         assert isinstance(refused, Failed) and refused.code == code and text in refused.reason
-    for malformed in (two[::-1], [two[0], two[0]], [7, 8]):
+    for malformed in (two[::-1], [two[0], two[0]]):
         with pytest.raises(ConfigError, match="`participants`"):
             asked_of(malformed)
+    fields = flat(asked_of(two)) | {"participants": [7, 8]}
+    with pytest.raises(FrameError, match="participants must be list of str"):
+        decode(wire.pack("open", fields))
     s1.hear(asked_of(two))
     assert s1.sent[-1] == Opened(ROUND, bytes(16), runs=s1.config.max_attempts)
     assert s1.upload(third, ROUND).fields["code"] == "not-allowed"

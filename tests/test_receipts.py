@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.clients import receipts, results
+from securemedian.clients import outcomes, receipts
 from securemedian.clients.client import Client
 from securemedian.clients.outcomes import Outcomes, untrained
 from securemedian.clients.service import Limit
@@ -95,7 +95,7 @@ def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhe
 
     def check(params: RoundParams, groups: list[int]) -> None:
         record = replace(RECORD, params=params.to_dict(), groups=groups)
-        results.check_record(record, "default", record.round, params, None, "")
+        outcomes.check_record(record, "default", record.round, params, None, "")
 
     for params, right, wrong in (
         (visible, [2, 0], ([], [1], [0, 3], [0, -1], [0, 1, 2])),
@@ -231,7 +231,7 @@ def test_who_starts_from_the_same_run_ends_with_the_same(
 ) -> None:
     params = RoundParams(Bucketed(buckets=8), dim=DIM, max_clients=3)
     served = RunState(CoordinateRange(), START, np.float32(0.1) + 0 * START, optimiser=optimiser)
-    kept = results.RecentRuns()
+    kept = outcomes.RecentRuns()
     rng = np.random.default_rng(2)
     for number in (1, 2, 3):
         followed = kept.find(served.digest)
@@ -246,7 +246,7 @@ def test_who_starts_from_the_same_run_ends_with_the_same(
                 },
                 {"model": START, "scale": served.scale},
             )
-            followed = results.run_of(answer, "1-0000000a", served.digest)
+            followed = outcomes.run_of(answer, "1-0000000a", served.digest)
         # the second and third are not downloaded
         assert followed is not None and followed.number == number
         opened = PublicValues(rng.integers(0, 8, (1, DIM)).astype(np.uint16))
@@ -276,7 +276,7 @@ def test_a_digest_is_of_all_of_a_run() -> None:
 
 
 def test_no_more_runs_are_kept_than_are_needed() -> None:
-    kept = results.RecentRuns()
+    kept = outcomes.RecentRuns()
     three = [RunState(published=number) for number in range(3)]
     for state in (*three[:2], three[0], three[2]):
         kept.keep(state)
@@ -293,15 +293,15 @@ def answer_of(receipt: Receipt, **arrays: np.ndarray) -> wire.Message:
 
 def test_each_server_that_says_something_else_is_named() -> None:
     good, bad = answer_of(signed()), answer_of(replace(signed(), encoded=b"x"))
-    assert results.agreed({0: good, 1: good}, PUBLIC) == signed()
+    assert outcomes.agreed({0: good, 1: good}, PUBLIC) == signed()
     for party, answers in ((0, {0: bad, 1: good}), (1, {1: bad}), (1, {0: good, 1: bad})):
         with pytest.raises(ReceiptInvalid, match=f"what S{party} says is not to be believed"):
-            results.agreed(answers, PUBLIC)
+            outcomes.agreed(answers, PUBLIC)
     with pytest.raises(ReceiptInvalid, match="S1 says is not to be believed: the answer has no"):
-        results.agreed({1: wire.Message("result", {"form": "opened"})}, PUBLIC)
+        outcomes.agreed({1: wire.Message("result", {"form": "opened"})}, PUBLIC)
     another = answer_of(signed(replace(RECORD, opened=b"x")))
     with pytest.raises(ReceiptInvalid, match="two records .* differs in opened"):
-        results.agreed({0: good, 1: another}, PUBLIC)
+        outcomes.agreed({0: good, 1: another}, PUBLIC)
 
 
 @pytest.mark.parametrize(
@@ -328,14 +328,14 @@ def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
     changes: dict[str, Any], said: str
 ) -> None:
     known = RECORD.cohort, RECORD.round, PARAMS, RunState().digest, "key-a"
-    results.check_record(RECORD, *known)
+    outcomes.check_record(RECORD, *known)
     fits = {"its upload is complete, but max_clients is 3": ["key-c"]}
-    results.check_record(replace(RECORD, left_out=fits), *known[:4], "key-c")
+    outcomes.check_record(replace(RECORD, left_out=fits), *known[:4], "key-c")
     # who has not trained and not submitted knows less
-    results.check_record(replace(RECORD, start=bytes(32)), *known[:3], None, "")
+    outcomes.check_record(replace(RECORD, start=bytes(32)), *known[:3], None, "")
     error = TooFewClients if "included" in changes and len(changes) == 1 else ReceiptInvalid
     with pytest.raises(error, match=said):
-        results.check_record(replace(RECORD, **changes), *known)
+        outcomes.check_record(replace(RECORD, **changes), *known)
 
 
 @pytest.mark.parametrize("failed", [0, 1])
@@ -379,20 +379,20 @@ def test_an_answer_must_have_the_form_of_its_round(
     right = "share" if result_to == "clients" else "opened"
     words = np.arange(DIM, dtype=np.uint64)
     for sent in ({}, {right: words}):
-        results.check_form(wire.Message("result", {"form": right}, sent), 1, "7-0000000a", params)
+        outcomes.check_form(wire.Message("result", {"form": right}, sent), 1, "7-0000000a", params)
     said = wire.Message("result", {"form": form} if form else {}, dict.fromkeys(arrays, words))
     with pytest.raises(ReceiptInvalid, match=f"S1 gives .* parameters ask for {right}"):
-        results.check_form(said, 1, "7-0000000a", params)
+        outcomes.check_form(said, 1, "7-0000000a", params)
 
 
 def test_values_must_be_those_of_the_record() -> None:
     words = np.arange(DIM, dtype=np.uint64)
     record = replace(RECORD, opened=digest_of(words))
-    opened = results.opened_of(answer_of(signed(record), opened=words), 0, record, PARAMS)
+    opened = outcomes.opened_of(answer_of(signed(record), opened=words), 0, record, PARAMS)
     assert opened.tolist() == [words.tolist()]
     for wrong in (words + 1, words[1:], words.astype(np.int64), words[None], words[:0]):
         with pytest.raises(ReceiptInvalid, match="S1 sent other values"):
-            results.opened_of(answer_of(signed(record), opened=wrong), 1, record, PARAMS)
+            outcomes.opened_of(answer_of(signed(record), opened=wrong), 1, record, PARAMS)
 
 
 # Over real servers, of which S0 lies

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from zmq.utils import z85
 
-from securemedian.clients.results import receipt_of
+from securemedian.clients.outcomes import receipt_of
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (

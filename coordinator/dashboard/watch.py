@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from securemedian.clients import receipts, results
+from securemedian.clients import outcomes, receipts
 from securemedian.clients.start import in_one_line
 from securemedian.common.receipts import Receipt
 from securemedian.common.states import LIVE
@@ -340,7 +340,7 @@ class Watch:
 
         def ask() -> Receipt:
             fields = {"round": round_id, "values": False}
-            return results.receipt_of(self._servers[0].ask("result", fields))
+            return outcomes.receipt_of(self._servers[0].ask("result", fields))
 
         try:
             found = vouching(ask, self._signing_keys, seen.status)

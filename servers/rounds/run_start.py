@@ -52,8 +52,6 @@ class Opening:
                 f"`request` is 32 hex digits that you have drawn, or empty; "
                 f"not {quoted(self.request)}"
             )
-        if not all(type(name) is str for name in self.participants):
-            raise ConfigError("`participants` lists something that is not a name")
 
 
 def begin(
