@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
-from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory import daemons
-from securemedian.laboratory.processes import Processes
+from securemedian.coordinator.rounds import nothing
+from securemedian.laboratory.servers import Service, ShowStatus, servers_here
 from securemedian.mpc.protocols.dealing import OwnDealing
+from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.operating import keygen
 
 # the parameters of CNNMnist
 CNN = 1_663_370
-SERVERS = ("s0", "s1")
 DEADLINE_S = 3600.0
 # a round that was run, with what it cost
 Round = dict[str, Any]
@@ -51,56 +48,45 @@ class Copied(Client):
         return values
 
 
-@dataclass(frozen=True)
-class RunningServers:
-    """Two servers that run, and who asks them for rounds."""
+def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothing) -> Round:
+    """Run one round, and return its cost and what the clients' part took.
 
-    params: RoundParams
-    processes: Processes
-    coordinator: Coordinator
-    folder: Path
+    `show` is called with S0's status again and again.
+    """
+    # the default policy asks for more than 8 buckets, and this one for nothing
+    policy = CoordinateRange() if params.uses_range else None
+    model = np.zeros(params.dim, np.float32)
+    update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
+    times: list[float] = []
 
-    def round(self, show: daemons.ShowStatus = lambda status: None) -> Round:
-        """Run one round, and return its cost and what the clients' part took.
-
-        `show` is called with S0's status again and again.
-        """
-        params = self.params
-        # the default policy asks for more than 8 buckets, and this one for nothing
-        policy = CoordinateRange() if params.uses_range else None
-        model = np.zeros(params.dim, np.float32)
-        update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
-        round_id = self.coordinator.open_round(params, model, policy, reset=True)
-        start = time.monotonic()
+    def play(round_id: str, _: Published) -> None:
+        times.append(time.monotonic())
         Copied.made = {}
-        for name in keygen.client_names(params.max_clients):
-            with Copied.from_config(self.folder / f"{name}.toml") as client:
+        for name in service.names:
+            with Copied.from_config(service.folder / f"{name}.toml") as client:
                 client.submit(update, round_id)
-        submitted = time.monotonic()
-        status = daemons.until_published(self.processes, self.coordinator, round_id, show)
-        return {
-            "uploads_seconds": submitted - start,
-            "published_seconds": time.monotonic() - submitted,
-            "attempt": status.attempt,
-            "cost": status.cost,
-        }
+        times.append(time.monotonic())
+
+    ended = service.round(params, play, show, model=model, range_policy=policy, reset=True)
+    start, submitted = times
+    return {
+        "uploads_seconds": submitted - start,
+        "published_seconds": time.monotonic() - submitted,
+        "attempt": ended.status.attempt,
+        "cost": ended.status.cost,
+    }
 
 
 @contextmanager
-def started(
-    params: RoundParams, *tables: str, first: str = "", **of_server: str
-) -> Iterator[RunningServers]:
-    """Start two servers, with these tables in both files, and those of one server besides.
+def started(params: RoundParams, **tables: str) -> Iterator[Service]:
+    """Start two servers, each with the tables that are named after it.
 
-    `first` is a line that stands before all tables.
+    They make nothing ahead, so that a round's seconds have all of its work.
     """
+    settings = {"pool_limit_bytes": 0}
     # short, because Ray has sockets below the servers' folders
-    with tempfile.TemporaryDirectory(prefix="sm-") as made:
-        folder = Path(made)
-        daemons.make(folder, params.max_clients)
-        for server in SERVERS:
-            file = folder / f"{server}.toml"
-            own = [of_server[server]] if server in of_server else []
-            file.write_text("\n".join([first, file.read_text(), *tables, *own]))
-        with daemons.running(folder) as (processes, coordinator):
-            yield RunningServers(params, processes, coordinator, folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="sm-") as made,
+        servers_here(Path(made), params.max_clients, settings=settings, tables=tables) as service,
+    ):
+        yield service

@@ -16,14 +16,13 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.running import CNN, DEADLINE_S, SERVERS, Round, RunningServers, started
+from securemedian.benchmarks.running import CNN, DEADLINE_S, Round, started, timed_round
 from securemedian.common.status import RoundStatus
-from securemedian.laboratory import daemons, report
-from securemedian.laboratory.processes import unwind_on_sigterm
+from securemedian.laboratory import report
+from securemedian.laboratory.servers import SERVERS, Service, ShowStatus
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
@@ -94,7 +93,6 @@ def run(options: argparse.Namespace) -> None:
     """
     if options.kill_node and min(options.workers) < 2:
         raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
-    unwind_on_sigterm()
     file = report.check_writable(options.out / "scale.json")
     console = report.console()
     params = RoundParams.from_dict(
@@ -112,7 +110,8 @@ def run(options: argparse.Namespace) -> None:
         kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp"))
         os.environ["RAY_TMPDIR"] = kept
         with console.status("starting on threads"):
-            threads = stack.enter_context(_started(params, _table("protocol", lanes=options.lanes)))
+            lanes = dict.fromkeys(SERVERS, _table("protocol", lanes=options.lanes))
+            threads = stack.enter_context(started(params, **lanes))
         for workers in options.workers:
             shards = max(workers, options.shards or workers)
             with console.status(f"{workers} workers a server"):
@@ -128,11 +127,7 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"saved to {file}")
 
 
-# nothing is made ahead, so that a round's seconds have all of its work
-_started = partial(started, first="pool_limit_bytes = 0")
-
-
-def _shards_lost(service: RunningServers) -> int:
+def _shards_lost(service: Service) -> int:
     return (service.folder / "s0.log").read_text().count('"event": "shard-lost"')
 
 
@@ -143,7 +138,7 @@ def _table(name: str, **values: Any) -> str:
 
 
 def measure(
-    threads: RunningServers,
+    threads: Service,
     params: RoundParams,
     workers: int,
     shards: int,
@@ -155,8 +150,11 @@ def measure(
         tables = {server: _table("engine", **engine) for server in SERVERS}
         if cluster:
             tables["s0"] = _table("engine", address=cluster.address, insecure=True, **engine)
-        with _started(params, **tables) as service:
-            pairs = [(threads.round(), service.round()) for _ in range(options.repeat + 1)]
+        with started(params, **tables) as service:
+            pairs = [
+                (timed_round(threads, params), timed_round(service, params))
+                for _ in range(options.repeat + 1)
+            ]
             # the first of each has found nothing in the caches
             beside, own = zip(*pairs[1:], strict=True)
             ratios = [_seconds(one) / _seconds(other) for other, one in pairs[1:]]
@@ -170,7 +168,7 @@ def measure(
                 **_middle(own),
             }
             if cluster:
-                killed = service.round(cluster.kill_one_halfway())
+                killed = timed_round(service, params, cluster.kill_one_halfway())
                 point["killed"] = killed | {"shards_lost": _shards_lost(service)}
     return point, list(beside)
 
@@ -184,7 +182,7 @@ class _Nodes:
         self._cluster, self._left = cluster, list(nodes)
         self.address: str = cluster.address
 
-    def kill_one_halfway(self) -> daemons.ShowStatus:
+    def kill_one_halfway(self) -> ShowStatus:
         """Return what kills a node once half of a round's coordinates are done."""
         killed = False
 

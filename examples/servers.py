@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from securemedian.laboratory import daemons
+from securemedian import Coordinator
 from securemedian.laboratory.processes import Processes
+from securemedian.laboratory.servers import Service, make
 
 CLIENTS = 5
 CHECK_S = 1.0
@@ -20,12 +21,17 @@ def main() -> None:
     named = sys.argv[1] if len(sys.argv) > 1 else "~/securemedian-example"
     directory = Path(named).expanduser().resolve()
     if not (directory / "s0.toml").exists():
-        daemons.make(directory, CLIENTS)
+        make(directory, CLIENTS)
     # SIGTERM unwinds the stack, so that both servers are ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Processes(directory) as processes:
+    with (
+        Processes(directory) as processes,
+        Coordinator.from_config(directory / "coordinator.toml") as coordinator,
+    ):
         print(f"starting S0 and S1 with the keys in {directory} ...", flush=True)
-        daemons.start(processes, directory)
+        service = Service(directory, [], processes, coordinator)
+        service.start()
+        service.link()
         print("both servers are ready; Ctrl-C stops them", flush=True)
         while True:
             processes.check()

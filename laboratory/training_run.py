@@ -3,7 +3,6 @@
 Both servers and the clients' workers are child processes; this process is the coordinator.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,16 +14,15 @@ from numpy.typing import NDArray
 
 from securemedian.common.policy import unbounded
 from securemedian.common.security import Security
-from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory import daemons, models, plaintext
+from securemedian.common.status import RoundStatus
+from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
-from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.malformed import check_malleable
-from securemedian.laboratory.processes import Processes
+from securemedian.laboratory.servers import Ended, Service, ShowStatus, differs, servers_here
 from securemedian.laboratory.worker import Trainer, first_model
-from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
@@ -149,11 +147,8 @@ class MeasuredRound:
 class TrainingRun:
     """The running processes of a scenario; `run_round` runs one round with them."""
 
-    def __init__(
-        self, scenario: Scenario, directory: Path, processes: Processes, coordinator: Coordinator
-    ) -> None:
-        self._scenario, self._directory = scenario, directory
-        self._processes, self._coordinator = processes, coordinator
+    def __init__(self, scenario: Scenario, service: Service) -> None:
+        self._scenario, self._service = scenario, service
         # the start model, which is sent with the first round and then forgotten
         groups = scenario.params.method.groups
         self._start: NDArray[np.float32] | None
@@ -168,59 +163,24 @@ class TrainingRun:
         if not models.measures(self._scenario.model):
             return
         params = replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM))
-        measured, results = self._round(params, show)
-        if not measured.matches_plaintext:
-            raise SecureMedianError("the mean of what the clients measured is another one")
-        self._start = results[0]
+        ended = self._round(params, show)
+        if not ended.clear(*self._recorded(ended.status)):
+            raise differs(ended.status.number)
+        self._start = ended.results[0]
 
     def run_round(self, show: ShowStatus) -> MeasuredRound:
         """Open a round, wait for its result, and compare it with what the workers recorded."""
-        return self._round(self._scenario.params, show)[0]
-
-    def _round(
-        self, params: RoundParams, show: ShowStatus
-    ) -> tuple[MeasuredRound, NDArray[np.float32]]:
-        began = time.monotonic()
-        scenario = self._scenario
-        round_id = self._coordinator.open_round(
-            params, self._start, scenario.policy if self._start is not None else None
-        )
-        self._start = None
-        before = self._coordinator.model(round_id)
-        status = daemons.until_published(self._processes, self._coordinator, round_id, show)
-        results = self._coordinator.results(round_id)
-        params = plaintext.computed(params, status)
-        seconds = time.monotonic() - began
-        updates, groups = (
-            np.stack(
-                [
-                    np.load(self._directory / f"{kind}-{status.number}-{name}.npy")
-                    for name in status.included
-                ]
-            )
-            for kind in ("round", "group")
-        )
-        accuracy = scenario.accuracy
-        cost = status.cost
-        measured = MeasuredRound(
+        ended = self._round(self._scenario.params, show)
+        status, cost, accuracy = ended.status, ended.status.cost, self._scenario.accuracy
+        updates, groups = self._recorded(status)
+        several = ended.params.method.groups > 1
+        return MeasuredRound(
             number=status.number,
-            accuracy=accuracy(results if scenario.params.method.groups > 1 else results[0]),
+            accuracy=accuracy(ended.results if several else ended.results[0]),
             plain_mean=accuracy(plaintext.mean(updates)),
             plain_median=accuracy(plaintext.median(updates)),
-            matches_plaintext=plaintext.agrees(
-                results,
-                plaintext.published(
-                    updates,
-                    params,
-                    before,
-                    params.weights_of(status.included),
-                    groups=groups.tolist(),
-                    coin=bytes.fromhex(status.coin),
-                ),
-                scenario.params,
-                len(status.included),
-            ),
-            seconds=seconds,
+            matches_plaintext=ended.clear(updates, groups),
+            seconds=ended.seconds,
             protocol_seconds=cost["seconds"],
             ahead_seconds=cost["ahead_seconds"],
             ots=cost["ots"],
@@ -230,7 +190,20 @@ class TrainingRun:
             left_out=status.left_out,
             unchanged_groups=status.unchanged_groups,
         )
-        return measured, results
+
+    def _round(self, params: RoundParams, show: ShowStatus) -> Ended:
+        start, self._start = self._start, None
+        policy = None if start is None else self._scenario.policy
+        return self._service.round(params, show=show, model=start, range_policy=policy)
+
+    def _recorded(self, status: RoundStatus) -> tuple[NDArray[np.float32], list[int]]:
+        """Return the updates of those who are in a round, and the groups that they chose."""
+
+        def each(kind: str) -> list[NDArray[Any]]:
+            names = [f"{kind}-{status.number}-{name}.npy" for name in status.included]
+            return [np.load(self._service.folder / name) for name in names]
+
+        return np.stack(each("round")), [int(group) for group in each("group")]
 
 
 @contextmanager
@@ -239,11 +212,10 @@ def running(scenario: Scenario, directory: Path) -> Iterator[TrainingRun]:
 
     Their keys, logs and recorded updates are written to `directory`.
     """
-    names = daemons.make(directory, scenario.clients, scenario.security)
-    with daemons.running(directory) as (processes, coordinator):
-        for index, name in enumerate(names):
-            processes.start(name, WORKER, *_worker(scenario, index, directory, name))
-        yield TrainingRun(scenario, directory, processes, coordinator)
+    with servers_here(directory, scenario.clients, scenario.security) as service:
+        for index, name in enumerate(service.names):
+            service.processes.start(name, WORKER, *_worker(scenario, index, directory, name))
+        yield TrainingRun(scenario, service)
 
 
 def _worker(scenario: Scenario, index: int, directory: Path, name: str) -> list[str]:

@@ -5,7 +5,6 @@ They are two processes with fresh keys and free ports in a temporary folder. Eve
 
 import itertools
 import json
-import os
 import resource
 import signal
 import socket
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.policy import Policy
 from securemedian.common.receipts import Record, for_those_left
 from securemedian.common.states import LIVE
+from securemedian.laboratory.processes import Processes, Running
+from securemedian.laboratory.servers import SERVERS, configure, make
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import SecureMedianError, from_code
 from securemedian.mpc.protocols import dealing, ring, share, wire
@@ -177,25 +179,15 @@ class Pair:
         self.folder = folder
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         self._descriptors = descriptors if hard < 0 else min(descriptors, hard)
-        self.names = keygen.client_names(clients)
-        net = keygen.network(host, host, None)
-        keygen.make_all(folder, self.names, net, policy or Policy.unlimited(), min_clients=2)
-        for server in ("s0", "s1"):
+        self.names = make(folder, clients, policy=policy, host=host)
+        for server in SERVERS:
             self.configure(server, **settings)
-        self._processes: dict[str, subprocess.Popen[bytes] | forks.Forked] = {}
+        self._processes = Processes(folder)
         self._callers: dict[tuple[str, str], Caller] = {}
 
     def configure(self, server: str, text: str = "", **settings: Any) -> None:
         """Change settings, and put `text` behind what the file has."""
-        path = self.folder / f"{server}.toml"
-        kept = [
-            line
-            for line in path.read_text().splitlines()
-            if line.partition(" = ")[0] not in settings
-        ]
-        path.write_text(
-            "\n".join([f"{key} = {value}" for key, value in settings.items()] + kept) + text
-        )
+        configure(self.folder / f"{server}.toml", settings, text)
 
     def start(
         self,
@@ -209,23 +201,27 @@ class Pair:
         """
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
-            command = ["serve", str(self.folder / f"{server}.toml")]
-            with self._log(server).open("ab") as log:
-                if program:
-                    command = [sys.executable, *program, *command]
-                    started = subprocess.Popen(command, stderr=log, cwd=ROOT)
-                    # long before it looks
-                    limits = self._descriptors, self._descriptors
-                    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, limits)
-                    self._processes[server] = started
-                else:
-                    self._processes[server] = forks.source().start(command, log, self._descriptors)
+            self._processes.launch(server, partial(self._launch, server, program))
         for server, before in logged.items():
             wait_until(partial(self._has_logged, until, server, before), START_S)
 
+    def _launch(self, server: str, program: Sequence[str], log: BufferedWriter) -> Running:
+        command = ["serve", str(self.folder / f"{server}.toml")]
+        if not program:
+            return forks.source().start(command, log, self._descriptors)
+        started = subprocess.Popen([sys.executable, *program, *command], stderr=log, cwd=ROOT)
+        # long before it looks
+        limits = self._descriptors, self._descriptors
+        resource.prlimit(started.pid, resource.RLIMIT_NOFILE, limits)
+        return started
+
     def _has_logged(self, name: str, server: str, before: int) -> bool:
-        assert self._processes[server].poll() is None, self._log(server).read_text()
+        assert self.pid(server), self._log(server).read_text()
         return any(event["event"] == name for event in self.events(server)[before:])
+
+    def pid(self, server: str) -> int | None:
+        """Return the process id of a server, or None if it has ended."""
+        return self._processes[server].pid
 
     @property
     def running(self) -> set[str]:
@@ -242,7 +238,12 @@ class Pair:
 
     def descriptors(self, server: str) -> int:
         """How many descriptors a server has open."""
-        return len(os.listdir(f"/proc/{self._processes[server].pid}/fd"))
+        return self._size(server)[1]
+
+    def _size(self, server: str) -> tuple[int, int]:
+        size = self._processes[server].size()
+        assert size
+        return size
 
     def away(self, name: str) -> Path:
         """Write the configuration of somebody whose servers cannot be reached."""
@@ -266,12 +267,11 @@ class Pair:
 
     def resident_bytes(self, server: str) -> int:
         """How much memory a server takes."""
-        fields = Path(f"/proc/{self._processes[server].pid}/statm").read_text().split()
-        return int(fields[1]) * resource.getpagesize()
+        return self._size(server)[0]
 
     def tell(self, server: str, number: int) -> None:
         """Send a signal."""
-        self._processes[server].send_signal(number)
+        self._processes[server].send(number)
 
     def stop(self, server: str, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""
@@ -279,11 +279,7 @@ class Pair:
         return self.ended(server)
 
     def ended(self, server: str) -> int:
-        process = self._processes.pop(server)
-        try:
-            return process.wait(WAIT_S)
-        finally:
-            process.kill()
+        return self._processes.pop(server).wait(WAIT_S)
 
     def events(self, server: str) -> list[dict[str, Any]]:
         """Return what a server has logged."""
@@ -321,9 +317,9 @@ class Pair:
     def close(self) -> None:
         for caller in self._callers.values():
             caller.close()
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
+        for server in self.running:
+            self._processes[server].kill()
+        self._processes.stop()
 
     # Rounds
 

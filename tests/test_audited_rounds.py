@@ -17,9 +17,7 @@ from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.common.deviations import Deviation
-from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory import daemons
-from securemedian.laboratory.processes import Processes
+from securemedian.laboratory.servers import servers_here
 from securemedian.mpc.errors import ReceiptInvalid, RoundFailed
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
@@ -203,17 +201,15 @@ def test_a_server_that_deviates_once_it_is_bound_is_found(
     tmp_path: Path, opened: ExitStack, how: str
 ) -> None:
     """What it opens is another rank, another bit of the counts, or a false bit."""
-    names = daemons.make(tmp_path, 4)
-    processes = opened.enter_context(Processes(tmp_path))
-    coordinator = opened.enter_context(Coordinator.from_config(tmp_path / "coordinator.toml"))
-    daemons.start(processes, tmp_path, {"s1": how})
+    programs = {"s1": ("tests.rogue.serve", how)}
+    service = opened.enter_context(servers_here(tmp_path, 4, programs=programs))
+    coordinator = service.coordinator
     method = Bucketed(audit=True)
     round_id = coordinator.open_round(
         RoundParams(method, dim=DIM, max_clients=4), MODEL, ConstantRange(1.0)
     )
-    clients = [
-        opened.enter_context(Client.from_config(tmp_path / f"{name}.toml")) for name in names
-    ]
+    paths = [tmp_path / f"{name}.toml" for name in service.names]
+    clients = [opened.enter_context(Client.from_config(path)) for path in paths]
     for number, client in enumerate(clients):
         client.submit(update(number), round_id)
     # each says so of the other, and S0 what it has found itself

@@ -10,7 +10,8 @@ import pytest
 from securemedian.clients.client import Client
 from securemedian.common.policy import Policy
 from securemedian.common.versions import check_known
-from securemedian.laboratory import daemons, plaintext
+from securemedian.laboratory import plaintext
+from securemedian.laboratory.servers import client_config
 from securemedian.mpc.errors import ConfigError, PolicyRefused, VersionsDiffer
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -276,7 +277,7 @@ def test_s0_keeps_the_bound_over_a_restart(pair: Pair) -> None:
         order = [pair.names.index(name) for name in status["included"]]
         clipped = (np.linalg.norm(updates - model, axis=1) > wanted).sum()
         (want,) = plaintext.published(updates[order], params, published)
-        with Client(daemons.client_config(pair.folder, pair.names[number], 0.1)) as client:
+        with Client(client_config(pair.folder, pair.names[number], 0.1)) as client:
             model = client.result(round_id)
         assert np.array_equal(model, want)
         wanted *= np.exp(step * (clipped / 5 - 0.5))

@@ -173,7 +173,7 @@ def test_the_other_methods(
 
     @contextmanager
     def started(scenario: Scenario, _: Path) -> Iterator[TrainingRun]:
-        yield TrainingRun(scenario, running._directory, running._processes, running._coordinator)
+        yield TrainingRun(scenario, running._service)
 
     monkeypatch.setattr(training_run, "running", started)
     # the demo's, for a process that ends with it

@@ -11,7 +11,8 @@ import pytest
 from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round, encode_update
 from securemedian.common.receipts import DIFFERENT, for_those_left
-from securemedian.laboratory import daemons, plaintext
+from securemedian.laboratory import plaintext
+from securemedian.laboratory.servers import client_config
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
@@ -263,7 +264,7 @@ def test_two_silent_and_two_caught_of_nine(pair: Pair, options: dict[str, Any]) 
     assert np.array_equal(pair.result(round_id), want[0])
     # nobody is left out twice: it is the mean of all five
     assert np.allclose(want[0], placed.mean(axis=0), atol=1e-4)
-    with Client(daemons.client_config(pair.folder, honest[0], 0.1)) as client:
+    with Client(client_config(pair.folder, honest[0], 0.1)) as client:
         assert np.array_equal(client.result(round_id), want[0])
     # S0 goes on with the same
     after = pair.open(**params.to_dict())

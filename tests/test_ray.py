@@ -108,7 +108,7 @@ def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, 
 
 def workers_of(pair: Pair, server: str) -> list[int]:
     """Return the processes of a server's workers on its own cluster."""
-    return workers_below(pair._processes[server].pid)
+    return workers_below(pair.pid(server) or 0)
 
 
 def logged(pair: Pair, server: str, name: str) -> list[dict[str, Any]]:
@@ -225,8 +225,7 @@ def failing(pair: Pair, **settings: Any) -> str:
     pair.configure("s0", engine(kind="ray", **settings))
     begun = time.monotonic()
     pair.start("s0", until="listening")
-    process = pair._processes["s0"]
-    assert process.wait(START_S) == 2
+    assert pair.ended("s0") == 2
     assert time.monotonic() - begun < START_S / 2
     return pair.output("s0").strip().rpartition("\n")[2]
 

@@ -240,7 +240,7 @@ def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
     """As a Flower node or an NVFlare site asks, too; the coordinator is told why."""
     made = Pair(tmp_path, clients=3)
     for server in ("s0", "s1"):
-        made.configure(server, security='"bounded"', max_attempts=2)
+        made.configure(server, security="bounded", max_attempts=2)
     with running(made) as pair, ExitStack() as stack:
         coordinator = stack.enter_context(Coordinator.from_config(pair.folder / "coordinator.toml"))
         own = {"security": "bounded", "allowed": {"norm_bound": ["auto", "off"]}}

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from securemedian.common.states import State
+from securemedian.laboratory.processes import Processes
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
@@ -32,7 +33,6 @@ from tests.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
 from tests.soak.client import update
 from tests.soak.disk import Disk
 from tests.soak.faults import Saboteurs, Transitions
-from tests.soak.processes import Restarted
 from tests.soak.proxy import CALM, Proxies, Proxy, Trouble
 from tests.soak.rounds import reference
 from tests.soak.run import Soak
@@ -321,16 +321,16 @@ def ended(end: socket.socket) -> bool:
 
 def test_a_process_that_ends_is_started_again_and_is_left_nowhere(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    server = ["http.server", "--bind", "127.0.0.1", "0"]
-    process = Restarted("server", tmp_path, server, heard.append)
-    process.start()
+    processes = Processes(tmp_path, lambda _, event: heard.append(event))
+    processes.start("server", "http.server", "--bind", "127.0.0.1", "0")
+    process = processes["server"]
     first = wait_until(lambda: process.pid)
     assert process.size()
     process.kill(0.0)
     second = wait_until(lambda: process.pid if process.pid != first else None)
     assert len(heard) == 2 and process.exits == []
     process.pause(True)
-    process.stop()
+    processes.stop()
     assert process.pid is None
     for pid in (first, second):
         with pytest.raises(ProcessLookupError):
@@ -339,11 +339,10 @@ def test_a_process_that_ends_is_started_again_and_is_left_nowhere(tmp_path: Path
 
 def test_a_process_that_ends_by_itself_is_counted(tmp_path: Path) -> None:
     # its standard input, which it reads, is empty
-    process = Restarted("broken", tmp_path, ["json.tool"], lambda event: None)
-    process.start()
-    wait_until(lambda: process.exits)
-    process.stop()
-    assert process.exits[0] == 1
+    with Processes(tmp_path, lambda *_: None) as processes:
+        processes.start("broken", "json.tool")
+        wait_until(lambda: processes["broken"].exits)
+        assert processes["broken"].exits[0] == 1
 
 
 WRITER = """
@@ -358,13 +357,6 @@ for line in sys.stdin:
 """
 
 
-class Stub:
-    """A process with nothing but an id."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-
 @pytest.mark.parametrize("root", [True, False])
 def test_a_full_disk_refuses_what_is_written_until_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
@@ -375,8 +367,7 @@ def test_a_full_disk_refuses_what_is_written_until_it_is_free(
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as writer:
         to, back = writer.stdin, writer.stdout
         assert to and back
-        stub: Any = Stub(writer.pid)
-        made = Disk(tmp_path / "state", stub)
+        made = Disk(tmp_path / "state", lambda: writer.pid)
         if root and not made.mounted:
             made.close()
             writer.kill()

@@ -4,9 +4,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 from securemedian.clients.client import Client
 from securemedian.clients.public import PublicSet
 from securemedian.common.status import RoundStatus
-from securemedian.laboratory import daemons, plaintext
-from securemedian.laboratory.daemons import ShowStatus
 from securemedian.laboratory.experiments.runs import ServerCost
+from securemedian.laboratory.servers import (
+    Service,
+    ShowStatus,
+    client_config,
+    differs,
+    servers_here,
+)
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 
@@ -33,9 +38,8 @@ class ExperimentServers:
     """Both servers, which start when the first round needs them and end with this context."""
 
     def __init__(self, clients: int, show: ShowStatus) -> None:
-        self._show = show
+        self._count, self._show = clients, show
         self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
-        self._names = daemons.make(self._directory, clients)
         # the servers and the connections to them
         self._open = ExitStack()
         self._clients: Sequence[Client] = ()
@@ -49,15 +53,14 @@ class ExperimentServers:
         one computed in the clear: raises SecureMedianError if they differ. An error of `play`
         aborts the round and is raised again.
         """
-        self._start()
-        fresh = before.published == 0
-        round_id = self._coordinator.open_round(
-            params,
-            before.model if fresh else None,
-            before.policy if fresh else None,
-            optimiser=before.optimiser if fresh else None,
-        )
-        results, cost = self._results(params, round_id, play)
+        first: dict[str, Any] = {}
+        if before.published == 0:
+            first = {
+                "model": before.model,
+                "range_policy": before.policy,
+                "optimiser": before.optimiser,
+            }
+        results, cost = self._run(params, play, first)
         return before.after(results[0], params.method.range_buckets), cost
 
     def combine(
@@ -67,60 +70,50 @@ class ExperimentServers:
 
         Returns the labels (d,), and what the round cost the servers.
         """
-        self._start()
-        for client in self._clients:
-            client.public = public
-        round_id = self._coordinator.open_round(params)
-        results, cost = self._results(params, round_id, lambda _: predictions)
+        results, cost = self._run(params, lambda _: predictions, {}, public)
         return results[0], cost
 
-    def _results(
-        self, params: RoundParams, round_id: str, play: Play
+    def _run(
+        self,
+        params: RoundParams,
+        play: Play,
+        opening: dict[str, Any],
+        public: PublicSet | None = None,
     ) -> tuple[Float32s, ServerCost]:
-        """Submit to an open round, and return its results (results, d) and what it cost."""
-        published = self._coordinator.model(round_id)
-        # rounds of experiments are opened with a model, or need none
-        assert published.model is not None
-        try:
-            updates = play(published.model)
+        """Run a round that all clients submit to; return its results (results, d) and its cost."""
+        service = self._started()
+        sent: dict[str, Float32s] = {}
+
+        def submit(round_id: str, before: Published) -> None:
+            # rounds of experiments are opened with a model, or need none
+            assert before.model is not None
+            updates = play(before.model)
             for client, update in zip(self._clients, updates, strict=True):
+                client.public = public
                 # attacks send what is beyond every range
                 client.submit(update, round_id, saturate=True)
-        except SecureMedianError as error:
-            # if the servers are what is wrong, this fails, too
-            with suppress(SecureMedianError):
-                self._coordinator.abort_round(round_id, str(error))
-            raise
-        status = daemons.until_published(self._processes, self._coordinator, round_id, self._show)
-        results = self._coordinator.results(round_id)
-        params = plaintext.computed(params, status)
+                sent[client.config.name] = update.reshape(-1)
+
+        ended = service.round(params, submit, self._show, **opening)
         # the order in which the servers drew clients for clusters
-        included = status.included
-        flat = updates.reshape(len(updates), -1)
-        placed = flat[[self._names.index(name) for name in included]]
-        weights, coin = params.weights_of(included), bytes.fromhex(status.coin)
-        clear = plaintext.published(placed, params, published, weights, coin=coin)
-        if not plaintext.agrees(results, clear, params, len(included)):
-            raise SecureMedianError(
-                f"round {status.number} published another result than the same round computed "
-                "in the clear: this is a defect, please report it"
-            )
-        cost = status.cost
-        return results, ServerCost(
+        placed = np.stack([sent[name] for name in ended.status.included])
+        if not ended.clear(placed):
+            raise differs(ended.status.number)
+        cost = ended.status.cost
+        return ended.results, ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
-    def _start(self) -> None:
-        if self._clients:
-            return
-        self._show(RoundStatus(phase="being started (the first start compiles)"))
-        self._processes, self._coordinator = self._open.enter_context(
-            daemons.running(self._directory)
-        )
-        self._clients = [
-            self._open.enter_context(Client(daemons.client_config(self._directory, name, POLL_S)))
-            for name in self._names
-        ]
+    def _started(self) -> Service:
+        if not self._clients:
+            self._show(RoundStatus(phase="being started (the first start compiles)"))
+            servers = servers_here(self._directory, self._count)
+            self._service = self._open.enter_context(servers)
+            self._clients = [
+                self._open.enter_context(Client(client_config(self._directory, name, POLL_S)))
+                for name in self._service.names
+            ]
+        return self._service
 
     def __enter__(self) -> Self:
         return self

@@ -26,9 +26,8 @@ from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common.policy import BOUNDED
 from securemedian.common.security import Security
 from securemedian.common.status import RoundStatus
-from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory import daemons
-from securemedian.laboratory.processes import Processes
+from securemedian.coordinator.rounds import Hooks, Rounds
+from securemedian.laboratory.servers import SERVERS, Service, client_config, servers_here
 from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
@@ -65,7 +64,8 @@ SETTINGS = {
     "max_attempts": RUNS,
 }
 # where servers are protected: the one that helps, and three among whom the victim is hidden
-GUARDED = {"security": f'"{Security.BOUNDED}"', "min_clients": 4}
+GUARDED = {"security": Security.BOUNDED, "min_clients": 4}
+PROGRAM = "tests.rogue.serve"
 
 
 @dataclass(frozen=True)
@@ -337,10 +337,16 @@ def run(
         attack = replace(attack, method=Bucketed(audit=True))
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
         folder = Path(made)
-        names = daemons.make(folder, attack.clients)
-        for server in ("s0", "s1"):
-            _configure(folder / f"{server}.toml", protected)
-        seen, noticed = _round(attack, folder, names, dim, seed, protected)
+        settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})
+        rogue = "s0" if attack.deviation in OF_S0 else "s1"
+        with servers_here(
+            folder,
+            attack.clients,
+            settings=settings,
+            tables=dict.fromkeys(SERVERS, "[protocol]\nlanes = 1\n"),
+            programs={rogue: (PROGRAM, attack.deviation)},
+        ) as service:
+            seen, noticed = _round(attack, service, dim, seed, protected)
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
@@ -372,28 +378,16 @@ def _bound(seen: Seen) -> float | None:
     return None
 
 
-def _configure(path: Path, protected: bool) -> None:
-    """Set short limits, one lane, and the switch."""
-    settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})
-    kept = [
-        line for line in path.read_text().splitlines() if line.partition(" = ")[0] not in settings
-    ]
-    lines = [f"{name} = {value}" for name, value in settings.items()]
-    path.write_text("\n".join([*lines, *kept]) + "\n[protocol]\nlanes = 1\n")
-
-
 def _round(
-    attack: Attack, folder: Path, names: Sequence[str], dim: int, seed: int, protected: bool
+    attack: Attack, service: Service, dim: int, seed: int, protected: bool
 ) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
     level = Security.BOUNDED if protected else Security.SEMI_HONEST
-    notes, rogue = list[str](), "s0" if attack.deviation in OF_S0 else "s1"
+    notes, names, folder = list[str](), service.names, service.folder
+    coordinator = service.coordinator
     params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
     with ExitStack() as stack:
-        processes = stack.enter_context(Processes(folder))
-        coordinator = stack.enter_context(Coordinator.from_config(folder / "coordinator.toml"))
-        daemons.start(processes, folder, {rogue: ("tests.rogue.serve", attack.deviation)})
-        configs = [daemons.client_config(folder, name, POLL_S, level) for name in names]
+        configs = [client_config(folder, name, POLL_S, level) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
         players.sort(key=lambda player: player.service.keys.public)
@@ -420,7 +414,7 @@ def _round(
                     break
         for player in players if attack.method.audited else ():
             stack.callback(_attending(player, round_id).join)
-        status = _ended(processes, coordinator, round_id)
+        status = _ended(service, round_id)
         result = np.full(dim, np.nan, np.float32)
         for number, player in enumerate(players):
             try:
@@ -492,16 +486,19 @@ def _attending(player: Client, round_id: str) -> threading.Thread:
     return thread
 
 
-def _ended(processes: Processes, coordinator: Coordinator, round_id: str) -> RoundStatus:
-    """Wait until a round has ended. Raises RoundFailed if that takes too long."""
+def _ended(service: Service, round_id: str) -> RoundStatus:
+    """Wait until a round has ended, and return its last status.
+
+    Raises RoundFailed if that takes too long.
+    """
     deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        processes.check()
-        status = coordinator.status(round_id, 0.0)
-        if status.ended:
-            return status
-        time.sleep(POLL_S)
-    raise RoundFailed(f"round {round_id} has not ended within {LIMIT_S:g} s")
+
+    def alive() -> None:
+        service.processes.check()
+        if time.monotonic() > deadline:
+            raise RoundFailed(f"round {round_id} has not ended within {LIMIT_S:g} s")
+
+    return Rounds(service.coordinator, Hooks(alive=alive), poll_s=POLL_S).end(round_id)
 
 
 def _who(number: int) -> str:

@@ -7,10 +7,9 @@ where mounting is not allowed, limits the length of the files that the running s
 import os
 import resource
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from tests.soak.processes import Restarted
 
 SIZE = "64m"
 # for mount and umount
@@ -21,8 +20,9 @@ PIECE = bytes(1 << 20)
 class Disk:
     """The disk below the state folder of one server. `close` unmounts what this has mounted."""
 
-    def __init__(self, folder: Path, server: Restarted) -> None:
-        self._folder, self._server = folder, server
+    def __init__(self, folder: Path, pid: Callable[[], int | None]) -> None:
+        """Take the state folder, and the function that returns the server's process id."""
+        self._folder, self._pid = folder, pid
         self._filler = folder / "filler"
         folder.mkdir(mode=0o700)
         options = f"size={SIZE},mode=700"
@@ -56,7 +56,7 @@ class Disk:
             _succeeds("umount", "--lazy", str(self._folder))
 
     def _limit(self, size: int) -> None:
-        if (pid := self._server.pid) is not None:
+        if (pid := self._pid()) is not None:
             with suppress(OSError):
                 hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
                 limit = hard if size == resource.RLIM_INFINITY else size

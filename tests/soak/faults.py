@@ -13,9 +13,10 @@ from itertools import product
 from typing import Any, Self
 
 from securemedian.common.states import State
+from securemedian.laboratory.servers import SERVERS
 from tests.soak.audit import Audit, cohort_of
 from tests.soak.proxy import CALM, Proxy, Trouble
-from tests.soak.service import COHORTS, SERVERS, SoakService
+from tests.soak.service import COHORTS, SoakService
 
 # the pause between two faults of one saboteur, seconds
 PAUSE_S = 0.3, 3.0

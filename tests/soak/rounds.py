@@ -17,6 +17,7 @@ from securemedian.common.receipts import for_those_left
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
+from securemedian.laboratory.servers import SERVERS
 from securemedian.mpc.errors import SecureMedianError, ServerUnreachable, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -28,7 +29,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests.soak.audit import Audit, Ended
 from tests.soak.client import digest_of, update
-from tests.soak.service import SERVERS, SoakService
+from tests.soak.service import SoakService
 
 # how many values the model of each cohort has
 DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}

@@ -8,10 +8,11 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from securemedian.laboratory.servers import SERVERS
 from tests.soak.audit import Audit
 from tests.soak.faults import Saboteurs, Transitions
 from tests.soak.rounds import METHODS, REPLY_S, CohortRounds, SoakInterrupted
-from tests.soak.service import COHORTS, SERVERS, SoakService
+from tests.soak.service import COHORTS, SoakService
 
 # After the time is over the faults end, and this many rounds more of each cohort show that all is
 # well again.

@@ -1,22 +1,23 @@
 """The processes of a soak, each behind its proxies."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from securemedian.clients.config import ClientConfig
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.policy import Policy
 from securemedian.coordinator.coordinator import Coordinator
+from securemedian.laboratory.processes import Hear, Processes
+from securemedian.laboratory.servers import SERVE, SERVERS, configure
 from securemedian.operating import keygen
 from tests.soak.disk import Disk
-from tests.soak.processes import Restarted
-from tests.soak.proxy import Proxies, Proxy
+from tests.soak.proxy import Proxies
 
-SERVERS = ("s0", "s1")
 # how many clients of its own each cohort has
 COHORTS = {DEFAULT_COHORT: 5, "stroke": 3}
 # Short limits, so that what happens at a limit happens often.
@@ -28,8 +29,6 @@ SERVER_SETTINGS: Settings = {
     "round_limit_s": 30,
 }
 CLIENT_SETTINGS: Settings = {"reply_timeout_s": 5, "retry_limit_s": 60, "poll_interval_s": 0.1}
-# one JSON line that a process wrote: its name and the event
-Hear = Callable[[str, dict[str, Any]], None]
 
 
 class SoakService:
@@ -58,34 +57,29 @@ class SoakService:
             f"\n[[cohorts]]\nname = {json.dumps(name)}\nclients = {json.dumps(clients)}\n"
             for name, clients in self.members.items()
         )
-        _configure(folder / "s0.toml", SERVER_SETTINGS, {net.s1_peer: self.link}, tables)
-        _configure(folder / "s1.toml", SERVER_SETTINGS, {}, tables)
+        configure(folder / "s0.toml", SERVER_SETTINGS, tables, {net.s1_peer: self.link.port})
+        configure(folder / "s1.toml", SERVER_SETTINGS, tables)
         for name in self.names:
-            ways = {net.s0: self.ways[name, "s0"], net.s1: self.ways[name, "s1"]}
-            _configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways)
-        commands = {server: ["securemedian", "serve"] for server in SERVERS}
-        commands |= {name: ["tests.soak.client"] for name in self.names}
-        after = {
-            name: [str(seed), cohort]
-            for cohort, clients in self.members.items()
-            for name in clients
-        }
-        self.processes = {
-            name: Restarted(
-                name,
-                folder,
-                [*command, str(folder / f"{name}.toml"), *after.get(name, [])],
-                lambda event, name=name: hear(name, event),  # type: ignore[misc]
-            )
-            for name, command in commands.items()
-        }
+            ways = {net.s0: self.ways[name, "s0"].port, net.s1: self.ways[name, "s1"].port}
+            configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways=ways)
+        self._seed = seed
+        self.processes = Processes(folder, hear)
         self.disks = {
-            server: Disk(folder / f"{server}-state", self.processes[server]) for server in SERVERS
+            server: Disk(folder / f"{server}-state", partial(self._pid, server))
+            for server in SERVERS
         }
 
+    def _pid(self, server: str) -> int | None:
+        return self.processes[server].pid
+
     def start(self) -> None:
-        for process in self.processes.values():
-            process.start()
+        """Start the servers, and the clients of each cohort."""
+        for server in SERVERS:
+            self.processes.start(server, *SERVE, str(self.folder / f"{server}.toml"))
+        for cohort, clients in self.members.items():
+            for name in clients:
+                config = str(self.folder / f"{name}.toml")
+                self.processes.start(name, "tests.soak.client", config, str(self._seed), cohort)
 
     def coordinator(self, cohort: str, reply_timeout_s: float) -> Coordinator:
         config = ClientConfig.load(self.folder / "coordinator.toml", cohort)
@@ -97,18 +91,7 @@ class SoakService:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in [*self.names, *SERVERS]:
-            self.processes[name].stop()
+        self.processes.stop()
         self._proxies.close()
         for disk in self.disks.values():
             disk.close()
-
-
-def _configure(path: Path, settings: Settings, ways: Mapping[int, Proxy], tables: str = "") -> None:
-    """Put settings before a configuration, tables after it, and proxies in place of addresses."""
-    text = path.read_text()
-    for port, proxy in ways.items():
-        text = text.replace(f':{port}"', f':{proxy.port}"')
-    # for these values JSON is TOML
-    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
-    path.write_text("\n".join([*lines, text + tables]))
