@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sites", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
-    # what examples/servers.py has made
+    # the folder that examples/servers.py makes
     parser.add_argument("--keys", default="~/securemedian-example")
     arguments = parser.parse_args()
 
