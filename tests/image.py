@@ -101,14 +101,14 @@ def main() -> None:
 
 
 def _prepare(containers: "Docker | Buildah", folder: Path) -> None:
-    """Do what the first lines of compose.yaml say, but for `build` and `up`."""
+    """Run the commands of the first lines of compose.yaml, except `build` and `up`."""
     shutil.copy(DEPLOY / "run.toml", folder)
-    for line in re.findall(r"^#   (mkdir .*)", COMPOSE, re.M):
+    for line in re.findall(r"^# +(mkdir .*)", COMPOSE, re.M):
         _run(["sh", "-c", line], cwd=folder)
     if not os.geteuid():
         for path in folder.iterdir():
             os.chown(path, UID, UID)
-    for line in re.findall(r"^#   docker compose run (.*)", COMPOSE, re.M):
+    for line in re.findall(r"^# +docker compose run (.*)", COMPOSE, re.M):
         containers.run(shlex.split(line))
 
 
