@@ -2,7 +2,7 @@
 
 Each is a row of `FIGURES`: the points of `benchmarks.work` that are timed, what is printed of
 them beside the figures of others, and what is drawn. The machines differ, so only orders of
-magnitude can be compared (docs/protocols.md section 8).
+magnitude can be compared (docs/performance.md).
 """
 
 import argparse
