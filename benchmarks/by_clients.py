@@ -22,6 +22,7 @@ from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, r
 from securemedian.clients import upload
 from securemedian.clients.flags import add_methods, given_methods
 from securemedian.clients.upload import Round
+from securemedian.common import terminal
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols.audit import binding
@@ -115,7 +116,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     growths = {name: _growth(rows) for name, rows in of.items()}
     exponents = {name: exponents_of(growth) for name, growth in growths.items()}
     report.save(file, asdict(chosen), results, exponents=exponents)
-    console = report.console()
+    console = terminal.console(width=terminal.TABLE_WIDTH)
     for name, rows in of.items():
         title = f"{name}: d = {options.dim:,}, {chosen.extension}, {chosen.link}"
         console.print(_table(title, rows))
@@ -192,15 +193,15 @@ def _table(title: str, rows: Sequence[Result]) -> Any:
     cells = [
         [
             f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
-            *map(report.figure, (one["before_seconds"], one["after_seconds"])),
-            *(report.figure(one[name] / 1e6) for name in ("ots", *WAYS)),
+            *map(terminal.figure, (one["before_seconds"], one["after_seconds"])),
+            *(terminal.figure(one[name] / 1e6) for name in ("ots", *WAYS)),
             f"{one['rounds']:,}",
-            *(report.figure(one[f"client_bytes_{when}"] / 1e6) for when in ("ahead", "after")),
-            report.figure(one["client_seconds"] * 1e3),
+            *(terminal.figure(one[f"client_bytes_{when}"] / 1e6) for when in ("ahead", "after")),
+            terminal.figure(one["client_seconds"] * 1e3),
         ]
         for one in rows
     ]
-    return report.table(title, columns, cells)
+    return terminal.table(title, columns, cells)
 
 
 def exponent(values: Iterable[tuple[int, float]]) -> float | None:

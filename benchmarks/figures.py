@@ -20,6 +20,7 @@ from securemedian.benchmarks import settings
 from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import Point
+from securemedian.common import terminal
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Bars, Line, Panel
 from securemedian.mpc.protocols import ring, share
@@ -126,7 +127,7 @@ def run(name: str, options: argparse.Namespace) -> None:
     file = report.check_writable(options.out / f"{name}.json")
     results, found = FIGURES[name].measure(options, chosen)
     report.save(file, asdict(chosen), results, **found.saved)
-    console = report.console()
+    console = terminal.console(width=terminal.TABLE_WIDTH)
     for one in found.printed:
         console.print(one)
     console.print(f"saved to {file} and {found.draw(options.out / name)}")
@@ -166,12 +167,16 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any],
     rows = [
         [
             str(same[0]["clients"]),
-            *(report.figure(value) for r in same for value in (r["seconds"], report.megabytes(r))),
+            *(
+                terminal.figure(value)
+                for r in same
+                for value in (r["seconds"], report.megabytes(r))
+            ),
         ]
         for same in zip(*of.values(), strict=True)
     ]
     title = f"Figure 3: medians of {dim:,} coordinates; MB: both directions"
-    printed = [report.table(title, columns, rows), _compared(of), *growth(results), LEFT_OUT]
+    printed = [terminal.table(title, columns, rows), _compared(of), *growth(results), LEFT_OUT]
     panels = [
         _by_clients("time", "seconds", of, lambda one: float(one["seconds"])),
         _by_clients("communication, both directions", "megabytes", of, report.megabytes),
@@ -186,9 +191,9 @@ def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
         ours = of[method][-1]
         figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
         name = f"{LABELS[method]}, n = {ours['clients']}"
-        rows.append([name, *map(report.figure, figures), theirs.source])
+        rows.append([name, *map(terminal.figure, figures), theirs.source])
     title = "compared with others, whose figures are for d = 1,000 and n = 10"
-    return report.table(title, ["", "s", "MB", "theirs, s", "MB", "whose"], rows)
+    return terminal.table(title, ["", "s", "MB", "theirs, s", "MB", "whose"], rows)
 
 
 def _by_clients(
@@ -225,8 +230,8 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any]
     rows = [
         [
             str(one["clients"]),
-            *(report.figure(one[part]) for part in PARTS),
-            report.figure(report.megabytes(one)),
+            *(terminal.figure(one[part]) for part in PARTS),
+            terminal.figure(report.megabytes(one)),
         ]
         for one in results
     ]
@@ -246,7 +251,7 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any]
     ]
     panel = Panel(f"bucketed median, {dim}", "clients", "seconds", lines)
     draw = partial(plots.save, title="Figure 12: server time", panels=[panel])
-    printed = [report.table(title, columns, rows, note), changes]
+    printed = [terminal.table(title, columns, rows, note), changes]
     return results, Found(printed, draw, {"growth_of_mpc": grown})
 
 
@@ -284,7 +289,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
         verified = replace(point, verified=True)
         pairs.append(tuple(settings.measure([verified, point], chosen)))
     results = [one for pair in pairs for one in pair]
-    with report.console().status("one client, and the medians in the clear"):
+    with terminal.console().status("one client, and the medians in the clear"):
         phases = [_train(options.data, clients)] if options.data else []
         phases += _client(clients, dim, chosen.repeat, methods)
         phases += [phase for one in results for phase in _servers(one)]
@@ -446,12 +451,12 @@ def _phases(title: str, phases: Sequence[Phase], stick: "Yardstick") -> Any:
     rows = []
     for one in phases:
         figures = one.seconds, stick.bytes_in(one.seconds) / 1e9, one.megabytes, one.theirs
-        rows.append([one.name, one.where, one.setting, *map(report.figure, figures)])
+        rows.append([one.name, one.where, one.setting, *map(terminal.figure, figures)])
     note = (
         "AES: what one core encrypts in this time; MB: both directions together; the paper's: "
         f"{PAPER[7:]}, as printed"
     )
-    return report.table(title, columns, rows, note)
+    return terminal.table(title, columns, rows, note)
 
 
 FIGURES = {

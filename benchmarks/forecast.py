@@ -45,8 +45,9 @@ from rich.text import Text
 from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
-from securemedian.clients import files, terminal
+from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common import terminal
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
 from securemedian.laboratory import plots, report
@@ -679,8 +680,8 @@ def _tables(rows: Sequence[Forecast]) -> Group:
         title += f", {first.workers} workers per server"
         seconds += f" the daemon's {first.door_seconds:.3g} s for its workers, and"
     return Group(
-        report.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
-        report.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
+        terminal.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
+        terminal.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
     )
 
 
@@ -697,7 +698,7 @@ def _by_clients(rows: Sequence[Forecast]) -> Any:
         # once per method
         cells.append(["" if name == before else name, f"{row.clients:,}", *figures])
         before = name
-    return report.table(title, (method, "n", *costs), cells, COSTS_NOTE)
+    return terminal.table(title, (method, "n", *costs), cells, COSTS_NOTE)
 
 
 def _costs(row: Forecast) -> list[str]:

@@ -12,6 +12,7 @@ from securemedian.benchmarks.by_clients import exponent
 from securemedian.benchmarks.settings import numbers
 from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_methods, given_options
+from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         report.check_writable(options.json)
     results = settings.measure(options.points(options), chosen)
-    console = report.console()
+    console = terminal.console(width=terminal.TABLE_WIDTH)
     console.print(_table(results))
     console.print(str(chosen.yardstick))
     for line in growth(results):
@@ -113,7 +114,7 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         "k/s: thousands per second; AES B each: what one core encrypts in the time of one"
     )
     title = f"{first['extension']}, {first['link']}"
-    return report.table(title, ["work", *columns], rows, note)
+    return terminal.table(title, ["work", *columns], rows, note)
 
 
 Figures = dict[str, Callable[[dict[str, Any]], str]]
@@ -133,7 +134,7 @@ _COUNTED: Figures = {
     **_REST,
     "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
     "B each": lambda r: f"{r['bytes_each']:.1f}",
-    "AES B each": lambda r: report.figure(r["aes_bytes_per_second"] / r["per_second"]),
+    "AES B each": lambda r: terminal.figure(r["aes_bytes_per_second"] / r["per_second"]),
 }
 _MEDIANS: Figures = {
     **_SECONDS,

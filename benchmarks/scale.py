@@ -20,6 +20,7 @@ from typing import Any
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.running import CNN, DEADLINE_S, Round, started, timed_round
+from securemedian.common import terminal
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import report
 from securemedian.laboratory.servers import SERVERS, Service, ShowStatus
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
     if options.kill_node and min(options.workers) < 2:
         raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
     file = report.check_writable(options.out / "scale.json")
-    console = report.console()
+    console = terminal.console(width=terminal.TABLE_WIDTH)
     params = RoundParams.from_dict(
         {
             "method": options.method,
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
     points.insert(0, {"workers": 0, "lanes": options.lanes, "shards": 0, **_middle(beside)})
     report.save(file, {"round": params.to_dict()}, points)
     title = f"{params.method.label}, {options.clients} clients, d = {options.dim:,}"
-    console.print(report.table(title, list(COLUMNS), rows(points)))
+    console.print(terminal.table(title, list(COLUMNS), rows(points)))
     for line in [*limits(points), *killed(points)]:
         console.print(line)
     console.print(f"saved to {file}")
@@ -222,12 +223,12 @@ def rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
             str(point["workers"] or "threads"),
             str(point["lanes"]),
             str(point["shards"] or ""),
-            report.figure(point["cost"]["seconds"]),
-            report.figure(point["cost"]["checking_seconds"]),
-            report.figure(point["cost"]["uploads_seconds"]),
-            report.figure(point.get("of_threads", 1.0)),
-            report.figure(_seconds(point) / one if one and point["workers"] else None),
-            report.figure(_rate(point)),
+            terminal.figure(point["cost"]["seconds"]),
+            terminal.figure(point["cost"]["checking_seconds"]),
+            terminal.figure(point["cost"]["uploads_seconds"]),
+            terminal.figure(point.get("of_threads", 1.0)),
+            terminal.figure(_seconds(point) / one if one and point["workers"] else None),
+            terminal.figure(_rate(point)),
         ]
         for point in points
     ]

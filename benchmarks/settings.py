@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import Point, weight
-from securemedian.clients import terminal
+from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
@@ -120,24 +120,10 @@ def add_counts(parser: argparse.ArgumentParser, *counts: tuple[str, int, str]) -
 
 def measure(points: Sequence[Point], settings: Settings, what: str = "") -> list[dict[str, Any]]:
     """Return one result per point (`benchmarks.harness`); `what` is shown with the progress bar."""
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     from securemedian.benchmarks import harness
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn("to go"),
-    )
-    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as progress:
+    columns = "TaskProgressColumn", "TimeRemainingColumn", "to go"
+    with terminal.bar("{task.description}", *columns) as progress:
         task = progress.add_task(
             f"{what} starting two processes".strip(),
             total=sum(map(weight, points)) * settings.repeat,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.mpc.protocols.kernels.native import aes, hashing, processor
 
@@ -34,7 +35,7 @@ class Yardstick:
     bytes_per_second: float
 
     def __str__(self) -> str:
-        rate = report.figure(self.bytes_per_second / 1e9)
+        rate = terminal.figure(self.bytes_per_second / 1e9)
         return f"{self.processor}: one core makes {rate} GB/s of AES by {self.made_by}"
 
     def bytes_in(self, seconds: float) -> float:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_keep_local, add_public
-from securemedian.clients.waits import Teller
 from securemedian.common.durable import say
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import by_reason
+from securemedian.common.terminal import Teller
 from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ tell = Teller("securemedian: ")
 
 def _submit_and_warn(client: "Client", update: Any, options: argparse.Namespace) -> None:
     """Submit an update, and say what is odd about it in a line like other messages."""
-    from securemedian.clients.progress import shown_on_terminal
     from securemedian.clients.upload import RangeWarning
+    from securemedian.common.terminal import shown_upload
 
-    with shown_on_terminal() as progress, warnings.catch_warnings(record=True) as caught:
+    with shown_upload() as progress, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RangeWarning)
         client.submit(
             update,

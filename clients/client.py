@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from securemedian.clients import update as updates
 from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -39,10 +38,10 @@ from securemedian.clients.member import Member
 from securemedian.clients.public import PublicSet
 from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
-from securemedian.clients.waits import Report, Teller
 from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.status import POLICY, SERVERS, TRAINING
+from securemedian.common.terminal import Progress, Report, Teller, unseen
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
     ChannelTimeout,

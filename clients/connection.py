@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import zmq
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import recv_monitor_message
 
 from securemedian.clients.config import ClientConfig, ServerAddress
-from securemedian.clients.waits import Report, Wait
 from securemedian.common.addresses import connects_ipv6
 from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.descriptors import check_descriptors
 from securemedian.common.durable import check_process
 from securemedian.common.keys import KeyPair
+from securemedian.common.terminal import Progress, Report, Wait, unseen
 from securemedian.mpc.errors import (
     ConfigError,
     NotStored,
@@ -68,13 +68,6 @@ SLOWEST_BYTES_PER_S = 1e5
 # The descriptors of a connection: three sockets of libzmq and the line itself. Before the first one
 # in a process libzmq takes five; the same number is left for files that are written meanwhile.
 DESCRIPTORS = 4 + 5
-
-# takes the bytes that have been sent, and those in all
-Progress = Callable[[int, int], object]
-
-
-def unseen(sent: int, total: int) -> None:
-    """Ignore the progress of an upload."""
 
 
 class Connection:

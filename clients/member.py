@@ -9,10 +9,10 @@ from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection
 from securemedian.clients.outcomes import Outcomes, Trained, untrained
 from securemedian.clients.service import Service
-from securemedian.clients.waits import Report
 from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.receipts import Receipt
 from securemedian.common.status import RoundStatus
+from securemedian.common.terminal import Report
 from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams

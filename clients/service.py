@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import Connection, connect
-from securemedian.clients.waits import Report, Wait
 from securemedian.common.keys import load_keys
 from securemedian.common.status import RoundStatus
+from securemedian.common.terminal import Report, Wait
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, ServerUnreachable
 from securemedian.mpc.protocols import wire

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files, terminal
+from securemedian.clients import files
 from securemedian.clients.cli import add_receipt, kept_at_servers, say_result, tell
 from securemedian.clients.flags import (
     add_cohort,
@@ -21,7 +21,8 @@ from securemedian.clients.flags import (
     range_table,
     round_table,
 )
-from securemedian.common.paragraphs import Paragraphs
+from securemedian.common import terminal
+from securemedian.common.terminal import Paragraphs
 from securemedian.mpc.errors import UnknownRound
 
 if TYPE_CHECKING:

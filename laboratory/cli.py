@@ -155,8 +155,7 @@ def _add_train(subparsers: Any) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from securemedian.clients.client import Client
-    from securemedian.clients.progress import shown_on_terminal
-    from securemedian.clients.waits import Teller
+    from securemedian.common.terminal import Teller, shown_upload
     from securemedian.laboratory import worker
 
     if options.save:
@@ -166,7 +165,7 @@ def _train(options: argparse.Namespace) -> None:
     trainer = worker.trainer(options, public=public)
     with (
         Client.from_config(options.config, options.cohort, public=public, report=say) as client,
-        shown_on_terminal() as progress,
+        shown_upload() as progress,
     ):
         kept = worker.Kept.of(client, trainer, options.keep_local) if options.keep_local else None
         worker.take_part(client, trainer, options, progress=progress, kept=kept, save=options.save)

@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files, terminal
+from securemedian.clients import files
 from securemedian.clients.flags import add_methods, add_range, range_policy, round_params
+from securemedian.common import terminal
 from securemedian.laboratory.attacks import NO_ATTACK, SignFlip30
 from securemedian.laboratory.data.hospitals import HEART, HOSPITALS
 from securemedian.laboratory.processes import unwind_on_sigterm

@@ -1,4 +1,4 @@
-"""The results of a benchmark: a table on the terminal, a JSON file and a plot.
+"""The results of a benchmark in a JSON file.
 
 The JSON says on which machine and by which command its figures were measured.
 """
@@ -11,63 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from securemedian.clients import terminal
 from securemedian.mpc.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group
-
-
-# columns; a narrower terminal folds the lines, which reads better than figures that are cut off
-TABLE_WIDTH = 112
-CLOSE_FROM = 7
-
-
-def console() -> "Console":
-    """Return the console to print tables on, which is at least TABLE_WIDTH wide."""
-    made = terminal.console()
-    made.width = max(made.width, TABLE_WIDTH)
-    return made
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
-) -> "Group":
-    """Return a table with its title above and its note below.
-
-    Columns of figures are aligned to the right, columns of words to the left. Where there is little
-    room words are folded: a figure that is cut off is another figure.
-    """
-    from rich.cells import cell_len
-    from rich.console import Group
-    from rich.table import Table
-
-    # many columns stand closer together
-    close = len(columns) > CLOSE_FROM
-    made = Table(box=None, header_style="bold", pad_edge=False, collapse_padding=close)
-    for i, column in enumerate(columns):
-        figures = all(not row[i] or row[i][0].isdigit() for row in rows)
-        # a heading of several words may be folded between them
-        whole = [*column.split(), *(row[i] for row in rows)]
-        widest = max(map(cell_len, whole)) if figures else None
-        made.add_column(
-            column,
-            justify="right" if figures else "left",
-            overflow="fold",
-            min_width=widest,
-        )
-    for row in rows:
-        made.add_row(*row)
-    return Group(f"\n{title}", made, *([note] if note else []))
-
-
-def figure(value: float | None) -> str:
-    """Return a figure with three significant digits, or an empty text for None."""
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def megabytes(result: Mapping[str, Any]) -> float:

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from securemedian.common.status import RoundStatus
+from securemedian.common.terminal import table
 from securemedian.laboratory import plots
 from securemedian.laboratory.plots import Line, Panel
-from securemedian.laboratory.report import table
 from securemedian.laboratory.training_run import MeasuredRound, Scenario
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from securemedian.clients import terminal
-from securemedian.common.paragraphs import Paragraphs
+from securemedian.common import terminal
+from securemedian.common.terminal import Paragraphs
 
 # between two lines where standard error is no terminal
 LINE_S = 5.0
@@ -78,20 +78,8 @@ def _shown() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield _lines()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    columns = (
-        TextColumn("compiling kernels, once"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("remaining"),
-        Remaining(),
-    )
-    console = terminal.console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, speed_estimate_period=600.0
-    ) as progress:
+    columns = "MofNCompleteColumn", "remaining", "TimeRemainingColumn"
+    with terminal.bar("compiling kernels, once", *columns, speed_estimate_period=600.0) as progress:
         task = progress.add_task("", total=None, visible=False)
 
         def show(done: int, total: int) -> None:

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from securemedian.common.paragraphs import Paragraphs
+from securemedian.common.terminal import Paragraphs
 from securemedian.servers import config
 
 _DESCRIPTION = """Run one of the two servers until SIGTERM or Ctrl-C. A running protocol may then

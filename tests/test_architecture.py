@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = "securemedian."
 THIRD_PARTY = {
     "mpc": {"zmq", "argparse", "tomllib", "torch", "rich", "sklearn", "pickle"},
-    "common": {"torch", "sklearn", "rich", "pickle"},
+    "common": {"torch", "sklearn", "pickle"},
     "servers": {"torch", "sklearn", "pickle"},
     "clients": {"torch", "sklearn", "pickle"},
     "coordinator": {"torch", "sklearn", "pickle"},

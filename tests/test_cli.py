@@ -20,10 +20,11 @@ import pytest
 
 import securemedian
 from securemedian import cli
-from securemedian.clients import client, files, waits
+from securemedian.clients import client, files
 from securemedian.clients.service import Limit, Service
 from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
+from securemedian.common import terminal
 from securemedian.common.receipts import Receipt, Record
 from securemedian.common.status import by_reason
 from securemedian.coordinator.coordinator import Coordinator
@@ -159,7 +160,7 @@ def test_waiting_is_said_once_and_only_by_who_waits(
     looks: list[Any], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who found an open round was told to wait for one."""
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     told: list[str] = []
     config = SimpleNamespace(poll_interval_s=0.0)
     service: Any = SimpleNamespace(

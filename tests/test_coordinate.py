@@ -305,7 +305,7 @@ def test_a_request_that_was_refused_is_not_made_again(folder: Path) -> None:
     asked: list[str] = []
     real = fake.open_round
 
-    def refusing(params: RoundParams, model: Any, **rest: Any) -> str:
+    def refusing(params: RoundParams, model: Any = None, **rest: Any) -> str:
         asked.append(rest["request"])
         if len(asked) == 1:
             # silence: S0 may have opened the round

@@ -16,7 +16,7 @@ from rich.console import Console
 from securemedian import cli
 from securemedian.benchmarks import forecast, harness
 from securemedian.benchmarks.work import Point, round_params
-from securemedian.laboratory import report
+from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import frame_size
@@ -502,7 +502,7 @@ def test_no_figure_is_cut_where_there_is_little_room() -> None:
     columns = ["a method with a long name", *(f"heading-{i}" for i in range(6))]
     console = Console(file=StringIO(), width=60)
     with console.capture() as printed:
-        console.print(report.table("", columns, [["words " * 4, *figures * 3]]), crop=False)
+        console.print(terminal.table("", columns, [["words " * 4, *figures * 3]]), crop=False)
     for text in (*figures, *columns[1:]):
         assert text in printed.get()
 

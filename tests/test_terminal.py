@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from securemedian.clients import terminal
+from securemedian.common import terminal
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator import cli as coordinator_cli
 
@@ -41,9 +41,7 @@ def test_there_is_no_other_console() -> None:
         for line in path.read_text().splitlines()
         if re.search(r"\bConsole\(|from_markup|rich\.markup|import print", line)
     ]
-    assert found == [
-        "clients/terminal.py: return Console(stderr=stderr, markup=False, emoji=False)"
-    ]
+    assert found == ["common/terminal.py: made = Console(stderr=stderr, markup=False, emoji=False)"]
 
 
 def test_the_status_of_a_round_is_a_table_on_a_terminal(

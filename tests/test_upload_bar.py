@@ -1,16 +1,15 @@
-"""The bar of a long upload on a terminal: `clients.progress`."""
+"""The bar of a long upload on a terminal: `common.terminal`."""
 
 import sys
 
 import pytest
 
-from securemedian.clients import progress
-from securemedian.clients.connection import unseen
-from securemedian.clients.progress import shown_on_terminal
+from securemedian.common import terminal
+from securemedian.common.terminal import shown_upload, unseen
 
 
 def test_nothing_is_shown_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_on_terminal() as show:
+    with shown_upload() as show:
         assert show is unseen
         show(1, 2)
     assert capsys.readouterr() == ("", "")
@@ -21,12 +20,12 @@ def test_a_long_upload_is_shown_and_a_short_one_is_not(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with shown_on_terminal() as show:
+    with shown_upload() as show:
         show(1_000_000, 4_000_000)
         show(4_000_000, 4_000_000)
     assert "uploading" not in capsys.readouterr().err
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
-    with shown_on_terminal() as show:
+    monkeypatch.setattr(terminal, "UPLOAD_S", 0.0)
+    with shown_upload() as show:
         for sent in (1_000_000, 3_000_000, 4_000_000):
             show(sent, 4_000_000)
         # the next one begins anew

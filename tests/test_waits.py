@@ -1,4 +1,4 @@
-"""The line of a wait: what it waits for, from whom, until when (`clients.waits`)."""
+"""The line of a wait: what it waits for, from whom, until when (`common.terminal`)."""
 
 import sys
 import threading
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from securemedian.clients import waits
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.service import Service
-from securemedian.clients.waits import Teller, Wait
+from securemedian.common import terminal
 from securemedian.common.status import COMPILING
+from securemedian.common.terminal import Teller, Wait
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ChannelTimeout
 from securemedian.mpc.protocols import wire
@@ -74,7 +74,7 @@ def config(folder: Path) -> ClientConfig:
 
 
 def test_the_wait_for_a_round_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     said: list[str] = []
     service = Service(config(tmp_path), said.append)
     try:
@@ -88,7 +88,7 @@ def test_the_wait_for_a_round_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_wait_for_an_answer_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens there."""
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     text = (tmp_path / "x").absolute()
     made = config(text)
     said: list[str] = []
@@ -102,7 +102,7 @@ def test_the_wait_for_an_answer_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_round_is_opened_once_the_servers_have_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     linked = {"peer_linked": True, "peer_problem": ""}
     s0 = [
         {"peer_linked": False, "peer_problem": COMPILING},
@@ -120,7 +120,7 @@ def test_a_round_is_opened_once_the_servers_have_compiled(
     said: list[str] = []
     made = config(tmp_path)
     object.__setattr__(made, "poll_interval_s", 0.01)
-    monkeypatch.setattr(waits, "EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "EVERY_S", 0.0)
     with Coordinator(made, report=said.append) as coordinator:
 
         def ask(answers: list[dict[str, Any]]) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.laboratory.report import console, table
+from securemedian.common.terminal import TABLE_WIDTH, console, table
 from tests.daemons import ROOT, in_background, wait_until
 
 ROUND_TRIP_S, RATE, LOSS = 0.040, 100e6, 0.01
@@ -662,7 +662,7 @@ def play(hosts: TwoHosts, options: argparse.Namespace) -> None:
         ("  bytes that left the hosts, MB", f"{line.wire_bytes / 1e6:.2f}", ""),
         *((*row, "") for row in rows),
     ]
-    console().print(table("Seconds", ("", "over the line", "on loopback"), told))
+    console(width=TABLE_WIDTH).print(table("Seconds", ("", "over the line", "on loopback"), told))
 
 
 def median(rounds: Sequence[Round]) -> Round:

@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securemedian.clients import files, terminal
+from securemedian.clients import files
 from securemedian.clients.flags import add_optimiser, list_of, optimiser
+from securemedian.common import terminal
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 

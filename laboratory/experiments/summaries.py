@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group
 
 import securemedian
+from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.experiments.catalogue import ACCURACY, CurveResult, Design, Experiment
@@ -139,7 +140,7 @@ def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
         }
         for one in found
     ]
-    return report.table(title, list(flat[0]), [list(figures.values()) for figures in flat])
+    return terminal.table(title, list(flat[0]), [list(figures.values()) for figures in flat])
 
 
 def _cell(figure: Any) -> str:
@@ -160,7 +161,7 @@ def table(summary: Mapping[str, Any]) -> Group:
     note = f"below exact: points below the exact median, at worst from round {FROM_ROUND} on"
     columns = ["attack", "method", "mean", "least", "most", "below exact", "s per round"]
     compared = any(one["below_exact"] is not None for one in summary["results"])
-    return report.table(
+    return terminal.table(
         title,
         [*columns, "servers, s", "OTs", "MB each way"],
         [_row(one, summary["varied"]) for one in summary["results"]],

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from securemedian.clients import terminal
 from securemedian.clients.files import check_writable
-from securemedian.laboratory import report
+from securemedian.common import terminal
 from securemedian.laboratory.experiments import summaries
 from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import SecureMedianError
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_writable(options.json)
         compiling.compile_all()
         unwind_on_sigterm()
-        console = report.console()
+        console = terminal.console(width=terminal.TABLE_WIDTH)
         with terminal.console(stderr=True).status("rogue servers"):
             found = attacks.by_attack()
     except SecureMedianError as error:

@@ -13,10 +13,9 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
-from securemedian.clients import terminal
 from securemedian.clients.files import check_writable
-from securemedian.common.paragraphs import Paragraphs
-from securemedian.laboratory import report as tables
+from securemedian.common import terminal
+from securemedian.common.terminal import Paragraphs
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.operating import compiling
 from tests.soak.audit import Audit
@@ -144,7 +143,7 @@ def _table(report: dict[str, Any]) -> Group:
         ),
     )
     rows = [[label, str(value)] for label, value in figures]
-    return tables.table(title, ["", ""], rows)
+    return terminal.table(title, ["", ""], rows)
 
 
 def _short(kinds: dict[str, int]) -> dict[str, int]:
