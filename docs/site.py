@@ -23,10 +23,10 @@ from securemedian.servers.machine.table import LATE, TABLE, Transition
 from securemedian.servers.network.control import RoundMessage
 
 ROOT = Path(__file__).parent.parent
-# pages that stand in the root, where people look for them first
+# pages in the root of the repository, where people look first
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "EXPERIMENTS.md", "SECURITY.md")
 SAMPLES = Path(__file__).parent / "samples"
-# by file, what reads it or a table of it
+# the classes that read each file and its tables
 DEFAULTS: dict[str, dict[str, type]] = {
     "client.toml": {
         "client.toml and coordinator.toml": ClientConfig,
@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links out of docs/ end where the site has what they mean."""
+    """Point links to the root's pages at their places in the site."""
     return re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, PAGES))})", r"](\1", markdown)
 
 
@@ -63,7 +63,7 @@ def commands() -> str:
 
 
 def settings() -> str:
-    """Return the commented samples of all configuration files, and the defaults, as a page."""
+    """Return a page of all commented sample files, and the defaults."""
     parts = ["# Configuration files", _SETTINGS]
     for path in sorted(SAMPLES.glob("*.toml")):
         parts += [f"## {path.name}", f"```toml\n{path.read_text('utf-8').rstrip()}\n```"]
@@ -80,19 +80,19 @@ def states() -> str:
     return "\n\n".join(parts)
 
 
-_SETTINGS = """Every key of every file, with its meaning. Values are examples. The defaults follow
-each file; a number or text without one is required, and an unknown key is refused. `securemedian
-keygen` writes the files of two servers, a coordinator and clients. See also
+_SETTINGS = """Every key of every file, with its meaning. Values are examples; the defaults follow
+each file. A number or text without a default is required. An unknown key is an error.
+`securemedian keygen` writes the files of two servers, a coordinator and clients. See also
 [deploying](deploying.md) and the [commands](commands.md)."""
 
-_STATES = """Generated from the table that the servers run, `servers/machine/table.py`. At an event
-the first line whose condition holds is taken; if *next* is empty, the round stays in its state. The
-actions are done in the order of the line. [On the wire](wire.md#the-states-of-a-round) explains the
-messages, and what a server does at an event that has no line."""
+_STATES = """This page is generated from the table that the servers run, `servers/machine/table.py`.
+At an event a server takes the first line whose condition holds, and does its actions in order. If
+*next* is empty, the round stays in its state. [On the wire](wire.md#the-states-of-a-round) explains
+the messages, and events without a line."""
 
 
 def _actions() -> str:
-    """Return what each action does, from the comments above the members of `Effect`."""
+    """Return a list of the actions, from the comments above the members of `Effect`."""
     source = inspect.getsource(Effect)
     members = re.findall(r"((?:    # .*\n)+)    [A-Z_]+ = \"(.*)\"", source)
     return "\n".join(
@@ -110,7 +110,7 @@ def _defaults(title: str, kind: Any) -> str:
 
 
 def _policy() -> str:
-    """Return the lines of [policy] that have a default, and what more they can allow."""
+    """Return a table of [policy]: lines with a default, and the values they refuse."""
     policy = Policy()
     lines = {"methods": policy.methods, **policy.allowed, **policy.at_most}
     rows = [
