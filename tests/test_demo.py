@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from securemedian.laboratory.training_run import Scenario, TrainingRun
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from tests.conftest import needs
+from tests.daemons import ROOT
 
 needs("torch", "sklearn")
 
@@ -42,6 +44,7 @@ def demo(tmp_path: Path, *options: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "…" not in done.stdout
     assert "test accuracy" in done.stdout
+    (tmp_path / "printed.txt").write_text(done.stdout)
     return json.loads(path.read_text())
 
 
@@ -72,6 +75,16 @@ def test_four_hospitals_of_which_one_is_broken(tmp_path: Path) -> None:
     assert figures["baselines"]["mean"][1] > 0.7
     assert figures["baselines"]["mean"][-1] < 0.5
     assert (tmp_path / "story.png").stat().st_size > 10_000
+    # README shows this output, without some lines; numbers may differ on another processor
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", readme, re.DOTALL)
+    printed = _without_numbers((tmp_path / "printed.txt").read_text())
+    parts = [_without_numbers(part) for part in re.split(r"(?m)^ *\.\.\.$", shown)]
+    assert len(parts) > 3 and all(part in printed for part in parts)
+
+
+def _without_numbers(text: str) -> str:
+    return " ".join(re.sub(r"[\d.]+", "0", text).split())
 
 
 @pytest.mark.release
