@@ -42,9 +42,11 @@ def for_those_left(params: RoundParams, reasons: Iterable[str]) -> RoundParams:
 class Record:
     """What both servers vouch for. Clients are named by their public keys, sorted."""
 
+    # securemedian
     service: str
     # of the form of the record (`versions.RECEIPT`); both servers write the same
     version: int
+    # its name
     cohort: str
     # the round's id and number
     round: str

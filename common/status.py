@@ -41,9 +41,11 @@ class RoundStatus:
 
     # the id of the round
     round: str = ""
+    # the name of its cohort
     cohort: str = DEFAULT_COHORT
     # its number in the run
     number: int = 0
+    # see `common.states.State`; none before the first round
     state: str = "none"
     # as `RoundParams.to_dict` returns them
     params: dict[str, Any] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class RoundStatus:
     dealt: dict[str, str] = field(default_factory=dict)
     # whether one server that deviates learns no more of it than is bounded
     one_malicious_server: bool = False
+    # the clients computed on
     included: list[str] = field(default_factory=list)
     # the groups of the clients in `included`, where groups are visible
     groups: list[int] = field(default_factory=list)
@@ -67,6 +70,7 @@ class RoundStatus:
     # how often the protocol has run, and may still be run
     attempt: int = 0
     attempts_left: int = 0
+    # seconds until it runs again
     retry_in_s: float = 0.0
     # what the servers compute at the moment, and [done, total] of it
     phase: str = ""
@@ -84,6 +88,7 @@ class RoundStatus:
     epsilon: float | None = None
     # what this server has signed if the other one has deviated (`common.deviations`)
     deviation: dict[str, str] = field(default_factory=dict, metadata={"since": 2})
+    # seconds until it closes
     deadline_in_s: float = 0.0
     # the bytes of the round's uploads on this server's disk
     stored_bytes: int = 0

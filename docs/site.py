@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,23 @@ from securemedian import cli
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy, risks_of
+from securemedian.common.receipts import Record
 from securemedian.common.states import State
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.unattended import RunPlan
+from securemedian.mpc.canonical import hints_of
+from securemedian.mpc.options import options_of
+from securemedian.mpc.rounds.exchange import EXCHANGES
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
+from securemedian.servers.computing.backends import shards
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
 from securemedian.servers.machine.conditions import always
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.network import control
 from securemedian.servers.network.control import RoundMessage
+from securemedian.servers.rounds.requests import OPS
 
 ROOT = Path(__file__).parent.parent
 # pages in the root of the repository, where people look first
@@ -52,7 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point links to the root's pages at their places in the site."""
+    """Point links to the root's pages at their places in the site, and write tables."""
+    markdown = re.sub(r"<!-- table: (\w+) -->", lambda found: TABLES[found[1]](), markdown)
     return re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, PAGES))})", r"](\1", markdown)
 
 
@@ -79,6 +91,104 @@ def states() -> str:
         parts += [f"## S{party}", _transitions(party), f"### Late at S{party}", _late(party)]
     return "\n\n".join(parts)
 
+
+def requests() -> str:
+    """Return every request of clients and the coordinator, with its answer, as a table."""
+    rows = []
+    for name, op in OPS.items():
+        callers = "any" if len(op.roles) > 1 else op.roles[0]
+        takes = [told_fields(op.fields), *(f"array `{array}`" for array in sorted(op.arrays))]
+        answer = " ".join((op.handler.__doc__ or "").split())
+        asked = f"{callers}, S0 only" if op.leader_only else callers
+        rows.append((f"`{name}`", asked, "; ".join(takes), answer))
+    return _table(("request", "from", "takes", "does and answers"), rows)
+
+
+def messages(kinds: Mapping[str, type]) -> str:
+    """Return messages between servers as a table: the first line of each docstring, and fields."""
+    rows = [
+        (f"`{name}`", (kind.__doc__ or "").strip().splitlines()[0], told_fields(kind, RoundMessage))
+        for name, kind in kinds.items()
+    ]
+    return _table(("message", "says", "has"), rows)
+
+
+def params() -> str:
+    """Return the parameters of a round, by the methods that have them, as a table."""
+    owners: dict[str, list[str]] = {}
+    found = {}
+    for name, owner in [*METHODS.items(), *EXCHANGES.items()]:
+        for option in options_of(owner).values():
+            owners.setdefault(option.name, []).append(f"`{name}`")
+            found.setdefault(option.name, option)
+    rows = [(f"`{names}`", "all", "", about) for names, about in _numbers()]
+    for name, option in found.items():
+        by = "all methods" if len(owners[name]) == len(METHODS) else ", ".join(owners[name])
+        rows.append((f"`{name}`", by, f"`{json.dumps(option.default)}`", option.text))
+    return _table(("parameter", "of", "default", "meaning"), rows)
+
+
+def described(kind: type) -> list[tuple[list[str], str]]:
+    """Return the fields of a dataclass, and what the comment above them says.
+
+    Fields without a comment of their own belong to the one before them.
+    """
+    found: list[tuple[list[str], str]] = []
+    for base in reversed(kind.__mro__):
+        names = vars(base).get("__annotations__", {})
+        source = inspect.getsource(base) if names else ""
+        for comment, name in re.findall(r"^((?:    # .*\n)*)    (\w+): ", source, re.MULTILINE):
+            if name in names and not any(name in others for others, _ in found):
+                if comment or not found:
+                    found.append(([], " ".join(comment.replace("    # ", " ").split())))
+                found[-1][0].append(name)
+    return found
+
+
+def told_fields(kind: type, without: type = object) -> str:
+    """Return the fields of a dataclass, `without` those of another, as the cell of a table."""
+    types = hints_of(kind)
+    return "; ".join(
+        f"{', '.join(f'`{name}` {_type(types[name])}' for name in names)}: {about}"
+        for names, about in described(kind)
+        if not set(names) & set(vars(without).get("__annotations__", {}))
+    )
+
+
+def told_rows(kind: type) -> str:
+    """Return the fields of a dataclass as a table."""
+    types = hints_of(kind)
+    rows = [
+        (", ".join(f"`{name}` {_type(types[name])}" for name in names), about)
+        for names, about in described(kind)
+    ]
+    return _table(("field", "says"), rows)
+
+
+def _numbers() -> list[tuple[str, str]]:
+    """Return the numbers that every round has, and what they say."""
+    return [
+        ("`, `".join(names), about)
+        for names, about in described(RoundParams)
+        if set(names) <= set(ROUND_FIELDS)
+    ]
+
+
+def _type(hint: Any) -> str:
+    name = str(hint.__name__ if isinstance(hint, type) else hint)
+    # a bar would end the cell
+    return name.replace("typing.", "").replace(" | ", " or ")
+
+
+# by name, what stands for `<!-- table: NAME -->` on a page
+TABLES: dict[str, Callable[[], str]] = {
+    "requests": requests,
+    "servers": lambda: messages(control.KINDS),
+    "shards": lambda: messages(shards.KINDS),
+    "params": params,
+    "status": lambda: told_rows(RoundStatus),
+    "record": lambda: told_rows(Record),
+}
 
 _SETTINGS = """Every key of every file, with its meaning. Values are examples; the defaults follow
 each file. A number or text without a default is required. An unknown key is an error.

@@ -419,7 +419,7 @@ def messages(draw: st.DrawFn, server: Server) -> list[bytes]:
 def test_every_kind_of_message_is_tried(tmp_path: Path) -> None:
     with a_server(0, "none", tmp_path) as server:
         kinds = {type(message) for message in all_messages(server)}
-    assert kinds == set(control._KINDS.values())
+    assert kinds == set(control.KINDS.values())
 
 
 @pytest.mark.parametrize("party, state", PLACES)

@@ -1,19 +1,34 @@
 """The documentation as a site: everything in it, every link right, and nothing from elsewhere."""
 
+import ast
 import html
+import importlib.util
+import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import securemedian
 from securemedian import cli
 from securemedian.common.policy import RISKS, RISKY_ABOVE, risks_of
+from securemedian.common.receipts import Record
+from securemedian.common.status import RoundStatus
+from securemedian.mpc.canonical import hints_of
+from securemedian.mpc.options import options_of
+from securemedian.mpc.rounds.exchange import EXCHANGES
+from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.params import ROUND_FIELDS
+from securemedian.servers.computing.backends import shards
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE
+from securemedian.servers.network import control
+from securemedian.servers.rounds.requests import OPS
 from tests.daemons import ROOT
 
 pytest.importorskip("mkdocs")
@@ -41,6 +56,57 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    """Load the hooks of mkdocs, which are a file without a package."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cells(table: str) -> dict[str, list[str]]:
+    """Return the cells of each row of a table in Markdown, by the name in its first cell."""
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row for row in rows}
+
+
+def test_the_page_of_the_wire_has_every_table_once(hooks: Any) -> None:
+    page = (ROOT / "docs" / "wire.md").read_text("utf-8")
+    assert sorted(re.findall(r"<!-- table: (\w+) -->", page)) == sorted(hooks.TABLES)
+    assert "<!--" not in hooks.on_page_markdown(page)
+
+
+@pytest.mark.parametrize("kinds", [control.KINDS, shards.KINDS, {"": Record}, {"": RoundStatus}])
+def test_every_field_of_a_message_is_described(hooks: Any, kinds: dict[str, type]) -> None:
+    for kind in kinds.values():
+        described = hooks.described(kind)
+        assert [name for names, _ in described for name in names] == list(hints_of(kind))
+        assert all(about for _, about in described), kind
+
+
+def test_every_request_and_its_answer_are_in_the_table(hooks: Any) -> None:
+    """The names in the answers that a handler writes are in its docstring, which the table has."""
+    rows = cells(hooks.requests())
+    assert list(rows) == list(OPS)
+    for name, op in OPS.items():
+        _, asked, takes, answer = rows[name]
+        assert ("S0 only" in asked) == op.leader_only
+        assert set(hints_of(op.fields)) | op.arrays <= set(re.findall(r"`(\w+)`", takes)), name
+        assert all(about for _, about in hooks.described(op.fields)), name
+        tree = ast.parse(textwrap.dedent(inspect.getsource(op.handler)))
+        keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+        written = {key.value for key in keys if isinstance(key, ast.Constant)}
+        assert answer and written <= set(re.findall(r"`([\w.]+)`", answer)), name
+
+
+def test_every_parameter_of_a_round_is_in_the_table(hooks: Any) -> None:
+    owners = [*METHODS.values(), *EXCHANGES.values()]
+    options = {name for owner in owners for name in options_of(owner)}
+    assert set(cells(hooks.params())) == {*ROUND_FIELDS, *options} - {"method"}
 
 
 @pytest.mark.release

@@ -48,6 +48,7 @@ class Hello:
     up, and forgets all that was under way between them.
     """
 
+    # new for each process, and after each loss of the other server
     instance: str
     # the instance of the other server that the sender is linked with; "" if it is with none
     peer: str
@@ -55,6 +56,8 @@ class Hello:
     sent: int
     # the ids of the rounds that are live at the sender
     rounds: list[str]
+    # the parameters that both servers must have alike, `kind` and `shards` of `[engine]` among
+    # them, and both public signing keys
     agreement: dict[str, Any]
     # the sender's release, and the lowest and highest wire version that it speaks; releases before
     # 1.0 say neither
@@ -76,6 +79,7 @@ class Load:
 
     # of the measurement
     number: int
+    # 64 kB
     load: bytes
 
     def __post_init__(self) -> None:
@@ -101,6 +105,7 @@ class RoundMessage:
 class Open(RoundMessage):
     """S0 asks S1 to take part in a round."""
 
+    # its number in the run, and its parameters (`RoundParams.to_dict`)
     number: int
     params: dict[str, Any]
     # the id of the session whose base OTs the round uses
@@ -167,6 +172,7 @@ class Resume(RoundMessage):
     state. Both then go on from the earlier one.
     """
 
+    # the id of the session for what comes, 16 bytes
     session: bytes = field(repr=False)
     # see `common.states.State`
     state: str
@@ -195,6 +201,7 @@ class Resume(RoundMessage):
 class Dealt(RoundMessage):
     """Either server has stored the whole dealing of `client`."""
 
+    # its public key
     client: str
 
 
@@ -211,6 +218,7 @@ def group_of(digest: bytes) -> int:
 class Uploaded(RoundMessage):
     """Either server has stored an upload of `client`."""
 
+    # its public key
     client: str
     # the SHA-256 of an upload that both servers get alike, and nothing for a share; then, where
     # groups are visible, a byte for the client's group
@@ -247,7 +255,7 @@ class Check(_OfCheck):
 class Verdicts(_OfCheck):
     """S1 has checked these clients, and says which of them have failed."""
 
-    # sorted, too
+    # those of `clients` that have failed, sorted, too
     failed: list[str]
 
     def __post_init__(self) -> None:
@@ -259,11 +267,9 @@ class Verdicts(_OfCheck):
 
 @dataclass(frozen=True)
 class _Holding(RoundMessage):
-    """A message that lists the clients whose uploads its sender holds.
+    """A message that lists the clients whose uploads its sender holds."""
 
-    It has the digest of each upload (see `Uploaded`) by public key.
-    """
-
+    # the digest of each upload, as in `uploaded`, by public key
     held: dict[str, bytes]
 
 
@@ -340,6 +346,7 @@ class Done(_OfAttempt):
 class Again(_OfAttempt):
     """What was under way at either server has broken off, and can be tried again."""
 
+    # of the error (`mpc.errors`), and its text
     code: str
     reason: str
 
@@ -348,13 +355,14 @@ class Again(_OfAttempt):
 class Failed(RoundMessage):
     """The round has failed at either server, and therefore at both."""
 
+    # of the error (`mpc.errors`), and its text
     code: str
     reason: str
 
 
 Message = Hello | Bye | Load | RoundMessage
 
-_KINDS: dict[str, type] = {
+KINDS: dict[str, type] = {
     kind.__name__.lower(): kind
     for kind in (
         Hello,
@@ -388,7 +396,7 @@ def decode(parts: Sequence[wire.Part]) -> Message:
 
     Raises FrameError if the frame is not exactly one of the messages.
     """
-    return cast(Message, decode_as(_KINDS, parts, "between servers"))
+    return cast(Message, decode_as(KINDS, parts, "between servers"))
 
 
 def decode_as(kinds: Mapping[str, type], parts: Sequence[wire.Part], what: str) -> Any:

@@ -1,7 +1,8 @@
 """The requests of clients and the coordinator, who may make them, and their answers.
 
-docs/wire.md has them as a table. A new request is a line of `OPS`, a method of `Desk` and a
-dataclass for its fields, which have the names that they have on the wire.
+docs/site.py writes them as a table into docs/wire.md. A new request is a line of `OPS`, a method of
+`Desk` whose docstring tells the answer, and a dataclass for its fields, which have the names that
+they have on the wire.
 """
 
 import json
@@ -92,7 +93,7 @@ class OneRound:
 class DeclineFields(OneRound):
     """The fields with which a client says that it takes no part in a round."""
 
-    # one of `status.DECLINED`
+    # policy, not-finite, training-failed or servers-differ
     reason: str = field(default=POLICY, metadata={"since": 3})
 
     def __post_init__(self) -> None:
@@ -112,8 +113,9 @@ class ResultFields(OneRound):
 class ShareFields(OneRound):
     """The fields of a request with a share, which itself is an array."""
 
-    # the digests of the parameters that it was made for, and of the run state
+    # the digest of the parameters that it was made for (`RoundParams.digest`)
     params: bytes
+    # the digest of the run state that the round starts from
     start: bytes
     # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
@@ -156,7 +158,7 @@ class FormFields(OneRound):
 class TellFields(OneRound):
     """The fields of a client's public metrics."""
 
-    # numbers by name
+    # at most 16 finite numbers by name
     metrics: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -166,8 +168,9 @@ class TellFields(OneRound):
 
 @dataclass(frozen=True)
 class AbortFields(OneRound):
-    """The fields with which the coordinator ends a round; everybody is told the reason."""
+    """The fields with which the coordinator ends a round."""
 
+    # why; everybody is told its first 1,000 characters
     reason: str
 
 
@@ -353,6 +356,14 @@ class Desk:
         return {"peer_linked": peer.linked, "peer_problem": problem}
 
     def _info(self, call: Call) -> Answer:
+        """Tell of this server and the caller.
+
+        `party`, `release` and `wire` (the versions that the server speaks), `time` (Unix seconds),
+        `max_message_bytes`, `policy` (this server's own: methods, allowed, at_most, at_least, and
+        max_epsilon if it is limited); `role`, `name` and `cohorts` of the caller; `cohort`, `dim`
+        (of S0's model, else of the latest round, else 0), `state` (idle, busy), `round` (the
+        latest, or ""), `peer_linked`, `peer_problem`.
+        """
         latest, cohort = self._latest(call), call.fields.cohort
         server = {
             "party": self._config.party,
@@ -379,6 +390,11 @@ class Desk:
         return Answer()
 
     def _link(self, call: Call) -> None:
+        """Measure the link to S1, for 3 seconds at most.
+
+        `sent` and `back`, bytes in messages of 64 kB to S1 and back, and `seconds`. Refused during
+        a round (round-busy).
+        """
         self._cohort(call)
 
         def told(sent: int, back: int, seconds: float) -> None:
@@ -387,6 +403,7 @@ class Desk:
         self._rounds.measure_link(told)
 
     def _status(self, call: Call) -> Answer:
+        """Tell the state of a round, as `RoundStatus` has it."""
         entry = self._find(call) if call.fields.round else self._latest(call)
         none = RoundStatus(cohort=call.fields.cohort)
         return Answer((self._status_of(entry) if entry else none).to_dict() | self._peer())
@@ -427,6 +444,14 @@ class Desk:
         )
 
     def _round(self, call: Call) -> Answer:
+        """Tell a client of its cohort's latest round.
+
+        `release` and `wire` (the versions with which one can take part), `round`, `cohort`,
+        `number`, `params`, `index` (the caller's place in this server's list; S0's counts),
+        `state`, `start` (as in `status`), `model_form` (the form's SHA-256 in hex digits, or ""),
+        `dealt` and `submitted` (whether the caller's whole dealing and its upload are here),
+        `left_out` (why the caller is, or "").
+        """
         entry = self._latest(call)
         if entry is None:
             raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
@@ -451,6 +476,13 @@ class Desk:
         )
 
     def _model(self, call: Call) -> Answer:
+        """Send the run state that a round starts from.
+
+        `number`, `policy` and `optimiser` (name and options), arrays `model` f4[d], `scale` f4[]
+        or f4[d] of the buckets, `moments` f4[kept, d] of the optimiser, `bound` f4[2] (the next
+        norm bound and its step). An array that does not exist yet is missing. Several groups have
+        `model.0`, `scale.0`, `model.1` and so on.
+        """
         entry = self._find(call)
         before = entry.before
         return Answer(
@@ -463,12 +495,21 @@ class Desk:
         )
 
     def _form(self, call: Call) -> Answer:
+        """Tell the form of a round's models, `model_form`.
+
+        An open round without one takes the caller's. Refused if it is invalid or of another number
+        of values (bad-input).
+        """
         entry = self._find(call)
         _check_listed(call, entry.server_round)
         text = self._rounds.model_form(entry, call.key, call.fields.model_form)
         return Answer({"model_form": text})
 
     def _deal(self, call: Call) -> None:
+        """Store a piece of a dealing, and tell whether it is `whole`.
+
+        Pieces come in order; piece 0 begins again, also after a restart of the server.
+        """
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
@@ -476,7 +517,12 @@ class Desk:
         self._rounds.deal(entry, call.key, piece, when_stored)
 
     def _checked(self, call: Call) -> Answer:
-        """Say what was opened of the caller's dealing, which it alone can judge."""
+        """Tell the `verdict` on the caller's dealing: passed, failed, or "" while it is unknown.
+
+        Then also `coin` of the check, and `opened`: per part the SHA-256 of what this server has
+        opened (guards as u8[W, 64], then turns, packed as in dealing.turns), which the caller
+        alone can judge. Refused once the round takes no uploads (round-closed).
+        """
         entry, key = self._find(call), call.key
         server_round = entry.server_round
         _check_listed(call, server_round)
@@ -487,6 +533,7 @@ class Desk:
         return Answer({"verdict": verdict} | (said if known else {"coin": b"", "opened": b""}))
 
     def _upload(self, call: Call) -> None:
+        """Store an upload; another one than before is refused (duplicate-upload)."""
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer())
@@ -505,7 +552,11 @@ class Desk:
             self._log.event("no-model-form", call.key, logging.WARNING, **about, client=call.name)
 
     def _bound(self, call: Call) -> Answer:
-        """Say whether the caller is asked for a fold, and under which coin."""
+        """Tell whether an audited round asks the caller for a fold.
+
+        `state` of the round, `binding` (16 bytes, the id of what both servers are bound to) and
+        `coin` (16 bytes), both empty unless it does, `folded` (whether the fold is here).
+        """
         entry, key = self._find(call), call.key
         server_round = entry.server_round
         _check_listed(call, server_round)
@@ -520,6 +571,10 @@ class Desk:
         return self._engines.of(server_round.cohort).folds if server_round.folding else None
 
     def _folded(self, call: Call) -> Answer:
+        """Store a fold for a binding; another one than before is refused (duplicate-upload).
+
+        Refused unless this server asks the caller for it (round-closed).
+        """
         entry = self._find(call)
         server_round = entry.server_round
         _check_listed(call, server_round)
@@ -544,10 +599,15 @@ class Desk:
         return answered
 
     def _decline(self, call: Call) -> Answer:
+        """Leave the caller out of a round, for this reason.
+
+        Refused once its upload is stored or the round is closed (round-closed).
+        """
         self._rounds.decline(self._find(call), call.key, call.fields.reason)
         return Answer()
 
     def _tell(self, call: Call) -> Answer:
+        """Take the caller's public metrics of a round, once."""
         entry = self._find(call)
         _check_listed(call, entry.server_round)
         metrics = check_public_metrics(call.fields.metrics)
@@ -555,6 +615,7 @@ class Desk:
         return Answer()
 
     def _metrics(self, call: Call) -> Answer:
+        """Send public metrics: array `metrics` u1, {client: {name: number}} in JSON, UTF-8."""
         entry = self._find(call)
         names = entry.server_round.names
         said = {names[key]: metrics for key, metrics in entry.public_metrics.items()}
@@ -562,6 +623,14 @@ class Desk:
         return Answer(arrays={"metrics": np.frombuffer(json.dumps(said).encode(), np.uint8)})
 
     def _result(self, call: Call) -> Answer:
+        """Send the result of a round, and its receipt.
+
+        `form` pending with `state`. Or `form` opened with array `opened` u8: [ranks or groups, d]
+        values of `RoundParams.opened_bits` bits, packed; a group without a result is full of b. Or
+        `form` share, for clients if `result_to` is clients, with array `share`, packed likewise:
+        the result is the sum of both servers'. With the last two `record` and `signatures`
+        {s0, s1}. A failed round is an error (round-failed).
+        """
         entry = self._find(call)
         server_round = entry.server_round
         private = server_round.params.result_to == "clients"
@@ -583,6 +652,11 @@ class Desk:
         return Answer(fields, {form: result.values} if call.fields.values else {})
 
     def _open(self, call: Call) -> None:
+        """Open a round, and tell its `round` id and `number` once S1 has agreed.
+
+        Array `model` f4[d] or f4[groups, d] starts a new run, or with `keep_range` continues it.
+        """
+
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
                 self._refuse(call.address, call.key, call.number, call.op, error)
@@ -625,10 +699,12 @@ class Desk:
         return {name: keys[name] for name in names}
 
     def _close(self, call: Call) -> Answer:
+        """Close a round to uploads."""
         self._rounds.close(self._find(call))
         return Answer()
 
     def _abort(self, call: Call) -> Answer:
+        """End a round; refused once the protocol has run (round-closed)."""
         self._rounds.abort(self._find(call), f"aborted by {call.name}: {call.fields.reason}")
         return Answer()
 

@@ -25,6 +25,7 @@ _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 class Opening:
     """The fields with which a coordinator opens a round."""
 
+    # `RoundParams.to_dict`, with clients' names
     params: dict[str, Any]
     # the range policy and its options; {} keeps the current one
     range: dict[str, Any]

@@ -97,7 +97,9 @@ class Workers(Protocol):
 class _OfShard:
     """A message about one attempt at a shard in a step."""
 
+    # the step of the round, from 1 on
     step: int
+    # which shard, and the attempt at it
     shard: int
     attempt: int
 
@@ -117,6 +119,7 @@ class Anew(_OfShard):
 class At(_OfShard):
     """S1's worker waits for S0's."""
 
+    # the public key of S1's worker, and where it listens
     key: str
     endpoint: str
 
@@ -134,16 +137,17 @@ class Finished(_OfShard):
 class Lost(_OfShard):
     """S1's worker is gone, or has not reached S0's."""
 
+    # why, in words
     reason: str
 
 
 Message = Anew | At | Finished | Lost
-_KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Anew, At, Finished, Lost)}
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (Anew, At, Finished, Lost)}
 
 
 def decode(parts: Sequence[wire.Part]) -> Message:
     """Return the message in a frame. Raises FrameError if it is not exactly one of the messages."""
-    return cast(Message, control.decode_as(_KINDS, parts, "between daemons about shards"))
+    return cast(Message, control.decode_as(KINDS, parts, "between daemons about shards"))
 
 
 @dataclass
