@@ -4,7 +4,7 @@ Lines can be told apart without colour: by dash pattern, marker and lightness.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -80,17 +80,7 @@ class Grid:
     top: float = 100.0
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Rows of bars on a logarithmic scale, with one bar per series and its number next to it.
-
-    None in a series leaves that bar out.
-    """
-
-    x_label: str
-    rows: Sequence[str]
-    # two at most: the first is drawn filled, the second hatched
-    series: Mapping[str, Sequence[float | None]]
+Picture = Sequence[Panel] | Grid
 
 
 def check() -> None:
@@ -101,22 +91,31 @@ def check() -> None:
         raise ConfigError("plots need matplotlib: pip install '.[bench]' in a clone") from error
 
 
-def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:
-    """Write panels of lines to STEM.png, and return its path.
+def save(stem: Path, title: str, picture: Picture) -> Path:
+    """Write panels of lines, or a grid, to STEM.png, and return its path."""
+    check()
+    figure = _grid(picture, title) if isinstance(picture, Grid) else _panels(picture, title)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    # a stem may have a dot of its own, which begins no suffix
+    path = stem.with_name(f"{stem.name}.png")
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _panels(panels: Sequence[Panel], title: str) -> Any:
+    """Return the panels as a figure.
 
     A label has the same style in every panel, and one entry in the legend.
     """
-    check()
     from matplotlib.figure import Figure
 
     columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
+    width = PANEL_INCHES[0] * columns
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     styles = {label: _STYLES[i % len(_STYLES)] for i, label in enumerate(labels)}
-    figure = Figure(
-        figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows + 0.8), layout="constrained"
-    )
-    figure.suptitle(textwrap.fill(title, int(TITLE_LETTERS * PANEL_INCHES[0] * columns)))
+    figure = Figure(figsize=(width, PANEL_INCHES[1] * rows + 0.8), layout="constrained")
+    figure.suptitle(textwrap.fill(title, int(TITLE_LETTERS * width)))
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, axis in zip(panels, axes, strict=False):
         _draw(axis, panel, styles)
@@ -129,26 +128,24 @@ def save(stem: Path, title: str, panels: Sequence[Panel]) -> Path:
     }
     if entries:
         # inches of the widest entry, its line included
-        widest = 0.9 + 0.08 * max(len(label) for label in entries)
-        per_row = max(1, int(PANEL_INCHES[0] * columns / widest))
+        widest = 0.9 + 0.08 * max(map(len, entries))
         figure.legend(
             entries.values(),
             entries.keys(),
             loc="outside lower center",
-            ncols=per_row,
+            ncols=max(1, int(width / widest)),
             handlelength=4,
             frameon=False,
         )
-    return _write(figure, stem)
+    return figure
 
 
-def save_grid(stem: Path, title: str, grid: Grid) -> Path:
-    check()
+def _grid(grid: Grid, title: str) -> Any:
     from matplotlib.figure import Figure
 
     size = (2.4 + 0.95 * len(grid.columns), 1.8 + 0.42 * len(grid.rows))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(textwrap.fill(title, int(TITLE_LETTERS * size[0])))
     axis = figure.subplots()
     axis.imshow(grid.values, cmap="gray", vmin=0, vmax=grid.top, aspect="auto")
     axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=30, ha="right")
@@ -159,38 +156,7 @@ def save_grid(stem: Path, title: str, grid: Grid) -> Path:
             colour = "black" if value > grid.top / 2 else "white"
             shown = f"{value:.1f}" if value == value else ""
             axis.text(x, y, shown, ha="center", va="center", color=colour)
-    return _write(figure, stem)
-
-
-def save_bars(stem: Path, title: str, bars: Bars) -> Path:
-    check()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2 * PANEL_INCHES[0], 1.6 + 0.5 * len(bars.rows)), layout="constrained")
-    figure.suptitle(title)
-    axis = figure.subplots()
-    height = 0.8 / len(bars.series)
-    for number, (label, values) in enumerate(bars.series.items()):
-        style: dict[str, Any] = (
-            {"color": _STYLES[0][0]}
-            if number == 0
-            else {"color": "white", "edgecolor": "black", "hatch": "///"}
-        )
-        there = [
-            (row + number * height, value) for row, value in enumerate(values) if value is not None
-        ]
-        drawn = axis.barh(
-            [y for y, _ in there], [value for _, value in there], height, label=label, **style
-        )
-        axis.bar_label(drawn, fmt="{:.3g}", padding=3)
-    axis.set_yticks(
-        [row + (len(bars.series) - 1) * height / 2 for row in range(len(bars.rows))], bars.rows
-    )
-    axis.invert_yaxis()
-    axis.set(xlabel=bars.x_label, xscale="log")
-    axis.margins(x=0.15)
-    figure.legend(loc="outside lower center", ncols=len(bars.series), frameon=False)
-    return _write(figure, stem)
+    return figure
 
 
 def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> None:
@@ -239,11 +205,3 @@ def _few_numbers(panel: Panel) -> list[float] | None:
     numbers = sorted({x for line in panel.lines for x in line.x})
     whole = all(float(x).is_integer() for x in numbers)
     return numbers if whole and len(numbers) <= MARKS else None
-
-
-def _write(figure: Any, stem: Path) -> Path:
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    # a stem may have a dot of its own, which begins no suffix
-    path = stem.with_name(f"{stem.name}.png")
-    figure.savefig(path, dpi=110)
-    return path

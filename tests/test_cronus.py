@@ -16,6 +16,7 @@ from securemedian.laboratory.experiments import (
     membership,
 )
 from securemedian.laboratory.experiments.players import Collaborators
+from securemedian.laboratory.experiments.runs import Design
 from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
@@ -27,10 +28,10 @@ DIGITS = data.load()
 models.use_one_thread()
 
 
-def design(**chosen: Any) -> catalogue.Design:
+def design(**chosen: Any) -> Design:
     small = {"images": 30, "rounds": 2, "seeds": [1], "clients": 5, "attackers": 1, "secure": False}
     settled = {"samples": 40, "warm_up": 1} | small | chosen
-    return catalogue.design(catalogue.EXPERIMENTS["cronus"], DIGITS, {}, settled)
+    return catalogue.EXPERIMENTS["cronus"].design(DIGITS, {}, settled)
 
 
 def nothing(_: Any) -> None:

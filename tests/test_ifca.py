@@ -11,6 +11,7 @@ from securemedian import cli
 from securemedian.laboratory import data, models
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.experiments import catalogue, mixture, rotated
+from securemedian.laboratory.experiments.runs import Design
 from securemedian.mpc.errors import ConfigError
 from tests.conftest import needs
 
@@ -23,9 +24,9 @@ def drawn(groups: int = 2, dim: int = 10, seed: int = 1) -> mixture.Mixture:
     return mixture.Mixture.draw(groups, dim, np.random.default_rng(seed))
 
 
-def design(name: str, **chosen: Any) -> catalogue.Design:
+def design(name: str, **chosen: Any) -> Design:
     models.use_one_thread()
-    return catalogue.design(catalogue.EXPERIMENTS[name], data.load(), {}, chosen)
+    return catalogue.EXPERIMENTS[name].design(data.load(), {}, chosen)
 
 
 def test_robust_models_of_a_mixture_come_near_and_the_mean_does_not() -> None:
@@ -122,7 +123,7 @@ def test_minimisers_are_the_solutions_of_least_norm(dim: int) -> None:
 
 def test_a_row_per_number_of_groups_and_dimension() -> None:
     made = design("ifca", groups=[2], dims=[5, 8], seeds=[1, 2], rounds=20)
-    rows = mixture.by_dimension(made)
+    rows = mixture.find(made)
     assert [(row["groups"], row["clients"], row["dim"]) for row in rows] == [
         (2, 80, 5),
         (2, 80, 8),
@@ -156,7 +157,7 @@ def test_images_are_turned() -> None:
 
 def test_each_rotation_gets_a_model_of_its_own_although_faulty_clients_join_the_smallest() -> None:
     made = design("ifca-rotated", groups=[2], clients=7, attackers=1, rounds=4, images=100)
-    rows = rotated.by_round(made)
+    rows = rotated.find(made)
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
     last: dict[str, float] = rows[-1]
     assert last["bucketed, hidden groups"] > last["median, one model"] + 10

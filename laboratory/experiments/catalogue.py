@@ -1,12 +1,11 @@
-"""The experiments by name, each with its runs and the way they are drawn."""
+"""The experiments by name: what each is carried out with, its runs, and its picture."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from securemedian.laboratory import models, plots
+from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, Optimised
 from securemedian.laboratory.data import (
     SOURCES,
@@ -24,22 +23,18 @@ from securemedian.laboratory.experiments import (
     rotated,
     uneven,
 )
-from securemedian.laboratory.experiments.runs import Collaboration, Run, fingerprint
-from securemedian.laboratory.models import Model
-from securemedian.laboratory.plots import Grid, Line, Panel
+from securemedian.laboratory.experiments.runs import Design, Run, fingerprint
+from securemedian.laboratory.plots import Grid, Line, Panel, Picture
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
-from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES
 from securemedian.mpc.rounds.ranges.uniform import UniformRange
 
 # ByzFL's levels of heterogeneity
 SIMILAR = ("similarity:1", "similarity:0.66", "similarity:0.33", "similarity:0")
-# the values of p0 = p1 in the experiment on the bucket range
-ORDERS = (0.001, 0.01, 0.1, 1.0, 10.0)
-# the value of p0 = p1 in every other experiment
-USUAL = 0.1
+# the values of p0 = p1 in the experiment on the bucket range, and that of every other experiment
+ORDERS, USUAL = (0.001, 0.01, 0.1, 1.0, 10.0), 0.1
 # what experiments measure, and what those on membership inference do
 ACCURACY, INFERENCE = "test accuracy", "AUC of the attack"
 # two networks for each data set, which differ in kind
@@ -48,109 +43,6 @@ MIXED = {
     "cifar10": ("cnn-cifar10-small", "mlp-cifar10"),
     "digits": ("digits", "digits-linear"),
 }
-
-
-@dataclass(frozen=True)
-class Design:
-    """What an experiment is carried out with: these defaults, its own, and the user's choices."""
-
-    data: Dataset = field(repr=False)
-    data_digest: str
-    extensions: Mapping[str, str]
-    model: str
-    split: str = "iid"
-    clients: int = 3
-    # per client; None: all there are
-    images: int | None = None
-    rounds: int = 20
-    seeds: Sequence[int] = (1,)
-    methods: Sequence[str] = ("mean", "radix", "bucketed", "bucketed-paper")
-    attacks: Sequence[str] = ("none",)
-    attackers: int = 1
-    # the first round of an attack
-    first: int = 3
-    # through S0 and S1, or in the clear
-    secure: bool = True
-    # of rounds that exchange predictions: the public images, and the training before the first one
-    samples: int = 500
-    warm_up: int = 5
-    # of every network, in place of its own
-    rate: float | None = None
-    epochs: int | None = None
-    # of those of the data set, drawn at random; None: all
-    test_images: int | None = None
-    optimiser: Optimiser = field(default=NoOptimiser())
-    # of experiments on groups of clients: how many groups, and of which dimensions
-    groups: Sequence[int] = ()
-    dims: Sequence[int] = ()
-
-    def run(
-        self,
-        seed: int,
-        method: str,
-        attack: str = "none",
-        policy: RangePolicy | None = None,
-        networks: tuple[str, ...] = (),
-    ) -> Run:
-        """Return one run of this design.
-
-        `policy` is by default the method's own, and `networks` of clients that keep theirs are by
-        default the design's.
-        """
-        secure = aggregation.SECURE.get(method)
-        predictions = aggregation.is_of_predictions(method)
-        recipes = {
-            name: {key: getattr(self.network(name), key) for key in ("batch", "rate", "epochs")}
-            for name in networks or (self.model,)
-        }
-        return Run(
-            data=self.data.name,
-            data_digest=self.data_digest,
-            model=self.model,
-            recipe=recipes if networks else recipes[self.model],
-            split=self.split,
-            clients=self.clients,
-            images=self.images,
-            seed=seed,
-            method=method,
-            options=secure.options_for(self.attackers, self.clients) if secure else {},
-            policy=policy or (secure.policy if secure else aggregation.CONSTANT),
-            attack=attack,
-            attackers=self.attackers,
-            first=self.first,
-            secure=self.secure and secure is not None,
-            extensions=self.extensions,
-            optimiser=NoOptimiser() if predictions else self.optimiser,
-            collaboration=Collaboration(networks or (self.model,), self.samples, self.warm_up)
-            if predictions
-            else None,
-        )
-
-    def network(self, name: str) -> Model:
-        chosen: dict[str, Any] = {"rate": self.rate, "epochs": self.epochs}
-        return replace(
-            models.MODELS[name],
-            **{option: value for option, value in chosen.items() if value is not None},
-        )
-
-    def stem(self, experiment: str) -> str:
-        """Return the stem of the names of the files with the results."""
-        parts = [experiment, self.model]
-        if self.split != "iid":
-            parts.append(self.split.replace(":", "-"))
-        if self.optimiser != NoOptimiser():
-            parts.append(self.optimiser.name)
-        return "-".join(parts)
-
-    @property
-    def subject(self) -> str:
-        """What the experiment is about, for the titles of plots."""
-        each = self.images or len(self.data.labels) // self.clients
-        where = "through S0 and S1" if self.secure else "in the clear"
-        return (
-            f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, "
-            f"medians {where}"
-        )
 
 
 @dataclass(frozen=True)
@@ -181,65 +73,62 @@ class CurveResult:
     def final_mean(self) -> float:
         return sum(self.final) / len(self.final)
 
-    def line(self, label: str) -> Line:
+    @property
+    def line(self) -> Line:
         """Return accuracy by round: the mean over the seeds, with a band from least to most."""
         by_round = list(zip(*self.accuracies, strict=True))
-        return Line.over(label, range(1, len(by_round) + 1), by_round)
+        return Line.over(self.curve.line, range(1, len(by_round) + 1), by_round)
 
 
-Draw = Callable[[Path, str, Design, Sequence[CurveResult], str], Path]
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """What is found out and drawn in place of runs."""
-
-    # a row per measurement, for the table and the JSON
-    find: Callable[[Design], list[dict[str, Any]]]
-    draw: Callable[[Path, str, Design, Sequence[dict[str, Any]]], Path]
+Results = Sequence[CurveResult]
 
 
 # The curves of an experiment
 
 
+def _curve(
+    design: Design,
+    panel: str,
+    line: str,
+    method: str,
+    attack: str = "none",
+    policy: RangePolicy | None = None,
+    networks: tuple[str, ...] = (),
+    x: float | None = None,
+    shown: str = "",
+) -> Curve:
+    runs = [design.run(seed, method, attack, policy, networks) for seed in design.seeds]
+    return Curve(panel, line, runs, x, shown)
+
+
 def _by_attack(design: Design) -> list[Curve]:
     return [
-        Curve(
-            _panel(design, attack),
-            aggregation.label(method),
-            [design.run(seed, method, attack) for seed in design.seeds],
-        )
+        _curve(design, _panel(design, attack), aggregation.label(method), method, attack)
         for attack in design.attacks
         for method in design.methods
     ]
 
 
-def _policy(name: str, p: float) -> RangePolicy:
-    """Return a policy with p0 = p1 = p, or p0 alone where it has no decay."""
-    return POLICIES[name](**dict.fromkeys(options_of(POLICIES[name]), p))
+def _panel(design: Design, attack: str) -> str:
+    if attack == "none" or not design.attackers:
+        return "no fault"
+    who = "one client" if design.attackers == 1 else f"{design.attackers} clients"
+    return f"{attack}: {who} from round {design.first}"
 
 
 def _by_range(design: Design) -> list[Curve]:
     """Return one curve per policy of uniform buckets and order of magnitude of p0 = p1."""
-    if (
-        len(design.methods) != 1
-        or len(design.attacks) != 1
-        or not aggregation.has_range(design.methods[0])
-    ):
-        known = ", ".join(filter(aggregation.has_range, aggregation.names()))
+    ranged = list(filter(aggregation.has_range, aggregation.names()))
+    if len(design.methods) != 1 or len(design.attacks) != 1 or design.methods[0] not in ranged:
         raise ConfigError(
-            f"an experiment on the bucket range is of one method with such a range ({known}) "
-            "and of one attack or none"
+            "an experiment on the bucket range is of one method with such a range "
+            f"({', '.join(ranged)}) and of one attack or none"
         )
     (method,), (attack,) = design.methods, design.attacks
     return [
-        Curve(
-            "",
-            policy,
-            [design.run(seed, method, attack, _policy(policy, p)) for seed in design.seeds],
-            x=p,
-        )
-        for policy, cls in POLICIES.items()
+        # p0 alone where the policy has no decay
+        _curve(design, "", name, method, attack, cls(**dict.fromkeys(options_of(cls), p)), x=p)
+        for name, cls in POLICIES.items()
         if issubclass(cls, UniformRange)
         for p in ORDERS
     ]
@@ -250,24 +139,19 @@ def _by_heterogeneity(design: Design) -> list[Curve]:
 
     Without a split of the user's own, the levels are ByzFL's, from the same data to disjoint ones.
     """
-    splits = SIMILAR if design.split == "iid" else (design.split,)
     return [
-        Curve(
-            split,
-            aggregation.label(method),
-            [at.run(seed, method, attack) for seed in design.seeds],
-            x=at.attackers,
-        )
-        for split in splits
+        _curve(at, at.split, aggregation.label(method), method, attack, x=at.attackers)
         for at in (
-            replace(design, split=split, attackers=few) for few in range(1, design.attackers + 1)
+            replace(design, split=split, attackers=few)
+            for split in (SIMILAR if design.split == "iid" else (design.split,))
+            for few in range(1, design.attackers + 1)
         )
         for method in design.methods
         for attack in design.attacks
     ]
 
 
-def _worst(results: Sequence[CurveResult]) -> list[CurveResult]:
+def _worst(results: Results) -> list[CurveResult]:
     """Return, of curves that differ in the attack alone, the one whose last accuracy is least."""
     worst: dict[tuple[Any, ...], CurveResult] = {}
     for result in results:
@@ -277,7 +161,7 @@ def _worst(results: Sequence[CurveResult]) -> list[CurveResult]:
     return list(worst.values())
 
 
-def _rows_of_worst(results: Sequence[CurveResult]) -> list[dict[str, Any]]:
+def _rows_of_worst(results: Results) -> list[dict[str, Any]]:
     """Return a row per level of heterogeneity and method: by attackers, the worst accuracy."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for result in _worst(results):
@@ -300,23 +184,18 @@ def _by_network(design: Design) -> list[Curve]:
         )
     if len(design.attacks) != 1:
         raise ConfigError("an experiment on different networks is of one attack or none")
-
-    def curve(network: str, line: str, method: str, *kinds: str) -> Curve:
-        runs = [
-            design.run(seed, method, design.attacks[0], networks=kinds) for seed in design.seeds
-        ]
-        return Curve(network, line, runs, shown=network)
-
-    curves = []
+    (attack,), curves = design.attacks, list[Curve]()
     for network in networks:
         for method in design.methods:
             if not aggregation.is_of_predictions(method):
                 raise ConfigError(f"{method} has one common model, and not different networks")
-            if method == aggregation.ALONE:
-                curves.append(curve(network, "alone", method, network))
-                continue
-            curves.append(curve(network, f"{method}, its own kind", method, network))
-            curves.append(curve(network, f"{method}, mixed", method, *networks))
+            kinds = {"alone": (network,)}
+            if method != aggregation.ALONE:
+                kinds = {f"{method}, its own kind": (network,), f"{method}, mixed": networks}
+            curves += [
+                _curve(design, network, line, method, attack, networks=each, shown=network)
+                for line, each in kinds.items()
+            ]
     return curves
 
 
@@ -327,97 +206,66 @@ def _by_inference(design: Design) -> list[Curve]:
             "membership inference is measured where all clients are honest and exchange something: "
             f"take --attackers 0, and not {aggregation.ALONE}"
         )
-    runs = {
-        method: [replace(design.run(seed, method), inference=True) for seed in design.seeds]
-        for method in design.methods
-    }
-    return [
-        Curve(f"on {what}", aggregation.label(method), runs[method], shown=shown)
-        for shown, what in (
-            (membership.UPDATE, "a client's update"),
-            (membership.AGGREGATE, "the aggregate"),
-        )
-        for method in design.methods
-    ]
+    shown = {membership.UPDATE: "a client's update", membership.AGGREGATE: "the aggregate"}
+    curves = []
+    for name, what in shown.items():
+        for method in design.methods:
+            curve = _curve(design, f"on {what}", aggregation.label(method), method, shown=name)
+            runs = [replace(run, inference=True) for run in curve.runs]
+            curves.append(replace(curve, runs=runs))
+    return curves
 
 
-def _panel(design: Design, attack: str) -> str:
-    if attack == "none" or not design.attackers:
-        return "no fault"
-    who = "one client" if design.attackers == 1 else f"{design.attackers} clients"
-    return f"{attack}: {who} from round {design.first}"
+# Their pictures
 
 
-# How they are drawn
+def _by_round(design: Design, results: Results, measured: str) -> Picture:
+    names = dict.fromkeys(result.curve.panel for result in results)
+    lines = {name: [one.line for one in results if one.curve.panel == name] for name in names}
+    return [Panel(name, "round", f"{measured} (%)", own) for name, own in lines.items()]
 
 
-def _by_round(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
-) -> Path:
-    panels = [
-        Panel(
-            name,
-            "round",
-            f"{measured} (%)",
-            [result.line(result.curve.line) for result in results if result.curve.panel == name],
-        )
-        for name in dict.fromkeys(result.curve.panel for result in results)
-    ]
-    return plots.save(stem, f"{figure}: {design.subject}", panels)
-
-
-def _accuracy_by_attackers(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
-) -> Path:
-    """Draw a panel per level of heterogeneity; a point is the accuracy under the worst attack."""
-    panels = []
-    for level in dict.fromkeys(result.curve.panel for result in results):
-        own = [result for result in _worst(results) if result.curve.panel == level]
-        lines = []
-        for method in dict.fromkeys(result.curve.line for result in own):
-            points = [result for result in own if result.curve.line == method]
-            at = [result.curve.x or 0.0 for result in points]
-            lines.append(Line.over(method, at, [result.final for result in points]))
-        panels.append(Panel(level, "attackers", f"{measured}, worst attack (%)", lines))
-    return plots.save(stem, f"{figure}: {design.subject}", panels)
-
-
-def _accuracy_by_range(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
-) -> Path:
-    final = []
-    for policy in dict.fromkeys(result.curve.line for result in results):
-        own = [result for result in results if result.curve.line == policy]
+def _final(results: Results) -> list[Line]:
+    """Return a line per curve: what is reached after the last round, by what varies."""
+    lines = []
+    for name in dict.fromkeys(result.curve.line for result in results):
+        own = [result for result in results if result.curve.line == name]
         at = [result.curve.x or 0.0 for result in own]
-        final.append(Line.over(policy, at, [result.final for result in own]))
-    usual = [result.line(result.curve.line) for result in results if result.curve.x == USUAL]
-    panels = [
-        Panel(f"after {design.rounds} rounds", "p0 = p1", f"{measured} (%)", final, log_x=True),
-        Panel(f"p0 = p1 = {USUAL}", "round", f"{measured} (%)", usual),
+        lines.append(Line.over(name, at, [result.final for result in own]))
+    return lines
+
+
+def _by_attackers(design: Design, results: Results, measured: str) -> Picture:
+    """Return a panel per level of heterogeneity; a point is the accuracy under the worst attack."""
+    worst = _worst(results)
+    return [
+        Panel(
+            level,
+            "attackers",
+            f"{measured}, worst attack (%)",
+            _final([result for result in worst if result.curve.panel == level]),
+        )
+        for level in dict.fromkeys(result.curve.panel for result in worst)
     ]
-    return plots.save(stem, f"{figure}: {design.subject}", panels)
 
 
-def _accuracy_grid(
-    stem: Path, figure: str, design: Design, results: Sequence[CurveResult], measured: str
-) -> Path:
-    columns = list(dict.fromkeys(result.curve.runs[0].attack for result in results))
-    rows = list(dict.fromkeys(result.curve.line for result in results))
+def _by_p(design: Design, results: Results, measured: str) -> Picture:
+    usual = [result.line for result in results if result.curve.x == USUAL]
+    title, label = f"after {design.rounds} rounds", f"{measured} (%)"
+    return [
+        Panel(title, "p0 = p1", label, _final(results), log_x=True),
+        Panel(f"p0 = p1 = {USUAL}", "round", label, usual),
+    ]
+
+
+def _grid(design: Design, results: Results, measured: str) -> Picture:
     value = {
         (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
     }
-    x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*value, strict=True))
     values = [[value[row, column] for column in columns] for row in rows]
-    grid = Grid(x_label, "method", columns, rows, values)
-    title = (
-        f"{figure}: {measured} (%) after {design.rounds} rounds, "
-        f"{design.model} on {design.data.name}"
-    )
-    return plots.save_grid(stem, title, grid)
-
-
-_FAULTS = ("bitflip", "labelflip", "gaussian")
-_SIGN_FLIPS = ("sign-flip-10", "sign-flip-100")
+    x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
+    return Grid(x_label, "method", columns, rows, values)
 
 
 @dataclass(frozen=True)
@@ -433,16 +281,16 @@ class Experiment:
     # fields of Design; methods and attacks that are None are all the usual ones, and all
     defaults: Mapping[str, Any]
     curves: Callable[[Design], list[Curve]] = _by_attack
-    draw: Draw = _by_round
+    picture: Callable[[Design, Results, str], Picture] = _by_round
     # what its curves show, in percent
     measured: str = ACCURACY
     # the number that varies, if one does
     varied: str = ""
     # the rows of its table, where they are not those of the curves
-    rows: Callable[[Sequence[CurveResult]], list[dict[str, Any]]] | None = None
-    # in place of runs
-    analysis: Analysis | None = None
-    # that it takes unless another is named
+    rows: Callable[[Results], list[dict[str, Any]]] | None = None
+    # `find` and `picture` of a module, instead of runs
+    analysis: Any = None
+    # the data set unless the user names another one
     dataset: str | None = None
 
     def default(self, name: str) -> Any:
@@ -454,97 +302,95 @@ class Experiment:
             return [name for name, attack in ATTACKS.items() if not issubclass(attack, Optimised)]
         return value
 
+    def design(
+        self, data: Dataset, extensions: Mapping[str, str], chosen: Mapping[str, Any]
+    ) -> Design:
+        """Return the design: the defaults, with what was `chosen` instead.
 
-def design(
-    experiment: Experiment, data: Dataset, extensions: Mapping[str, str], chosen: Mapping[str, Any]
-) -> Design:
-    """Return the design of an experiment: its defaults, with what was `chosen` instead.
+        Raises ConfigError for choices that do not fit together.
+        """
+        values: dict[str, Any] = {name: self.default(name) for name in self.defaults}
+        values |= {name: value for name, value in chosen.items() if value is not None}
+        if values.get("model") is None:
+            values["model"] = SOURCES[data.name].model
+        for name in ("seeds", "methods", "attacks"):
+            # a value that is named twice counts once
+            values[name] = list(dict.fromkeys(values.get(name) or self.default(name)))
+        if (tested := values.get("test_images")) is not None:
+            data = with_fewer_tests(data, tested)
+        made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
+        if made.images is not None and chosen.get("images") is None:
+            public = made.samples if any(map(aggregation.is_of_predictions, made.methods)) else 0
+            most = max(1, (len(data.labels) - public) // max(1, made.clients))
+            made = replace(made, images=min(made.images, most))
+        self._check(made)
+        return made
 
-    Raises ConfigError for choices that do not fit together.
-    """
-    values: dict[str, Any] = {name: experiment.default(name) for name in experiment.defaults}
-    values |= {name: value for name, value in chosen.items() if value is not None}
-    if values.get("model") is None:
-        values["model"] = SOURCES[data.name].model
-    for name in ("seeds", "methods", "attacks"):
-        # a value that is named twice counts once
-        values[name] = list(dict.fromkeys(values.get(name) or experiment.default(name)))
-    if (tested := values.get("test_images")) is not None:
-        data = with_fewer_tests(data, tested)
-    made = Design(data=data, data_digest=fingerprint(data), extensions=extensions, **values)
-    if made.images is not None and chosen.get("images") is None:
-        public = made.samples if any(map(aggregation.is_of_predictions, made.methods)) else 0
-        most = max(1, (len(data.labels) - public) // max(1, made.clients))
-        made = replace(made, images=min(made.images, most))
-    _check(experiment, made)
-    return made
-
-
-def _check(experiment: Experiment, design: Design) -> None:
-    for what, asked, known in (
-        ("model", [design.model], models.MODELS),
-        ("attack", design.attacks, ATTACKS),
-    ):
-        for name in asked:
-            if name not in known:
-                raise ConfigError(f"there is no {what} {name!r}: choose from {', '.join(known)}")
-    try:
-        models.check_fits(models.MODELS[design.model], design.data)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{experiment.name} needs {experiment.needs}, whose folder --data names: {error}"
-        ) from error
-    if design.rate is not None and not 0 < design.rate < math.inf:
-        raise ConfigError(f"--rate must be above 0, not {design.rate}")
-    for flag, value, least in (
-        ("--rounds", design.rounds, 1),
-        ("--epochs", 1 if design.epochs is None else design.epochs, 1),
-        ("--from", design.first, 1),
-        ("--clients", design.clients, 2),
-        ("--warm-up", design.warm_up, 0),
-        ("--seeds", min(design.seeds), 0),
-    ):
-        if value < least:
-            raise ConfigError(f"{flag} must be {least} or more, not {value}")
-    if not design.attackers and set(design.attacks) != {"none"}:
-        raise ConfigError("an attack needs attackers: give their number with --attackers")
-    for seed in design.seeds:
-        own = design.data
-        if any(map(aggregation.is_of_predictions, design.methods)):
-            own = without(own, draw_public(own, design.samples, seed))
-        own.parts(design.clients, seed, design.split, design.images)
-    if not 0 <= design.attackers < design.clients:
-        raise ConfigError(
-            f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
-            "at least one client must be honest"
-        )
-    for method in design.methods:
-        aggregation.check(method, design.clients, design.attackers)
-        if method in aggregation.SECURE:
-            design.run(design.seeds[0], method).params(dim=1)
+    def _check(self, design: Design) -> None:
+        for what, asked, known in (
+            ("model", [design.model], models.MODELS),
+            ("attack", design.attacks, ATTACKS),
+        ):
+            if unknown := [name for name in asked if name not in known]:
+                raise ConfigError(f"unknown {what}: {unknown[0]!r}; choose from {', '.join(known)}")
+        try:
+            models.check_fits(models.MODELS[design.model], design.data)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{self.name} needs {self.needs}, whose folder --data names: {error}"
+            ) from error
+        if design.rate is not None and not 0 < design.rate < math.inf:
+            raise ConfigError(f"--rate must be above 0, not {design.rate}")
+        for flag, value, least in (
+            ("--rounds", design.rounds, 1),
+            ("--epochs", 1 if design.epochs is None else design.epochs, 1),
+            ("--from", design.first, 1),
+            ("--clients", design.clients, 2),
+            ("--warm-up", design.warm_up, 0),
+            ("--seeds", min(design.seeds), 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{flag} must be {least} or more, not {value}")
+        if not design.attackers and set(design.attacks) != {"none"}:
+            raise ConfigError("an attack needs attackers: give their number with --attackers")
+        for seed in design.seeds:
+            own = design.data
+            if any(map(aggregation.is_of_predictions, design.methods)):
+                own = without(own, draw_public(own, design.samples, seed))
+            own.parts(design.clients, seed, design.split, design.images)
+        if not 0 <= design.attackers < design.clients:
+            raise ConfigError(
+                f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
+                "at least one client must be honest"
+            )
+        for method in design.methods:
+            aggregation.check(method, design.clients, design.attackers)
+            if method in aggregation.SECURE:
+                design.run(design.seeds[0], method).params(dim=1)
 
 
-_FIG4: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": (*_FAULTS, "negate")}
-_SHARE: dict[str, Any] = {"clients": 60, "images": 100, "attackers": 3, "first": 1, "secure": False}
+_FAULTS = ("bitflip", "labelflip", "gaussian")
+_SIGN_FLIPS = ("sign-flip-10", "sign-flip-100")
+_FIGURE: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": _FAULTS}
+_FIRST: dict[str, Any] = {"first": 1, "secure": False}
+_SHARE = _FIRST | {"clients": 60, "images": 100, "attackers": 3}
 _CRONUS: dict[str, Any] = {"images": 300, "samples": 1000, "attackers": 0}
-_SHARE_SIZES = [name for name in aggregation.SHARE_BY_SIZE if "krum" not in name]
+_MEANS: dict[str, Any] = {"methods": ("mean",), "attackers": 0}
+_ROBUST = ("mean", "radix", "bucketed", *aggregation.ROBUST)
+_BY_SIZE = ("mean", *(name for name in aggregation.SHARE_BY_SIZE if "krum" not in name))
+_BY_NUMBER = ("mean", *aggregation.SHARE_BY_RECLUSTERINGS)
+_TRIMMED = ("share-trimmed-mean-m5-r4", "share-trimmed-mean-m3-r4")
 _PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
 
 EXPERIMENTS = {
     one.name: one
     for one in (
         Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", {"attackers": 0}),
-        Experiment("fig4", "Figure 4", "MNIST", "40 min", _FIG4),
         Experiment(
-            "fig5", "Figure 5", "MNIST", "a day", _FIG4 | {"model": "cnn-mnist", "attacks": _FAULTS}
+            "fig4", "Figure 4", "MNIST", "40 min", _FIGURE | {"attacks": (*_FAULTS, "negate")}
         ),
-        Experiment(
-            "fig6",
-            "Figure 6",
-            "CIFAR-10",
-            "a day",
-            _FIG4 | {"model": "cnn-cifar10", "attacks": _FAULTS},
-        ),
+        Experiment("fig5", "Figure 5", "MNIST", "a day", _FIGURE | {"model": "cnn-mnist"}),
+        Experiment("fig6", "Figure 6", "CIFAR-10", "a day", _FIGURE | {"model": "cnn-cifar10"}),
         Experiment(
             "fig13",
             "Figure 13",
@@ -552,7 +398,7 @@ EXPERIMENTS = {
             "5 min",
             {"images": 6000, "rounds": 8, "methods": ("bucketed-paper",), "attackers": 0},
             _by_range,
-            _accuracy_by_range,
+            _by_p,
             varied="p0 = p1",
         ),
         Experiment(
@@ -560,39 +406,31 @@ EXPERIMENTS = {
             "Ranges",
             "MNIST, CIFAR-10 or --dataset clinic",
             "10 min",
-            {
+            _FIRST
+            | {
                 "images": 600,
                 "rounds": 8,
                 "methods": ("radix", *filter(aggregation.has_range, aggregation.SECURE)),
                 "attacks": ("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
-                "first": 1,
-                "secure": False,
             },
         ),
         Experiment(
             "ifca",
-            "IFCA, Figure 1",
+            "IFCA, Figure 1: a mixture of linear models",
             "none",
             "10 min",
-            {
-                "clients": 2,
-                "images": 1,
-                "rounds": 100,
-                "seeds": (1, 2, 3),
-                "methods": ("mean",),
-                "attackers": 0,
-                "groups": (2, 5, 10, 15),
-                "dims": (20, 50, 100, 200, 500),
-            },
-            analysis=Analysis(mixture.by_dimension, mixture.draw),
+            _MEANS
+            | {"clients": 2, "images": 1, "rounds": 100, "seeds": (1, 2, 3)}
+            | {"groups": (2, 5, 10, 15), "dims": (20, 50, 100, 200, 500)},
+            analysis=mixture,
         ),
         Experiment(
             "ifca-rotated",
             "IFCA on rotated images",
             "MNIST",
             "10 min",
-            {"clients": 20, "images": 100, "methods": ("mean",), "attackers": 2, "groups": (4,)},
-            analysis=Analysis(rotated.by_round, rotated.draw),
+            _MEANS | {"clients": 20, "images": 100, "attackers": 2, "groups": (4,)},
+            analysis=rotated,
         ),
         Experiment(
             "share",
@@ -601,7 +439,7 @@ EXPERIMENTS = {
             "2 h",
             _SHARE
             | {
-                "methods": ("mean", *_SHARE_SIZES),
+                "methods": _BY_SIZE,
                 "attacks": ("none", *_SIGN_FLIPS, "fall-of-empires", "labelflip"),
             },
         ),
@@ -610,11 +448,7 @@ EXPERIMENTS = {
             "SHARE, Figures 6 and 7",
             "MNIST with --split labels:2 or labels:5",
             "1 h",
-            _SHARE
-            | {
-                "methods": ("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
-                "attacks": ("none", "fall-of-empires"),
-            },
+            _SHARE | {"methods": _BY_NUMBER, "attacks": ("none", "fall-of-empires")},
         ),
         Experiment(
             "share-fixed",
@@ -623,38 +457,27 @@ EXPERIMENTS = {
             "1 h",
             _SHARE
             | {
-                "methods": (
-                    "mean",
-                    *aggregation.FIXED,
-                    "share-trimmed-mean-m5-r4",
-                    "share-trimmed-mean-m3-r4",
-                ),
+                "methods": ("mean", *aggregation.FIXED, *_TRIMMED),
                 "attacks": ("none", "sign-flip-10"),
             },
         ),
         Experiment(
             "share-leak",
-            "SHARE, Appendix C.3",
+            "SHARE, Appendix C.3: what opened sums of clusters tell",
             "any",
             "1 min",
-            {"clients": 60, "images": 20, "rounds": 1, "methods": ("mean",), "attackers": 0},
-            analysis=Analysis(leak.by_reclusterings, leak.draw),
+            _MEANS | {"clients": 60, "images": 20, "rounds": 1},
+            analysis=leak,
         ),
         Experiment(
             "hospitals",
             "Four hospitals",
             "none",
             "30 min",
-            {
-                "clients": len(hospitals.HOSPITALS),
-                "rounds": 50,
-                "seeds": range(1, 11),
-                "methods": ("mean", "radix", "bucketed", *aggregation.ROBUST),
-                "attacks": ("sign-flip-30", "labelflip"),
-                "first": 1,
-                "secure": False,
-            },
-            analysis=Analysis(hospitals.by_fault, hospitals.draw),
+            _FIRST
+            | {"clients": len(hospitals.HOSPITALS), "rounds": 50, "seeds": range(1, 11)}
+            | {"methods": _ROBUST, "attacks": ("sign-flip-30", "labelflip")},
+            analysis=hospitals,
             dataset="heart",
         ),
         Experiment(
@@ -662,14 +485,9 @@ EXPERIMENTS = {
             "Uneven sites",
             "none, or --dataset digits",
             "10 min",
-            {
-                "clients": len(uneven.SITES),
-                "rounds": 6,
-                "seeds": (1, 2, 3),
-                "methods": tuple(uneven.RULES),
-                "secure": False,
-            },
-            analysis=Analysis(uneven.by_method, uneven.draw),
+            {"clients": len(uneven.SITES), "rounds": 6, "seeds": (1, 2, 3), "secure": False}
+            | {"methods": tuple(uneven.RULES)},
+            analysis=uneven,
             dataset="clinic",
         ),
         Experiment(
@@ -677,34 +495,20 @@ EXPERIMENTS = {
             "Attacks",
             "MNIST",
             "30 min",
-            {
-                "clients": 11,
-                "images": 1500,
-                "rounds": 10,
-                "methods": None,
-                "attacks": None,
-                "attackers": 2,
-                "first": 1,
-            },
-            draw=_accuracy_grid,
+            {"clients": 11, "images": 1500, "rounds": 10, "attackers": 2, "first": 1}
+            | {"methods": None, "attacks": None},
+            picture=_grid,
         ),
         Experiment(
             "byzfl",
             "ByzFL's protocol",
             "MNIST",
             "2 h",
-            {
-                "clients": 10,
-                "images": 200,
-                "rounds": 12,
-                "methods": ("mean", "radix", "bucketed", *aggregation.ROBUST),
-                "attacks": ("labelflip", "lie-optimised", "fall-optimised"),
-                "attackers": 4,
-                "first": 1,
-                "secure": False,
-            },
+            _FIRST
+            | {"clients": 10, "images": 200, "rounds": 12, "attackers": 4}
+            | {"methods": _ROBUST, "attacks": ("labelflip", "lie-optimised", "fall-optimised")},
             _by_heterogeneity,
-            _accuracy_by_attackers,
+            _by_attackers,
             varied="attackers",
             rows=_rows_of_worst,
         ),
@@ -714,15 +518,9 @@ EXPERIMENTS = {
             "MNIST or CIFAR-10",
             "20 min",
             _CRONUS
-            | {
-                "clients": 11,
-                "rounds": 5,
-                "methods": ("mean", *_PREDICTED),
-                "attacks": None,
-                "attackers": 2,
-                "first": 1,
-            },
-            draw=_accuracy_grid,
+            | {"clients": 11, "rounds": 5, "attackers": 2, "first": 1}
+            | {"methods": ("mean", *_PREDICTED), "attacks": None},
+            picture=_grid,
         ),
         Experiment(
             "cronus-heterogeneous",
@@ -738,13 +536,8 @@ EXPERIMENTS = {
             "MNIST or CIFAR-10",
             "5 min",
             _CRONUS
-            | {
-                "clients": 4,
-                "images": 200,
-                "rounds": 8,
-                "methods": ("mean", "radix", "predictions-mean", "cronus"),
-                "secure": False,
-            },
+            | {"clients": 4, "images": 200, "rounds": 8, "secure": False}
+            | {"methods": ("mean", "radix", "predictions-mean", "cronus")},
             _by_inference,
             measured=INFERENCE,
         ),

@@ -17,12 +17,15 @@ from securemedian.laboratory.processes import unwind_on_sigterm
 from securemedian.mpc.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
 
-    from securemedian.laboratory.experiments.catalogue import Design, Experiment
-    from securemedian.laboratory.experiments.runs import Run, RunRecord
+    from securemedian.laboratory.experiments.catalogue import Experiment
+    from securemedian.laboratory.experiments.runs import Design, Run, RunRecord
+    from securemedian.laboratory.plots import Picture
 
 
+# the JSON, the picture and the table of an experiment
+Carried = tuple[dict[str, Any], "Picture", "Group"]
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
 # what `--list` says of an experiment
@@ -115,12 +118,12 @@ def _experiment(options: argparse.Namespace) -> None:
     console = terminal.console()
     extensions = _extend(options.extensions)
     if options.list:
-        _list(console)
+        _list(min(console.width, TABLE_WIDTH))
         return
     console.width = max(console.width, TABLE_WIDTH)
 
     from securemedian.laboratory import data, models, plots, report
-    from securemedian.laboratory.experiments import catalogue
+    from securemedian.laboratory.experiments import catalogue, runs
 
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
@@ -138,12 +141,26 @@ def _experiment(options: argparse.Namespace) -> None:
     chosen["optimiser"] = optimiser(options)
     usual = None if options.data else experiment.dataset
     images = data.load(options.data, options.dataset or usual)
-    design = catalogue.design(experiment, images, extensions, chosen)
+    design = experiment.design(images, extensions, chosen)
     folder = options.out or Path("results", "experiments", design.stem(experiment.name))
     report.check_writable(folder / "runs" / "writable").unlink()
     unwind_on_sigterm()
-    carry_out = _analyse if experiment.analysis else _run
-    carry_out(experiment, design, folder, options, console)
+    title = f"{experiment.figure}: {design.subject}"
+    if experiment.analysis:
+        title = f"{experiment.figure}, {len(design.seeds)} seeds"
+        carried = _analysed(experiment, design, console)
+        if options.json:
+            runs.write_json(options.json, carried[0]["results"])
+    else:
+        carried = _run(experiment, design, folder / "runs", options.fresh, console)
+    summary, picture, table = carried
+    # a split like dirichlet:0.3 has a dot, which begins no suffix
+    stem = folder / design.stem(experiment.name)
+    runs.write_json(folder / f"{stem.name}.json", summary)
+    drawn = plots.save(stem, title, picture)
+    console.print(table)
+    rest = "" if experiment.analysis else ", and runs/"
+    console.print(f"in {folder}: {stem.name}.json, {drawn.name}{rest}")
 
 
 def _extend(paths: Sequence[Path]) -> dict[str, str]:
@@ -170,22 +187,23 @@ def _extend(paths: Sequence[Path]) -> dict[str, str]:
     return digests
 
 
-def _list(console: "Console") -> None:
+def _list(width: int) -> None:
     from securemedian.laboratory.attacks import ATTACKS
     from securemedian.laboratory.data import SOURCES
     from securemedian.laboratory.experiments import aggregation, catalogue
     from securemedian.laboratory.models import MODELS
 
     def show(text: str, indent: str) -> None:
-        width = min(console.width, TABLE_WIDTH)
-        lines = textwrap.wrap(
-            text,
-            width,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}  ",
-            break_on_hyphens=False,
+        further = f"{indent}  "
+        print(
+            textwrap.fill(
+                text,
+                width,
+                initial_indent=indent,
+                subsequent_indent=further,
+                break_on_hyphens=False,
+            )
         )
-        print("\n".join(lines))
 
     for one in catalogue.EXPERIMENTS.values():
         paper = f"{one.figure} of the paper" if one.figure.startswith("Figure") else "analysis"
@@ -207,43 +225,27 @@ def _list(console: "Console") -> None:
         show(f"{what}: {', '.join(names)}", "")
 
 
-def _analyse(
-    experiment: "Experiment",
-    design: "Design",
-    folder: Path,
-    options: argparse.Namespace,
-    console: "Console",
-) -> None:
+def _analysed(experiment: "Experiment", design: "Design", console: "Console") -> Carried:
     from securemedian.laboratory import report
-    from securemedian.laboratory.experiments import runs, summaries
+    from securemedian.laboratory.experiments import summaries
 
-    assert experiment.analysis is not None
     with console.status(experiment.name):
         found = experiment.analysis.find(design)
-    summary = summaries.summary(experiment, design, [], {}, report.command()) | {"results": found}
-    stem = folder / design.stem(experiment.name)
-    runs.write_json(folder / f"{stem.name}.json", summary)
-    if options.json:
-        runs.write_json(options.json, found)
-    picture = experiment.analysis.draw(stem, experiment.figure, design, found)
-    console.print(summaries.rows(experiment.figure, found))
-    console.print(f"in {folder}: {stem.name}.json, {picture.name}")
+    summary = summaries.summary(experiment, design, [], {}, report.command())
+    picture = experiment.analysis.picture(design, found)
+    return summary | {"results": found}, picture, summaries.rows(experiment.figure, found)
 
 
 def _run(
-    experiment: "Experiment",
-    design: "Design",
-    folder: Path,
-    options: argparse.Namespace,
-    console: "Console",
-) -> None:
+    experiment: "Experiment", design: "Design", folder: Path, fresh: bool, console: "Console"
+) -> Carried:
     from securemedian.laboratory import report
-    from securemedian.laboratory.experiments import runs, summaries
+    from securemedian.laboratory.experiments import summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
     curves = experiment.curves(design)
     wanted = {run.run_id: run for curve in curves for run in curve.runs}
-    records = _records(wanted, design, folder / "runs", options.fresh, console)
+    records = _records(wanted, design, folder, fresh, console)
 
     def percent(run: "Run", shown: str) -> list[float]:
         accuracies = records[run.run_id].accuracies(design.rounds, design.data.classes, shown)
@@ -253,15 +255,10 @@ def _run(
         CurveResult(curve, [percent(run, curve.shown) for run in curve.runs]) for curve in curves
     ]
     summary = summaries.summary(experiment, design, results, records, report.command())
-    stem = folder / design.stem(experiment.name)
-    # a split like dirichlet:0.3 has a dot, which is no suffix
-    runs.write_json(folder / f"{stem.name}.json", summary)
-    picture = experiment.draw(stem, experiment.figure, design, results, experiment.measured)
-    if experiment.rows is None:
-        console.print(summaries.table(summary))
-    else:
-        console.print(summaries.rows(experiment.figure, experiment.rows(results)))
-    console.print(f"in {folder}: {stem.name}.json, {picture.name}, and runs/")
+    table = summaries.table(summary)
+    if experiment.rows:
+        table = summaries.rows(experiment.figure, experiment.rows(results))
+    return summary, experiment.picture(design, results, experiment.measured), table
 
 
 def _records(

@@ -8,28 +8,24 @@ that the servers compute.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from securemedian.laboratory import models, plots
+from securemedian.laboratory import models
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.hospitals import HOSPITALS, drawn
 from securemedian.laboratory.experiments import aggregation, execution
-from securemedian.laboratory.experiments.runs import Run
-from securemedian.laboratory.plots import Grid
+from securemedian.laboratory.experiments.runs import Design, Run
+from securemedian.laboratory.plots import Grid, Picture
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.errors import ConfigError
-
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
 
 FEDAVG, ALONE, POOLED = "FedAvg", "alone, on average", "all patients in one place"
 
 
-def by_fault(design: "Design") -> list[dict[str, Any]]:
+def find(design: Design) -> list[dict[str, Any]]:
     """Return a row per fault: the accuracy in percent of each method.
 
     A fault is an attack by one of the hospitals. Of each accuracy there is the mean over the seeds
@@ -66,7 +62,7 @@ def _shown(accuracies: Sequence[float]) -> str:
     return f"{fmean(accuracies):.1f}{spread}"
 
 
-def _of(design: "Design", seed: int, method: str, attack: str, place: int) -> float:
+def _of(design: Design, seed: int, method: str, attack: str, place: int) -> float:
     """Return the accuracy in percent after a run in which the hospital at a place may attack."""
     data = with_last(drawn(seed), place)
     run: Run = design.run(seed, "mean" if method == FEDAVG else method, attack)
@@ -89,7 +85,7 @@ def with_last(data: Dataset, place: int) -> Dataset:
     )
 
 
-def _trained(design: "Design", data: Dataset, places: Sequence[int], seed: int) -> float:
+def _trained(design: Design, data: Dataset, places: Sequence[int], seed: int) -> float:
     """Return the accuracy in percent of a training on some hospitals' patients without others."""
     model = design.network(design.model)
     assert data.owners is not None
@@ -102,7 +98,7 @@ def _trained(design: "Design", data: Dataset, places: Sequence[int], seed: int) 
     return 100 * models.accuracy(model, vector, data.test_images, data.test_labels)
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     """Draw the accuracies as a grid, of which faults are the rows."""
     columns = [name for name in found[0] if name != "fault"]
     values = [
@@ -110,8 +106,4 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
         for row in found
     ]
     grid = Grid("method", "which hospital does what", columns, [r["fault"] for r in found], values)
-    title = (
-        f"{figure}: test accuracy (%) after {design.rounds} rounds, mean over "
-        f"{len(design.seeds)} seeds"
-    )
-    return plots.save_grid(stem, title, grid)
+    return grid

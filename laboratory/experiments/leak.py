@@ -8,15 +8,14 @@ with `hidden` it has one aggregate, and can but guess that each client moved as 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory import plots
 from securemedian.laboratory.experiments.players import Players
-from securemedian.laboratory.plots import Line, Panel
+from securemedian.laboratory.experiments.runs import Design
+from securemedian.laboratory.plots import Line, Panel, Picture
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.channel import Channel, local_pair
@@ -28,9 +27,6 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
-
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
 
 SIZE = 3
 RECLUSTERINGS = range(1, 11)
@@ -74,7 +70,7 @@ def attack(method: Reclustered, updates: Vectors) -> tuple[Vectors, bytes]:
     return errors(guesses, updates), outcome.coin
 
 
-def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
+def find(design: Design) -> list[dict[str, Any]]:
     """Return per seed and R the rank, who is exposed, and the errors against both clusterings."""
     found = []
     for seed in design.seeds:
@@ -97,7 +93,7 @@ def by_reclusterings(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     lines = [
         _line(label, [_at(found, clustering, number) for number in RECLUSTERINGS])
         for clustering, label in (
@@ -108,11 +104,10 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     panel = Panel(
         "", "reclusterings R", "|guess - update| / |update|, all clients", lines, log_y=True
     )
-    title = f"{figure}: the updates of {design.clients} clients, in clusters of {SIZE}, as S0 knows"
-    return plots.save(stem, title, [panel])
+    return [panel]
 
 
-def _updates(design: "Design", seed: int) -> Vectors:
+def _updates(design: Design, seed: int) -> Vectors:
     """Return the differences (n, d) that the clients of a first round have, in some coordinates."""
     players = Players(design.run(seed, "mean"), design.data)
     start: Float32s = players.start()

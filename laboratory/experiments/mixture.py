@@ -17,20 +17,16 @@ fix. A descent ends before its last iteration where it has SETTLED.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory import plots
-from securemedian.laboratory.plots import Line, Panel
+from securemedian.laboratory.experiments.runs import Design
+from securemedian.laboratory.plots import Line, Panel, Picture
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.protocols.ring import median_rank
 from securemedian.mpc.rounds.methods.trimmed_mean import dropped
-
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
 
 PER_GROUP, POINTS = 40, 100
 ALPHA, TRIM, NOISE = 0.05, 0.05, 0.2
@@ -172,7 +168,7 @@ def trimmed_k_means(points: NDArray[np.float64], count: int, rng: np.random.Gene
     return np.asarray(_apart(points, best).argmin(axis=1))
 
 
-def by_dimension(design: "Design") -> list[dict[str, Any]]:
+def find(design: Design) -> list[dict[str, Any]]:
     """Return per k and d the mean of dist over the seeds, and its standard error, by method."""
     found = []
     for groups in design.groups:
@@ -187,7 +183,7 @@ def by_dimension(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     panels = [
         _panel(
             f"k = {groups}, {PER_GROUP * groups} clients",
@@ -199,8 +195,7 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     ]
     most = max(design.dims)
     panels.append(_panel(f"d = {most}", "k", "groups", [r for r in found if r["dim"] == most]))
-    title = f"{figure}: a mixture of linear models, {len(design.seeds)} trials"
-    return plots.save(stem, title, panels)
+    return panels
 
 
 def _trial(groups: int, dim: int, iterations: int, seed: int) -> dict[str, float]:

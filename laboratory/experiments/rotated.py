@@ -8,31 +8,28 @@ round, one client per rotation has trained the model of its group.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory import models, plaintext, plots
+from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import BitFlip
 from securemedian.laboratory.data.base import rotate
-from securemedian.laboratory.plots import Line, Panel
+from securemedian.laboratory.experiments.runs import Design
+from securemedian.laboratory.plots import Line, Panel, Picture
 from securemedian.laboratory.worker import Trainer
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
-
 # of the groups that the methods below have
 BUCKETS = 16
 METHODS = ("bucketed, hidden groups", "mean, groups", "median, one model", "mean, one model")
 
 
-def by_round(design: "Design") -> list[dict[str, Any]]:
+def find(design: Design) -> list[dict[str, Any]]:
     """Return per seed and round the test accuracy by method: percent, mean over the rotations."""
     (groups,) = design.groups
     found = []
@@ -44,7 +41,7 @@ def by_round(design: "Design") -> list[dict[str, Any]]:
     return found
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     """Draw the accuracy by round, as a mean over the seeds with the least and the most."""
     (groups,) = design.groups
     numbers = list(range(1, design.rounds + 1))
@@ -53,14 +50,10 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
         values = [[row[name] for row in found if row["round"] == number] for number in numbers]
         lines.append(Line.over(name, numbers, values))
     panel = Panel("", "round", "test accuracy (%)", lines)
-    title = (
-        f"{figure}: {design.model} on {design.data.name} in {groups} rotations, {design.clients} "
-        f"clients of which {design.attackers} are faulty"
-    )
-    return plots.save(stem, title, [panel])
+    return [panel]
 
 
-def _accuracies(design: "Design", groups: int, seed: int, method: str) -> list[float]:
+def _accuracies(design: Design, groups: int, seed: int, method: str) -> list[float]:
     model = design.network(design.model)
     count = groups if "groups" in method else 1
     trainers = [
@@ -132,7 +125,7 @@ def _followed(
     return RunState.of_groups(after)
 
 
-def _accuracy(design: "Design", each: Sequence[Float32s], groups: int) -> float:
+def _accuracy(design: Design, each: Sequence[Float32s], groups: int) -> float:
     """Return the mean accuracy over the rotations, each with the model that fits it best."""
     model, found = design.network(design.model), []
     for quarters in range(groups):

@@ -1,4 +1,4 @@
-"""The parameters of a run, and the record that is kept of it in ID.json once it is finished."""
+"""The design of an experiment, its runs, and the record of each in ID.json once it is finished."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 from securemedian.laboratory import models
 from securemedian.laboratory.data import Dataset
+from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.models import Model
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
@@ -115,6 +116,109 @@ class Run:
                 **self.options,
                 **(exchange or {}),
             }
+        )
+
+
+@dataclass(frozen=True)
+class Design:
+    """What an experiment is carried out with: these defaults, its own, and the user's choices."""
+
+    data: Dataset = field(repr=False)
+    data_digest: str
+    extensions: Mapping[str, str]
+    model: str
+    split: str = "iid"
+    clients: int = 3
+    # per client; None: all there are
+    images: int | None = None
+    rounds: int = 20
+    seeds: Sequence[int] = (1,)
+    methods: Sequence[str] = ("mean", "radix", "bucketed", "bucketed-paper")
+    attacks: Sequence[str] = ("none",)
+    attackers: int = 1
+    # the first round of an attack
+    first: int = 3
+    # through S0 and S1, or in the clear
+    secure: bool = True
+    # of rounds that exchange predictions: the public images, and the training before the first one
+    samples: int = 500
+    warm_up: int = 5
+    # of every network, in place of its own
+    rate: float | None = None
+    epochs: int | None = None
+    # of those of the data set, drawn at random; None: all
+    test_images: int | None = None
+    optimiser: Optimiser = field(default=NoOptimiser())
+    # of experiments on groups of clients: how many groups, and of which dimensions
+    groups: Sequence[int] = ()
+    dims: Sequence[int] = ()
+
+    def run(
+        self,
+        seed: int,
+        method: str,
+        attack: str = "none",
+        policy: RangePolicy | None = None,
+        networks: tuple[str, ...] = (),
+    ) -> Run:
+        """Return one run of this design.
+
+        `policy` is by default the method's own, and `networks` of clients that keep theirs are by
+        default the design's.
+        """
+        secure = aggregation.SECURE.get(method)
+        predictions = aggregation.is_of_predictions(method)
+        recipes = {
+            name: {key: getattr(self.network(name), key) for key in ("batch", "rate", "epochs")}
+            for name in networks or (self.model,)
+        }
+        return Run(
+            data=self.data.name,
+            data_digest=self.data_digest,
+            model=self.model,
+            recipe=recipes if networks else recipes[self.model],
+            split=self.split,
+            clients=self.clients,
+            images=self.images,
+            seed=seed,
+            method=method,
+            options=secure.options_for(self.attackers, self.clients) if secure else {},
+            policy=policy or (secure.policy if secure else aggregation.CONSTANT),
+            attack=attack,
+            attackers=self.attackers,
+            first=self.first,
+            secure=self.secure and secure is not None,
+            extensions=self.extensions,
+            optimiser=NoOptimiser() if predictions else self.optimiser,
+            collaboration=Collaboration(networks or (self.model,), self.samples, self.warm_up)
+            if predictions
+            else None,
+        )
+
+    def network(self, name: str) -> Model:
+        chosen: dict[str, Any] = {"rate": self.rate, "epochs": self.epochs}
+        return replace(
+            models.MODELS[name],
+            **{option: value for option, value in chosen.items() if value is not None},
+        )
+
+    def stem(self, experiment: str) -> str:
+        """Return the stem of the names of the files with the results."""
+        parts = [experiment, self.model]
+        if self.split != "iid":
+            parts.append(self.split.replace(":", "-"))
+        if self.optimiser != NoOptimiser():
+            parts.append(self.optimiser.name)
+        return "-".join(parts)
+
+    @property
+    def subject(self) -> str:
+        """What the experiment is about, for the titles of plots."""
+        each = self.images or len(self.data.labels) // self.clients
+        where = "through S0 and S1" if self.secure else "in the clear"
+        return (
+            f"{self.model} on {self.data.name}, {self.clients} clients of {each:,} images, "
+            f"medians {where}"
         )
 
 

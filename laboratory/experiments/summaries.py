@@ -11,8 +11,8 @@ import securemedian
 from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments import aggregation
-from securemedian.laboratory.experiments.catalogue import ACCURACY, CurveResult, Design, Experiment
-from securemedian.laboratory.experiments.runs import RunRecord, ServerCost
+from securemedian.laboratory.experiments.catalogue import ACCURACY, CurveResult, Experiment
+from securemedian.laboratory.experiments.runs import Design, RunRecord, ServerCost
 
 # in the rounds before this one, chance decides more than the method
 FROM_ROUND = 4

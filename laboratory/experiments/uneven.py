@@ -8,26 +8,21 @@ Updates are combined in the clear, by the functionality that the servers compute
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.laboratory import plots
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation, execution
 from securemedian.laboratory.experiments.hospitals import with_last
 from securemedian.laboratory.experiments.players import Players
-from securemedian.laboratory.experiments.runs import Run
-from securemedian.laboratory.plots import Grid
+from securemedian.laboratory.experiments.runs import Design, Run
+from securemedian.laboratory.plots import Grid, Picture
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.run_state import RunState
-
-if TYPE_CHECKING:
-    from securemedian.laboratory.experiments.catalogue import Design
 
 Vectors = NDArray[np.float64]
 # of all records, percent
@@ -116,7 +111,7 @@ def shared_out(data: Dataset, seed: int) -> Dataset:
     )
 
 
-def by_method(design: "Design") -> list[dict[str, Any]]:
+def find(design: Design) -> list[dict[str, Any]]:
     """Return a row per method: its accuracy in percent by fault, and that of its rule behind it.
 
     The accuracies are means over the seeds. `gap` is by how much the method is worse than its rule
@@ -151,7 +146,7 @@ def by_method(design: "Design") -> list[dict[str, Any]]:
     return [*rows, row | dict.fromkeys(("gap", "failed", "left out"), "")]
 
 
-def _prepared(design: "Design", seed: int, method: str, fault: str) -> tuple[Dataset, Run]:
+def _prepared(design: Design, seed: int, method: str, fault: str) -> tuple[Dataset, Run]:
     """Return the data with the faulty site as the last one, and the run."""
     place = len(SITES) - 1 if fault == NO_FAULT else [f"{size} %" for size in SITES].index(fault)
     data = with_last(shared_out(design.data, seed), place)
@@ -159,7 +154,7 @@ def _prepared(design: "Design", seed: int, method: str, fault: str) -> tuple[Dat
 
 
 def _found(
-    design: "Design", method: str, fault: str, plain: dict[tuple[Rule, str], list[float]]
+    design: Design, method: str, fault: str, plain: dict[tuple[Rule, str], list[float]]
 ) -> Found:
     found, rule = Found(), RULES[method]
     known = (rule, fault) in plain
@@ -184,7 +179,7 @@ def _found(
     return found
 
 
-def _trained(design: "Design", seed: int, fault: str) -> float:
+def _trained(design: Design, seed: int, fault: str) -> float:
     """Return the accuracy in percent of FedAvg."""
     data, run = _prepared(design, seed, "mean", fault)
     assert data.owners is not None
@@ -205,7 +200,7 @@ def _plainly(rule: Rule, f: int) -> Callable[[RunState, Float32s], RunState]:
 
 
 def _accuracy(
-    design: "Design",
+    design: Design,
     run: Run,
     data: Dataset,
     combined: Callable[[RunState, Float32s], RunState],
@@ -224,7 +219,7 @@ def _accuracy(
     return 100 * players.accuracy(state.model)[0]
 
 
-def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, Any]]) -> Path:
+def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     """Draw the accuracies as a grid; a rule has its row below its method's."""
     faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
     rows, values = [], []
@@ -238,8 +233,4 @@ def draw(stem: Path, figure: str, design: "Design", found: Sequence[dict[str, An
     grid = Grid(
         f"site that sends -30 times its update, from round {design.first}", "", faults, rows, values
     )
-    title = (
-        f"{figure}: test accuracy (%) after {design.rounds} rounds, {design.model} on "
-        f"{design.data.name}, mean over {len(design.seeds)} seeds"
-    )
-    return plots.save_grid(stem, title, grid)
+    return grid
