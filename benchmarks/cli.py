@@ -16,7 +16,7 @@ def add_verbs(verbs: Any) -> None:
         "and rounds are counted in the channel; the median of the repetitions is kept. Set-up "
         "(base OTs, compilation) is not counted.",
         epilog="All but ot, compare and median save JSON to --out DIR, with the machine and the "
-        "command, and clients and figures a plot beside it. Whatever else runs on the machine "
+        "command, and clients, fig3 and fig12 a plot beside it. Whatever else runs on the machine "
         "adds to all seconds: measure on a quiet one.",
     )
     # whose folders of keys are removed

@@ -2,7 +2,7 @@
 
 Each is a row of `FIGURES`: the points of `benchmarks.work` that are timed, what is printed of
 them beside the figures of others, and what is drawn. The machines differ, so only orders of
-magnitude can be compared (docs/performance.md).
+magnitude can be compared (docs/protocols.md section 8).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import Point
 from securemedian.common import terminal
 from securemedian.laboratory import plots, report
-from securemedian.laboratory.plots import Bars, Line, Panel
+from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.dealing import deal
 from securemedian.mpc.protocols.prg import SEED_BYTES
@@ -43,42 +43,31 @@ SEED = 1
 
 Result = Mapping[str, Any]
 
-# What others report
+# Figures of others: seconds, and megabytes where they report them
 
 PAPER = "paper: 112-core Xeon 8280, link of 377 MB/s"
 BACKEND = "the paper's backend (SCI, C++) on a two-core machine"
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A figure that others report, with its source."""
-
-    seconds: float
-    source: str
-    megabytes: float | None = None
-
-
 # for d = 1000, b = 8, n = 10; the bucketed median's cost does not depend on n
-FIGURE_3 = {"bucketed": Reported(0.12, BACKEND, 9.1), "pairwise": Reported(0.86, BACKEND, 57.8)}
-
+FIGURE_3 = {"bucketed": (0.12, 9.1), "pairwise": (0.86, 57.8)}
 # for CNNMnist, 8 clients, b = 8, l = 64
 TABLE_1 = {
-    "train": Reported(24, PAPER),
-    "bucketize": Reported(5, PAPER),
-    "share": Reported(1, PAPER),
-    "median": Reported(125, PAPER),
-    "quantize": Reported(5, PAPER),
-    "insecure median": Reported(6, PAPER),
+    "train": 24,
+    "bucketize": 5,
+    "share": 1,
+    "median": 125,
+    "quantize": 5,
+    "insecure median": 6,
 }
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a figure prints and saves beside its points, and how it is drawn."""
+    """The results of a figure: what is saved, printed, and drawn as panels if there are any."""
 
+    results: list[dict[str, Any]]
+    title: str
     printed: Sequence[Any]
-    # returns the path of the picture
-    draw: Callable[[Path], Path]
+    panels: Sequence[Panel] = ()
     saved: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -91,11 +80,11 @@ class Figure:
     # one number, or several
     clients: int | list[int]
     dim: int
-    # returns the results to save, and the rest
-    measure: Callable[[argparse.Namespace, Settings], tuple[list[dict[str, Any]], Found]]
+    measure: Callable[[argparse.Namespace, Settings], Found]
 
 
 def add_kinds(kinds: Any) -> None:
+    """Add a kind of benchmark per figure."""
     for name, figure in FIGURES.items():
         kind = kinds.add_parser(name, help=f"the paper's {figure.title}", description=figure.text)
         several = isinstance(figure.clients, list)
@@ -125,12 +114,15 @@ def run(name: str, options: argparse.Namespace) -> None:
     chosen = settings.read(options)
     plots.check()
     file = report.check_writable(options.out / f"{name}.json")
-    results, found = FIGURES[name].measure(options, chosen)
-    report.save(file, asdict(chosen), results, **found.saved)
+    found = FIGURES[name].measure(options, chosen)
+    report.save(file, asdict(chosen), found.results, **found.saved)
     console = terminal.console(width=terminal.TABLE_WIDTH)
     for one in found.printed:
         console.print(one)
-    console.print(f"saved to {file} and {found.draw(options.out / name)}")
+    drawn = ""
+    if found.panels:
+        drawn = f" and {plots.save(options.out / name, found.title, found.panels)}"
+    console.print(f"saved to {file}{drawn}")
 
 
 def _median(method: str, clients: int, dim: int, ahead: bool = False, **options: Any) -> Point:
@@ -156,7 +148,7 @@ LEFT_OUT = (
 LABELS = {"bucketed": "bucketed, b = 8", "pairwise": "pairwise, l = 64", "radix": "radix, float32"}
 
 
-def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+def _figure_3(options: argparse.Namespace, chosen: Settings) -> Found:
     clients, dim = options.clients, options.dim
     points = _bucketed(clients, dim, ahead=False)
     points += [_median("pairwise", n, dim) for n in clients]
@@ -167,37 +159,37 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any],
     rows = [
         [
             str(same[0]["clients"]),
-            *(
-                terminal.figure(value)
-                for r in same
-                for value in (r["seconds"], report.megabytes(r))
-            ),
+            *(terminal.figure(value) for r in same for value in (r["seconds"], report.megabytes(r))),
         ]
         for same in zip(*of.values(), strict=True)
     ]
-    title = f"Figure 3: medians of {dim:,} coordinates; MB: both directions"
-    printed = [terminal.table(title, columns, rows), _compared(of), *growth(results), LEFT_OUT]
+    title = f"Figure 3: medians of {dim:,} coordinates"
+    table = terminal.table(f"{title}; MB: both directions", columns, rows)
     panels = [
-        _by_clients("time", "seconds", of, lambda one: float(one["seconds"])),
-        _by_clients("communication, both directions", "megabytes", of, report.megabytes),
+        _by_clients("time", "seconds", of, lambda one: float(one["seconds"]), 0),
+        _by_clients("communication, both directions", "megabytes", of, report.megabytes, 1),
     ]
-    title = f"Figure 3: medians of {dim:,} coordinates, without checks"
-    return results, Found(printed, partial(plots.save, title=title, panels=panels))
+    printed = [table, _compared(of), *growth(results), LEFT_OUT]
+    return Found(results, f"{title}, without checks", printed, panels)
 
 
 def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
     rows = []
     for method, theirs in FIGURE_3.items():
         ours = of[method][-1]
-        figures = ours["seconds"], report.megabytes(ours), theirs.seconds, theirs.megabytes
         name = f"{LABELS[method]}, n = {ours['clients']}"
-        rows.append([name, *map(terminal.figure, figures), theirs.source])
+        figures = ours["seconds"], report.megabytes(ours), *theirs
+        rows.append([name, *map(terminal.figure, figures), BACKEND])
     title = "compared with others, whose figures are for d = 1,000 and n = 10"
     return terminal.table(title, ["", "s", "MB", "theirs, s", "MB", "whose"], rows)
 
 
 def _by_clients(
-    title: str, unit: str, of: Mapping[str, Sequence[Result]], value: Callable[[Result], float]
+    title: str,
+    unit: str,
+    of: Mapping[str, Sequence[Result]],
+    value: Callable[[Result], float],
+    theirs: int,
 ) -> Panel:
     """Return a panel with a line per method, and the figures of others as points."""
     lines = [
@@ -205,8 +197,8 @@ def _by_clients(
         for method, name in LABELS.items()
     ]
     lines += [
-        Line(f"{method}, the paper's backend", [10], [getattr(theirs, unit)])
-        for method, theirs in FIGURE_3.items()
+        Line(f"{method}, the paper's backend", [10], [figures[theirs]])
+        for method, figures in FIGURE_3.items()
     ]
     return Panel(title, "clients", unit, lines, log_y=True)
 
@@ -222,7 +214,7 @@ PARTS = {
 }
 
 
-def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+def _figure_12(options: argparse.Namespace, chosen: Settings) -> Found:
     results = settings.measure(_bucketed(options.clients, options.dim, ahead=True), chosen)
     first, last = results[0], results[-1]
     grown = float(last["mpc_seconds"] / first["mpc_seconds"] - 1)
@@ -250,9 +242,9 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any]
         for part, name in PARTS.items()
     ]
     panel = Panel(f"bucketed median, {dim}", "clients", "seconds", lines)
-    draw = partial(plots.save, title="Figure 12: server time", panels=[panel])
     printed = [terminal.table(title, columns, rows, note), changes]
-    return results, Found(printed, draw, {"growth_of_mpc": grown})
+    saved = {"growth_of_mpc": grown}
+    return Found(results, "Figure 12: server time", printed, [panel], saved)
 
 
 # Table 1
@@ -274,10 +266,10 @@ class Phase:
 
     @property
     def theirs(self) -> float | None:
-        return found.seconds if (found := TABLE_1.get(self.reported)) else None
+        return TABLE_1.get(self.reported)
 
 
-def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], Found]:
+def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
     clients, dim = options.clients, options.dim
     # the paper's, and the default
     methods = Bucketed(buckets=BUCKETS, schedule=SCHEDULE), Bucketed()
@@ -289,7 +281,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
         verified = replace(point, verified=True)
         pairs.append(tuple(settings.measure([verified, point], chosen)))
     results = [one for pair in pairs for one in pair]
-    with terminal.console().status("one client, and the medians in the clear"):
+    with terminal.console(width=terminal.TABLE_WIDTH).status("one client, and the medians in the clear"):
         phases = [_train(options.data, clients)] if options.data else []
         phases += _client(clients, dim, chosen.repeat, methods)
         phases += [phase for one in results for phase in _servers(one)]
@@ -301,18 +293,12 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> tuple[list[Any], 
     if not options.data:
         printed.append("training is left out: name MNIST's folder with --data to time it, too")
     printed += [REACHED.format(**one) for one in reached]
-    series: dict[str, list[float | None]] = {
-        "here": [phase.seconds for phase in phases],
-        PAPER: [phase.theirs for phase in phases],
-    }
-    names = [f"{one.name.strip()} ({one.setting or one.where.split(',')[0]})" for one in phases]
-    draw = partial(plots.save_bars, title=title, bars=Bars("seconds", names, series))
     saved = {
         "phases": [asdict(phase) for phase in phases],
         "reached": reached,
         "aes": asdict(chosen.yardstick),
     }
-    return results, Found(printed, draw, saved)
+    return Found(results, title, printed, saved=saved)
 
 
 REACHED = (

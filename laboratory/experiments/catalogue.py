@@ -189,7 +189,7 @@ def _by_network(design: Design) -> list[Curve]:
         for method in design.methods:
             if not aggregation.is_of_predictions(method):
                 raise ConfigError(f"{method} has one common model, and not different networks")
-            kinds = {"alone": (network,)}
+            kinds: dict[str, tuple[str, ...]] = {"alone": (network,)}
             if method != aggregation.ALONE:
                 kinds = {f"{method}, its own kind": (network,), f"{method}, mixed": networks}
             curves += [
