@@ -159,7 +159,7 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> Found:
     rows = [
         [
             str(same[0]["clients"]),
-            *(terminal.figure(value) for r in same for value in (r["seconds"], report.megabytes(r))),
+            *(terminal.figure(one) for r in same for one in (r["seconds"], report.megabytes(r))),
         ]
         for same in zip(*of.values(), strict=True)
     ]
@@ -281,7 +281,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
         verified = replace(point, verified=True)
         pairs.append(tuple(settings.measure([verified, point], chosen)))
     results = [one for pair in pairs for one in pair]
-    with terminal.console(width=terminal.TABLE_WIDTH).status("one client, and the medians in the clear"):
+    with terminal.console().status("one client, and the medians in the clear"):
         phases = [_train(options.data, clients)] if options.data else []
         phases += _client(clients, dim, chosen.repeat, methods)
         phases += [phase for one in results for phase in _servers(one)]

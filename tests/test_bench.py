@@ -57,7 +57,8 @@ def figure(tmp_path: Path, name: str, *arguments: str) -> Any:
     typed = ["securemedian", "bench", name, *arguments, "--repeat", "2", "--out", str(tmp_path)]
     with patch.object(sys, "argv", typed):
         assert cli.main() == 0
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    if name != "table1":
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     saved = json.loads((tmp_path / f"{name}.json").read_text())
     assert saved["command"] == shlex.join(typed) and saved["settings"]["repeat"] == 2
     assert saved["machine"]["cpu"] and saved["machine"]["cores"] > 0
