@@ -1,25 +1,21 @@
 """The verb `plan`: what a round will cost, before anyone starts it.
 
 OTs, bytes and rounds are exact (`plan`). Seconds are an estimate for two servers with one core
-each, like this machine's, from a calibration that takes about a second per method, and a few for
-an audit:
+each, like this machine's, from a few rates that are measured here in about a second per method:
 
     seconds  = max(compute, transfer) + waiting
-    compute  = OTs x seconds per OT + coordinates x seconds per coordinate of the check
-               + seconds of the audit of a part x OTs of the audit / those of the part
-               + coordinates x seconds per coordinate online + bytes both ways x seconds per byte
+    compute  = OTs x seconds per OT (AUDIT times as many for those of an audit)
+               + coordinates x seconds per coordinate of the check of dealings
+               + seconds of all other steps + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
 
-With `--workers W` each server has so many workers of one core, which take a shard each:
+With `--workers W` each server has W workers of one core, which take a shard each. Compute is then
+that of the busiest worker, the rounds are those of the deepest shard, and the daemon adds the time
+in which it reads what it has stored, checks its digests and hands out slices (the door).
 
-    seconds  = door + max(compute of the busiest worker, transfer) + waiting of the deepest shard
-    door     = bytes of all shares in full x seconds per byte of the door
-
-The door is the daemon, which reads what it has stored, checks its digests and hands out slices.
-
-Seconds per OT and per coordinate are those of one party that runs a part of this round alone
-(`rehearsal`), and those per byte of the encryption of the servers' sockets.
+Steps are timed while `plan` rehearses them. Seconds per OT are those of one party that makes some
+for this round alone, and those per byte of the encryption of the servers' sockets.
 """
 
 import argparse
@@ -36,9 +32,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich.console import Group
 from rich.text import Text
 
@@ -51,32 +46,22 @@ from securemedian.common import terminal
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
 from securemedian.laboratory import plots, report
-from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
-from securemedian.mpc.protocols.audit.binding import fold
-from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, check, deal
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party
+from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.dealing import Dealing, check
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
-from securemedian.mpc.rounds.auditing import Auditor, check_audited
-from securemedian.mpc.rounds.chunks import chunk_demand
+from securemedian.mpc.protocols.share import SeedUpload
+from securemedian.mpc.rounds.chunks import round_demand
 from securemedian.mpc.rounds.cost import Cost, joined
-from securemedian.mpc.rounds.cutting import cut, cut_check, shards
 from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
+from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
-from securemedian.mpc.rounds.rehearsal import (
-    lone_party,
-    rehearse,
-    rehearse_check,
-    rehearse_judge,
-    rehearse_survey,
-)
+from securemedian.mpc.rounds.rehearsal import lone_party
 
 # of two tables, each of which fits 80 columns
 COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
@@ -93,14 +78,13 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
 # their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
-# in the part of a round that is timed, at most
+# how many OTs of a round cost as much as one of its audit does, with all that the audit computes:
+# 1.79 with 4 clients and 1.70 with 16, on 100,000 coordinates
+AUDIT = 1.75
+# how many OTs are timed at most, and how often
 CALIBRATION_OTS = 1 << 21
-# coordinates of which sketches are timed, at most
-SKETCHED = 1 << 16
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
-# coordinates of the audit that is timed, at most: so many that its buckets are the smallest
-AUDITED = 1 << 17
 # for how many rounds epsilon is told
 ROUNDS_TOLD = (1, 10, 100)
 # signal to noise, below which the noise of many rounds does not average out in time
@@ -108,11 +92,11 @@ DROWNED = 0.3
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
-    "compute is calibrated here (about a second per method, a few for an audit), transfer = bytes "
-    f"of the busier direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): "
-    "in a round, a message waits for one from the other side. Memory is what the lanes' "
-    "correlations, arrays and buffers take at their most, the check of dealings beside them, and "
-    "the result; the program itself, some 150 MB, comes on top."
+    "compute is calibrated here (about a second per method), transfer = bytes of the busier "
+    f"direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a "
+    "message waits for one from the other side. Memory is what the lanes' correlations, arrays and "
+    "buffers take at their most, the check of dealings beside them, and the result; the program "
+    "itself, some 150 MB, comes on top."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
@@ -120,21 +104,6 @@ COSTS_NOTE = (
     "that gets more. seconds are estimated."
 )
 SECONDS_NOTE = "seconds = max(ahead + check + online, transfer) + waiting"
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of one core, in seconds per item."""
-
-    ot: float
-    # of the check, for all clients
-    checked: float
-    # online
-    coordinate: float
-    # to encrypt or decrypt it
-    byte: float
-    # of the verdicts of a method that surveys, online, for a whole round
-    verdicts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -360,34 +329,70 @@ def forecast(
 
     Raises ConfigError if the round is too large for any machine.
     """
-    weights = [1] * clients
-    speed = calibrate(params, weights, protocol, byte)
+    weights, dealing = [1] * clients, params.dealing
+    ot = seconds_per_ot(params, weights, protocol)
+    if workers:
+        plans = predict_shards(params, weights, protocol, workers)
+    else:
+        plans = [predict(params, weights, protocol)]
+    row = estimate(name, params, clients, plans, link, ot, byte)
     # a server checks dealings while it fills its pools
-    checking = time_check(params.dealing).memory if params.dealing else 0
-    if not workers:
-        predicted = predict(params, weights, protocol)
-        memory = predicted.memory + checking
-        row = estimate(name, params, clients, predicted.costs[0], memory, speed, link)
-        return with_audit(row, weights, protocol, speed) if params.method.audited else row
-    # a shard for each worker
-    plans = predict_shards(params, weights, protocol, workers)
-    total = joined([plan.costs[0] for plan in plans])
-    memory = max(plan.memory for plan in plans) + checking
-    whole = estimate(name, params, clients, total, memory, speed, link)
-    busiest = max((plan.costs[0] for plan in plans), key=lambda cost: cost.ots)
-    parts = shards(params.dim, workers)
-    checked = parts[0].dim
-    if dealing := params.dealing:
-        checked = max(sum(dealing.parts[i].kept for i in one.parts(dealing)) for one in parts)
-    both = busiest.bytes_sent + busiest.bytes_received
+    checking = time_check(dealing) if dealing else (0.0, 0)
+    checked = -(-params.dim // max(1, workers)) * clients * checking[0]
+    # the OTs of an audit are made in the check
+    ots = predict_audit(params, weights, protocol).ots if params.method.audited else 0
     return replace(
-        whole,
-        ahead_seconds=busiest.ots * speed.ot,
-        checking_seconds=checked * speed.checked,
-        online_seconds=speed.verdicts + parts[0].dim * speed.coordinate + both * speed.byte,
+        row,
         workers=workers,
-        door_seconds=in_full(params, clients) * door_seconds_per_byte(),
+        door_seconds=in_full(params, clients) * door_seconds_per_byte() if workers else 0.0,
+        memory_bytes=row.memory_bytes + checking[1],
+        ahead_seconds=row.ahead_seconds - ots * ot,
+        checking_seconds=row.checking_seconds + checked + AUDIT * ots * ot,
     )
+
+
+def estimate(
+    name: str,
+    params: RoundParams,
+    clients: int,
+    plans: Sequence[Plan],
+    link: LinkShape,
+    ot: float,
+    byte: float,
+) -> Forecast:
+    """Return the forecast by the formula above, from the plans of all shards."""
+    total = joined([plan.costs[0] for plan in plans])
+    busiest = max(plans, key=lambda plan: (plan.costs[0].ots, plan.online_seconds))
+    cost = busiest.costs[0]
+    return Forecast(
+        name,
+        params,
+        clients,
+        total,
+        max(plan.memory for plan in plans),
+        ahead_seconds=cost.ots * ot,
+        checking_seconds=busiest.checking_seconds,
+        online_seconds=busiest.online_seconds + (cost.bytes_sent + cost.bytes_received) * byte,
+        transfer_seconds=8 * max(total.bytes_sent, total.bytes_received) / link.bits_per_second,
+        waiting_seconds=total.rounds * (link.rtt_s / 2 + HOP_S),
+    )
+
+
+def seconds_per_ot(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> float:
+    """Return the seconds of one OT of this round, at a party whose peer sends only zeros."""
+    size = params.dim
+    while size > 1 and round_demand(params, weights, size).ots > CALIBRATION_OTS:
+        size //= 2
+    wanted, party = round_demand(params, weights, size), lone_party(protocol)
+    pool = party.pool
+
+    def make() -> None:
+        pool.keep_only(Demand())
+        pool.reserve(wanted)
+
+    seconds = _fastest(make) if wanted.counts else 0.0
+    # the silent extension makes OTs by the group of trees, and some are left over
+    return seconds * CALIBRATION_RUNS / max(1, pool.ots + sum(pool.left))
 
 
 def in_full(params: RoundParams, clients: int) -> float:
@@ -399,153 +404,20 @@ def in_full(params: RoundParams, clients: int) -> float:
     return full + (clients * params.bytes_after / 2 if params.dealing else 0.0)
 
 
-def with_audit(
-    row: Forecast, weights: Sequence[int], protocol: ProtocolParams, speed: Speed
-) -> Forecast:
-    """Return a forecast with the audit in its check, and the audit's OTs no longer ahead."""
-    ots = predict_audit(row.params, weights, protocol).ots
-    return replace(
-        row,
-        ahead_seconds=row.ahead_seconds - ots * speed.ot,
-        checking_seconds=row.checking_seconds + time_audit(row.params, weights, protocol),
-    )
-
-
-def ranges(rows: Sequence[Forecast]) -> list[str]:
-    """Return a sentence per range on the methods that take such values alone."""
-    methods: dict[str, list[str]] = {}
-    for row in rows:
-        if taken := row.params.value_range:
-            methods.setdefault(str(taken), []).append(row.name)
-    return [f"{', '.join(dict.fromkeys(names))}: {taken}" for taken, names in methods.items()]
-
-
 @cache
 def door_seconds_per_byte() -> float:
-    """Return the seconds per byte in which a daemon reads, hashes and copies what it has stored."""
+    """Return the seconds per byte of a digest, and of copies from the file and to the workers."""
     data = bytearray(os_entropy(1 << 22))
-
-    def hand_out() -> None:
-        hashlib.sha256(data).digest()
-        # from the file, and to where workers fetch it
-        bytes(bytes(data))
-
-    return _fastest(hand_out) / len(data)
-
-
-def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of the fastest of CALIBRATION_RUNS runs."""
-    return min(timeit.repeat(work, timer=timer, number=1, repeat=CALIBRATION_RUNS))
-
-
-def estimate(
-    name: str,
-    params: RoundParams,
-    clients: int,
-    cost: Cost,
-    memory: int,
-    speed: Speed,
-    link: LinkShape,
-) -> Forecast:
-    """Return the forecast by the formula above, from S0's predicted cost."""
-    both = cost.bytes_sent + cost.bytes_received
-    return Forecast(
-        name,
-        params,
-        clients,
-        cost,
-        memory,
-        ahead_seconds=cost.ots * speed.ot,
-        checking_seconds=params.dim * speed.checked,
-        online_seconds=speed.verdicts + params.dim * speed.coordinate + both * speed.byte,
-        transfer_seconds=8 * max(cost.bytes_sent, cost.bytes_received) / link.bits_per_second,
-        waiting_seconds=cost.rounds * (link.rtt_s / 2 + HOP_S),
-    )
-
-
-def calibrate(
-    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams, byte: float
-) -> Speed:
-    """Time a part of the round at a party whose peer sends nothing but zeros.
-
-    Returns the best of CALIBRATION_RUNS runs.
-    """
-    begin, end = cut(params, len(weights), protocol)[0]
-    size, given = end - begin, (params, weights, protocol.batch)
-    while size > 1 and chunk_demand(params, weights, size).ots > CALIBRATION_OTS:
-        size //= 2
-
-    def chunk(party: Party) -> None:
-        if params.method.surveys:
-            rehearse_survey(party, *given, size)
-        rehearse(party, *given, size)
-
-    computed, judged = _timed(lone_party(protocol), chunk), _Timed(0.0, 0.0)
-    if params.method.surveys:
-        judged = _timed(lone_party(protocol), lambda party: rehearse_judge(party, *given), runs=1)
-    pieces = cut_check(params, len(weights), protocol)
-    # those that make more, because few at a time take long each
-    judging = params.method.judge_demand(weights, params.max_clients).ots
-    by_verdicts = judging > chunk_demand(params, weights, size).ots
-    ot, checked = judged.ot if by_verdicts else computed.ot, 0.0
-    if pieces:
-        piece = pieces[0]
-        check = _timed(
-            lone_party(protocol), lambda party: rehearse_check(party, params, piece, protocol.batch)
-        )
-        clients = piece.clients.stop - piece.clients.start
-        # per coordinate of all clients
-        checked = check.online / piece.dim * len(weights) / clients
-        # a round that takes no OTs itself, such as a trimmed mean that drops nobody
-        ot = ot or check.ot
-    elif surveyor := params.upload_check:
-        part = min(size, SKETCHED)
-        survey = _timed(
-            lone_party(protocol), lambda party: rehearse_survey(party, *given, part, surveyor)
-        )
-        judge = _timed(lone_party(protocol), lambda party: rehearse_judge(party, *given, surveyor))
-        checked, ot = survey.online / part + judge.online / params.dim, ot or judge.ot
-    elif params.dealing is not None:
-        checked = time_check(params.dealing).seconds * len(weights)
-    return Speed(ot, checked, computed.online / size, byte, judged.online)
-
-
-class _Timed(NamedTuple):
-    """The seconds of one OT, or 0 where none was made, and those of the rest."""
-
-    ot: float
-    online: float
-
-
-def _timed(party: Party, work: Callable[[Party], None], runs: int = CALIBRATION_RUNS) -> _Timed:
-    """Return the best of so many runs."""
-    best = _Timed(math.inf, math.inf)
-    for _ in range(runs):
-        pool, start = party.pool, time.perf_counter()
-        # the silent extension makes OTs by the group of trees, and some are left over
-        ots, ahead = pool.ots + sum(pool.left), pool.spent.seconds
-        work(party)
-        seconds = time.perf_counter() - start
-        ahead, made = pool.spent.seconds - ahead, pool.ots + sum(pool.left) - ots
-        best = _Timed(
-            min(best.ot, ahead / made if made else math.inf), min(best.online, seconds - ahead)
-        )
-    return _Timed(best.ot if best.ot < math.inf else 0.0, best.online)
-
-
-class DealingCheck(NamedTuple):
-    """What checking dealings takes a server: seconds per coordinate and client, and bytes."""
-
-    seconds: float
-    memory: int
+    return _fastest(lambda: (hashlib.sha256(data).digest(), bytes(bytes(data)))) / len(data)
 
 
 @cache
-def time_check(dealing: Dealing) -> DealingCheck:
-    """Return what checking dealings takes, measured at both parties in this process, on one part.
+def time_check(dealing: Dealing) -> tuple[float, int]:
+    """Return the seconds per coordinate and client, and the bytes, of a check of dealings.
 
-    The seconds are those of the processor, of which each party takes half. Several clients are
-    checked, because the next one's messages are made while one waits.
+    They are measured at both parties in this process, on one part. The seconds are those of the
+    processor, of which each party takes half. Several clients are checked, because the next one's
+    messages are made while one waits.
     """
     part = max(dealing.parts, key=lambda part: part.kept)
     shape = replace(dealing, dim=part.kept)
@@ -562,59 +434,21 @@ def time_check(dealing: Dealing) -> DealingCheck:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     seconds = _fastest(run, time.process_time)
-    return DealingCheck(seconds / 2 / shape.dim / CALIBRATION_CLIENTS, peak // 2)
+    return seconds / 2 / shape.dim / CALIBRATION_CLIENTS, peak // 2
 
 
-def time_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> float:
-    """Return the seconds of the processor that an audit takes one party, but for its base OTs.
-
-    A part is measured at both parties in this process, with two clients who weigh as much as all
-    do, less what an audit of one coordinate takes.
-    """
-    total = sum(weights)
-    few = [total - 1, 1] if total > 1 else [1]
-    part, least = (replace(params, dim=dim) for dim in (min(params.dim, AUDITED), 1))
-    seconds, base = (
-        _fastest(_audits(each, few, protocol), time.process_time) for each in (part, least)
-    )
-    whole, measured = (predict_audit(each, few, protocol).ots for each in (params, part))
-    return max(0.0, seconds - base) / 2 * whole / measured
+def _fastest(work: Callable[[], object], timer: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of the fastest of CALIBRATION_RUNS runs."""
+    return min(timeit.repeat(work, timer=timer, number=1, repeat=CALIBRATION_RUNS))
 
 
-def _audits(
-    params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
-) -> Callable[[], object]:
-    """Return what audits a round, at both parties, of clients whose values are all in bucket 1."""
-    shape, values = check_audited(params), np.ones(params.dim, np.uint8)
-    both: tuple[list[DealtUpload], list[DealtUpload]] = [], []
-    for _ in weights:
-        dealt = deal(shape)
-        turns = WordsUpload(shape.rotations_layout, dealt.rotations(values))
-        halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
-        for uploads, half in zip(both, halves, strict=True):
-            uploads.append(DealtUpload(shape, half, turns))
-    lanes, mask = [lone_party(protocol) for _ in range(protocol.lanes)], os_entropy(SEED_BYTES)
-
-    def audit(number: int, channels: Sequence[Channel], session_id: bytes) -> None:
-        parties = [
-            replace(lane, number=number, channel=channel)
-            for lane, channel in zip(lanes, channels, strict=True)
-        ]
-        given = params, protocol, both[number], weights, [mask] * len(weights), session_id
-        auditor = Auditor.bind(parties, *given)
-        coin = auditor.toss()
-        auditor.compare(
-            [fold(1 - number, each, session_id, coin, mask) for each in both[1 - number]]
-        )
-        auditor.prove(PublicValues(values))
-
-    def audits() -> None:
-        session_id, pairs = os_entropy(SESSION_BYTES), [local_pair() for _ in lanes]
-        with ThreadPoolExecutor(2) as pool:
-            ends = zip(*pairs, strict=True)
-            list(pool.map(lambda j, own: audit(j, own, session_id), (0, 1), ends))
-
-    return audits
+def ranges(rows: Sequence[Forecast]) -> list[str]:
+    """Return a sentence per range on the methods that take such values alone."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        if taken := row.params.value_range:
+            methods.setdefault(str(taken), []).append(row.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {taken}" for taken, names in methods.items()]
 
 
 def seconds_per_byte() -> float:
@@ -670,35 +504,30 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
 
 
 def _tables(rows: Sequence[Forecast]) -> Group:
-    """Return a table of what the rounds cost, and one of what their seconds consist of."""
-    first = rows[0]
-    if len({row.clients for row in rows}) > 1:
-        return Group(_by_clients(rows))
-    title = f"n = {first.clients} clients, d = {first.params.dim:,} coordinates"
+    """Return a table of what the rounds cost, and one of what their seconds consist of.
+
+    With several numbers of clients there is only the first, with the clients in a column.
+    """
+    first, several = rows[0], len({row.clients for row in rows}) > 1
+    title = f"d = {first.params.dim:,} coordinates"
+    title = f"{title}, n clients" if several else f"n = {first.clients} clients, {title}"
     seconds = "Of the seconds, for servers like this machine and on this link:"
     if first.workers:
         title += f", {first.workers} workers per server"
         seconds += f" the daemon's {first.door_seconds:.3g} s for its workers, and"
+    costs = [_costs(row) for row in rows]
+    if several:
+        names = ["", *(name for name, *_ in costs)]
+        # each name once
+        cells = [
+            [name if name != before else "", f"{row.clients:,}", *figures]
+            for before, row, (name, *figures) in zip(names, rows, costs, strict=False)
+        ]
+        return Group(terminal.table(title, (COSTS[0], "n", *COSTS[1:]), cells, COSTS_NOTE))
     return Group(
-        terminal.table(title, COSTS, [_costs(row) for row in rows], COSTS_NOTE),
+        terminal.table(title, COSTS, costs, COSTS_NOTE),
         terminal.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
     )
-
-
-def _by_clients(rows: Sequence[Forecast]) -> Any:
-    """Return a table of what the rounds cost, by the number of clients."""
-    first = rows[0]
-    title = f"d = {first.params.dim:,} coordinates, n clients"
-    if first.workers:
-        title += f", {first.workers} workers per server"
-    method, *costs = COSTS
-    cells, before = [], ""
-    for row in rows:
-        name, *figures = _costs(row)
-        # once per method
-        cells.append(["" if name == before else name, f"{row.clients:,}", *figures])
-        before = name
-    return terminal.table(title, (method, "n", *costs), cells, COSTS_NOTE)
 
 
 def _costs(row: Forecast) -> list[str]:

@@ -160,13 +160,7 @@ def weight(point: Point) -> float:
 
 def demanded(params: RoundParams) -> Demand:
     """Return the correlations that a round of `max_clients` takes, and the check before it."""
-    weights = [1] * params.max_clients
-    wanted = round_demand(params, weights, params.dim)
-    if params.upload_check:
-        return wanted + params.upload_check.judge_demand(weights, params.max_clients)
-    if params.method.checks_values:
-        return wanted + params.method.check_demand(params.max_clients * params.dim, len(weights))
-    return wanted
+    return round_demand(params, [1] * params.max_clients, params.dim)
 
 
 def can_be_malformed(method: str) -> bool:

@@ -1,6 +1,7 @@
 """Plans: what `predict` tells beforehand is what a real round counts, to the byte."""
 
 import json
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -14,8 +15,8 @@ from numpy.typing import DTypeLike
 from rich.console import Console
 
 from securemedian import cli
-from securemedian.benchmarks import forecast, harness
-from securemedian.benchmarks.work import Point, round_params
+from securemedian.benchmarks import forecast
+from securemedian.benchmarks.link import LinkShape
 from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
@@ -34,7 +35,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
-from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.servers.network.control import SHA256_BYTES
 from tests.daemons import SETTINGS, Pair, running
@@ -99,7 +100,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
     },
 }
 
-
+WEIGHTS = [3, 1, 4, 2, 5]
 CHECKING = ("checking_bytes_sent", "checking_bytes_received", "checking_rounds")
 
 
@@ -198,7 +199,7 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
     one, four = rows[0], rows[4]
     assert four["workers"] == 4 and one["workers"] == one["door_seconds"] == 0
     assert four["door_seconds"] > 0
-    # the same OTs but for what shards round up, in a fourth of the time each
+    # the same OTs but for what shards round up, each in a fourth of the time
     assert one["ots"] <= four["ots"] <= 1.1 * one["ots"]
     printed = capsys.readouterr().out
     assert "4 workers per server" in printed and "s for its workers" in printed
@@ -207,14 +208,7 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 # dim, clients, field bits, lanes
-SIZES = [
-    (1, 5, 4, 1),
-    (127, 2, 2, 2),
-    (128, 8, 4, 3),
-    (129, 3, 2, 1),
-    (5000, 4, 4, 2),
-    (5000, 5, 2, 3),
-]
+SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (129, 8, 4, 3), (5000, 5, 2, 3)]
 
 
 @pytest.mark.parametrize(("dim", "clients", "field_bits", "lanes"), SIZES)
@@ -240,22 +234,39 @@ def test_predicted_is_counted_of_silent_ots(
     check(params, [1] * 3, ProtocolParams(2, lanes, "silent", **SMALL))
 
 
-def test_predicted_is_counted_of_silent_ots_with_the_secure_code() -> None:
-    params = RoundParams(Bucketed(buckets=8, schedule="scan"), dim=150_001, max_clients=8)
-    protocol = ProtocolParams(ot_extension="silent")
-    check(params, [1] * 8, protocol)
-    assert (
-        predict(params, [1] * 8, protocol).memory
-        > predict(params, [1] * 8, ProtocolParams()).memory
-    )
+# a round's options, the clients' weights, and the protocol
+CASES: dict[str, tuple[dict[str, Any], list[int], ProtocolParams]] = (
+    {
+        f"{name} by weights": (
+            {"dim": 3000, "weights": {str(client): weight for client, weight in enumerate(WEIGHTS)}}
+            | ROUNDS[name],
+            WEIGHTS,
+            ProtocolParams(lanes=2, **SMALL),
+        )
+        for name in ("scan", "pairwise", "pairwise-opened", "bfloat16")
+    }
+    | {
+        f"{extension}, chunks as they are": (
+            {"dim": 150_001} | ROUNDS["scan"],
+            [1] * 8,
+            ProtocolParams(ot_extension=extension),
+        )
+        for extension in ("softspoken", "silent")
+    }
+    | {
+        "some stay away": (
+            {"dim": 700, "max_clients": 30} | ROUNDS["bfloat16"],
+            [1] * 4,
+            ProtocolParams(**SMALL),
+        )
+    }
+)
 
 
-@pytest.mark.parametrize("name", ["scan", "pairwise", "pairwise-opened", "bfloat16"])
-def test_predicted_is_counted_with_weights(name: str) -> None:
-    weights = [3, 1, 4, 2, 5]
-    named = {str(client): weight for client, weight in enumerate(weights)}
-    more = {"dim": 3000, "max_clients": 5, "weights": named}
-    check(RoundParams.from_dict(more | ROUNDS[name]), weights, ProtocolParams(lanes=2, **SMALL))
+@pytest.mark.parametrize("case", CASES)
+def test_predicted_is_counted_in_special_cases(case: str) -> None:
+    options, weights, protocol = CASES[case]
+    check(RoundParams.from_dict({"max_clients": len(weights)} | options), weights, protocol)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 9])
@@ -266,36 +277,6 @@ def test_predicted_is_counted_of_dealings_in_parts(
     params = RoundParams.from_dict({"dim": 3500, "max_clients": 9} | ROUNDS["scan"])
     assert params.dealing is not None and len(params.dealing.parts) == 3
     check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
-
-
-def test_predicted_is_counted_when_some_clients_stay_away() -> None:
-    check(
-        RoundParams(Radix(encoding="bfloat16"), dim=700, max_clients=30),
-        [1] * 4,
-        ProtocolParams(**SMALL),
-    )
-
-
-def test_predicted_is_counted_with_chunks_as_they_are_by_default() -> None:
-    check(
-        RoundParams(Bucketed(buckets=8, schedule="scan"), dim=150_001, max_clients=8),
-        [1] * 8,
-        ProtocolParams(),
-    )
-
-
-def test_predicted_is_counted_between_two_processes() -> None:
-    protocol = ProtocolParams(lanes=2, **SMALL)
-    points = [
-        Point("median", "bucketed", None, 4, 6000, {"buckets": 8, "schedule": "bisect"}),
-        Point("median", "pairwise", None, 3, 3001, {"ring_bits": 32}),
-        Point("median", "radix", None, 3, 700, {"encoding": "bfloat16"}),
-    ]
-    results = harness.run(points, 1, protocol, lambda done, point: None)
-    for point, result in zip(points, results, strict=True):
-        cost = predict(round_params(point), [1] * (point.clients or 0), protocol).costs[0]
-        got = tuple(result[name] for name in ("ots", "bytes_s0_to_s1", "bytes_s1_to_s0", "rounds"))
-        assert got == (cost.ots, cost.bytes_sent, cost.bytes_received, cost.rounds)
 
 
 # which of the variants that `plan` compares by default
@@ -409,19 +390,25 @@ def test_what_no_memory_holds_is_refused() -> None:
 
 def test_the_formula() -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
-    speed = forecast.Speed(ot=1e-3, checked=1e-3, coordinate=1e-2, byte=1e-7)
+    plan = Plan((cost, cost), checking_seconds=0.1, online_seconds=1, memory=0, chunks=1)
     params = RoundParams(Bucketed(buckets=8, schedule="scan"), dim=100, max_clients=3)
-    fast = forecast.estimate("", params, 3, cost, 0, speed, forecast.LinkShape(float("inf"), 0.0))
-    assert fast.compute_seconds == pytest.approx(1 + 0.1 + 1 + 0.3)
-    assert fast.seconds == pytest.approx(2.4 + 10 * forecast.HOP_S)
-    slow = forecast.estimate("", params, 3, cost, 0, speed, forecast.LinkShape(1e6, 0.1))
-    assert slow.seconds == pytest.approx(16 + 10 * (0.05 + forecast.HOP_S))
+    for shape, seconds in ((LinkShape(math.inf, 0), 2.4), (LinkShape(1e6, 0.1), 16 + 10 * 0.05)):
+        row = forecast.estimate("", params, 3, [plan], shape, ot=1e-3, byte=1e-7)
+        assert row.compute_seconds == pytest.approx(1 + 0.1 + 1 + 0.3)
+        assert row.seconds == pytest.approx(seconds + 10 * forecast.HOP_S)
 
 
-def test_a_calibration_measures_something() -> None:
+@pytest.mark.parametrize("extension", ["softspoken", "silent"])
+def test_rates_are_measured(extension: str) -> None:
     params = RoundParams(Radix(encoding="bfloat16"), dim=10_000, max_clients=5)
-    speed = forecast.calibrate(params, [1] * 5, ProtocolParams(), forecast.seconds_per_byte())
-    assert 1e-9 < speed.ot < 1e-5 and 1e-9 < speed.coordinate < 1e-2 and 1e-11 < speed.byte < 1e-7
+    protocol = ProtocolParams(ot_extension=extension)
+    assert 1e-9 < forecast.seconds_per_ot(params, [1] * 5, protocol) < 1e-5
+    assert 1e-11 < forecast.seconds_per_byte() < 1e-7
+    # a mean that checks nothing takes no OTs
+    plain = RoundParams(Mean(norm_bound="off"), dim=10_000, max_clients=5)
+    assert forecast.seconds_per_ot(plain, [1] * 5, protocol) == 0
+    found = predict(params, [1] * 5, protocol)
+    assert 1e-4 < found.online_seconds < 100 and found.checking_seconds == 0
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -515,38 +502,21 @@ def test_a_plan_counts_the_check_of_dealings() -> None:
     )
     assert one is not None and other is not None
     few, many = forecast.time_check(one), forecast.time_check(other)
-    assert few.seconds > 0
+    assert few[0] > 0
     # a vector of 15 entries of 4 bits takes 8 bytes, and there are B of them per coordinate
     for found, shape in ((few, one), (many, other)):
-        assert 8 * 20_000 * (shape.partners(20_000) + 1) < found.memory < 1 << 27
-    assert few.memory < many.memory
+        assert 8 * 20_000 * (shape.partners(20_000) + 1) < found[1] < 1 << 27
+    assert few[1] < many[1]
 
 
-def test_the_seconds_of_an_audit_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its OTs are timed with it, and none of them as those of the run."""
-    monkeypatch.setattr(forecast, "AUDITED", 2048)
-    protocol, speed = ProtocolParams(), forecast.Speed(1e-7, 1e-6, 1e-6, 1e-9)
-    plain, audited = (
-        RoundParams(Bucketed(audit=audit), dim=3000, max_clients=4) for audit in (False, True)
-    )
-    timed = forecast.time_audit(audited, [1] * 4, protocol)
-    assert 1e-3 < timed < 10
-    monkeypatch.setattr(forecast, "time_audit", lambda *_: timed)
-    without, with_it = (
-        forecast.estimate(
-            "",
-            params,
-            4,
-            predict(params, [1] * 4, protocol).costs[0],
-            0,
-            speed,
-            forecast.LinkShape(1e9, 0),
-        )
-        for params in (plain, audited)
-    )
-    found = forecast.with_audit(with_it, [1] * 4, protocol, speed)
-    assert found.ahead_seconds == pytest.approx(without.ahead_seconds)
-    assert found.checking_seconds - without.checking_seconds == pytest.approx(timed)
+def test_the_ots_of_an_audit_are_seconds_of_the_check() -> None:
+    params = RoundParams(Bucketed(audit=True), dim=3000, max_clients=4)
+    given = params, 4, ProtocolParams(), LinkShape(1e9, 0)
+    audited = predict_audit(params, [1] * 4, ProtocolParams()).ots
+    found = forecast.forecast("", *given, 1e-9)
+    assert 0 < audited < found.cost.ots
+    ot = found.ahead_seconds / (found.cost.ots - audited)
+    assert 1e-9 < ot < 1e-5 and found.checking_seconds > forecast.AUDIT * audited * ot
 
 
 def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

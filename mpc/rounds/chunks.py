@@ -11,7 +11,7 @@ from securemedian.mpc.arrays import Result, RingShare, XorBits
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.cutting import Piece
+from securemedian.mpc.rounds.cutting import Does, Piece, Step, surveyor
 from securemedian.mpc.rounds.methods.base import Chunk, Survey
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -27,16 +27,10 @@ def check_piece(
 
     `uploads` are those of all clients, of whom the piece has some.
     """
-    party.pool.reserve(check_demand(params, piece))
     chosen = uploads[piece.clients]
+    party.pool.reserve(params.method.check_demand(len(chosen) * piece.dim, params.max_clients))
     chunk = params.chunk(chosen, [1] * len(chosen), piece.begin, piece.end, batch)
     return params.method.out_of_range(party, chunk)
-
-
-def check_demand(params: RoundParams, piece: Piece) -> Demand:
-    """Return the correlations that `check_piece` needs."""
-    count = (piece.clients.stop - piece.clients.start) * piece.dim
-    return params.method.check_demand(count, params.max_clients)
 
 
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
@@ -82,16 +76,10 @@ def evenly(params: RoundParams, clients: int) -> list[int]:
     return [client % params.method.groups for client in range(clients)]
 
 
-def survey(party: Party, surveyor: Survey, chunk: Chunk) -> RingShare:
-    """Return a chunk's survey on one lane, after making the correlations that it lacks."""
-    party.pool.reserve(surveyor.survey_demand(chunk.weights, chunk.dim, chunk.max_clients))
-    return surveyor.survey(party, chunk)
-
-
-def judge(party: Party, surveyor: Survey, surveyed: RingShare, chunk: Chunk) -> XorBits:
+def judge(party: Party, judges: Survey, surveyed: RingShare, chunk: Chunk) -> XorBits:
     """Return the verdicts of a survey, after making the correlations that they lack."""
-    party.pool.reserve(surveyor.judge_demand(chunk.weights, chunk.max_clients))
-    return surveyor.judge(party, surveyed, chunk)
+    party.pool.reserve(judges.judge_demand(chunk.weights, chunk.max_clients))
+    return judges.judge(party, surveyed, chunk)
 
 
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
@@ -108,13 +96,25 @@ def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     return total
 
 
+def step_demand(params: RoundParams, weights: Sequence[int], step: Step) -> Demand:
+    """Return the correlations that a step needs for clients with these weights."""
+    match step.does:
+        case Does.CHECK:
+            return params.method.check_demand(step.clients * step.dim, params.max_clients)
+        case Does.JUDGE:
+            judge = surveyor(params, step.checking)
+            return judge.judge_demand(weights, params.max_clients)
+        case Does.COMPUTE:
+            return demand(params, weights, step.dim)
+        case _:
+            return Demand()
+
+
 def round_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
-    """Return the correlations that all of a round of `dim` coordinates needs, but for its check."""
-    judged = params.method.judge_demand(weights, params.max_clients)
-    return chunk_demand(params, weights, dim) + judged
-
-
-def chunk_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
-    """Return the correlations that a chunk of `dim` coordinates needs, with its survey."""
-    surveyed = params.method.survey_demand(weights, dim, params.max_clients)
-    return surveyed + demand(params, weights, dim)
+    """Return the correlations that a round of `dim` coordinates needs, and the check before it."""
+    during = demand(params, weights, dim) + params.method.judge_demand(weights, params.max_clients)
+    if params.upload_check:
+        return during + params.upload_check.judge_demand(weights, params.max_clients)
+    if params.method.checks_values:
+        return during + params.method.check_demand(len(weights) * dim, params.max_clients)
+    return during

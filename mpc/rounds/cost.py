@@ -1,12 +1,14 @@
 """What a round cost: OTs, bytes, rounds and seconds, counted over all lanes of a party."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from securemedian.mpc.protocols.channel import Channel, Traffic
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,12 @@ def _counters(party: Party) -> dict[str, Any]:
     }
 
 
-def cost_since(channel: Channel, start: float, before: Traffic) -> Cost:
-    """Return what was done on a channel since `start`, when its traffic was `before`."""
-    traffic = channel.traffic
-    return Cost(
+def counted(channel: Channel, work: Callable[[], T]) -> tuple[T, Cost]:
+    """Return what `work` returns, and what it did on a channel, which counts rounds from 0."""
+    start, before = time.perf_counter(), replace(channel.traffic)
+    channel.restart_rounds()
+    found, traffic = work(), channel.traffic
+    return found, Cost(
         bytes_sent=traffic.bytes_sent - before.bytes_sent,
         bytes_received=traffic.bytes_received - before.bytes_received,
         messages=traffic.messages_sent - before.messages_sent,

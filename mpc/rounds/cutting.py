@@ -1,12 +1,14 @@
 """How a round is cut: shards for workers, chunks of coordinates for lanes, pieces for checks."""
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.audit.macs import slot_of
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.methods.base import Survey
 from securemedian.mpc.rounds.params import RoundParams
 
 # Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8,
@@ -108,6 +110,81 @@ def cut_check(
         Piece(slice(first, min(first + together, clients)), begin, end)
         for first in range(0, clients, together)
         for begin, end in _cut(params.dim, together * per_value, protocol, shard)
+    ]
+
+
+class Does(StrEnum):
+    """The kinds of steps, in the order of a round."""
+
+    AGREE = "agree on sizes"
+    TOSS = "toss"
+    SURVEY = "survey"
+    JUDGE = "judge"
+    OPEN = "open who passes"
+    CHECK = "check values"
+    CONFIRM = "confirm the verdicts"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a lane does in a round. Lanes take the steps of a kind in turns."""
+
+    does: Does
+    # of a survey, a check or a computation: its coordinates
+    dim: int = 0
+    # of a check of values: how many clients it checks
+    clients: int = 0
+    # of a survey and its verdicts: whether they are for the check of whole uploads
+    checking: bool = False
+    # among those of its kind
+    number: int = field(default=0, compare=False)
+
+
+def surveyor(params: RoundParams, checking: bool) -> Survey:
+    """Return what is asked for surveys: the check of whole uploads, or the method."""
+    found = params.upload_check if checking else params.method
+    assert found is not None
+    return found
+
+
+def steps(
+    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
+) -> tuple[list[Step], list[Step]]:
+    """Return the steps of the check of the clients' uploads, and those of the round after it.
+
+    With a `shard` they are its own: it has the coin, and only the first one judges.
+    """
+    check, pieces = params.upload_check, cut_check(params, clients, protocol, shard)
+    agreed = [Step(Does.AGREE)]
+    tossed = [] if shard else [Step(Does.TOSS)]
+    leads = shard is None or shard.number == 0
+    before: list[Step] = []
+    if check:
+        surveys = _in_turns(Does.SURVEY, cut_survey(params, clients, protocol, shard), True)
+        judged = [Step(Does.JUDGE, checking=True)] if leads else []
+        opened = [] if shard else [Step(Does.OPEN), Step(Does.CONFIRM)]
+        before = [*agreed, *tossed, *surveys, *judged, *opened]
+    elif pieces:
+        of_pieces = [
+            Step(Does.CHECK, piece.dim, piece.clients.stop - piece.clients.start, number=number)
+            for number, piece in enumerate(pieces)
+        ]
+        before = [*agreed, *of_pieces, Step(Does.CONFIRM)]
+    chunks = cut(params, clients, protocol, shard)
+    during = [*agreed, *(tossed if params.method.tosses else [])]
+    if params.method.surveys:
+        during += _in_turns(Does.SURVEY, chunks)
+        during += [Step(Does.JUDGE)] if leads else []
+        # a shard is computed once all are judged
+        during += agreed if shard else []
+    return before, during + _in_turns(Does.COMPUTE, chunks)
+
+
+def _in_turns(does: Does, chunks: list[tuple[int, int]], checking: bool = False) -> list[Step]:
+    return [
+        Step(does, end - begin, checking=checking, number=number)
+        for number, (begin, end) in enumerate(chunks)
     ]
 
 

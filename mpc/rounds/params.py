@@ -87,7 +87,6 @@ class RoundParams:
             raise ConfigError(
                 f"a round of {self.exchange.name} has no models to choose from: leave groups out"
             )
-        self.method.check_dim(self.dim, self.max_clients)
 
     def _take_method(self) -> None:
         """Take a method that is given by its name. Raises ConfigError for anything else."""

@@ -4,7 +4,6 @@ Chunks of coordinates bound the memory. With several lanes, one computes while a
 link.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -21,16 +20,22 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.chunks import (
-    check_demand,
     check_piece,
     compute,
-    demand,
     judge,
     round_demand,
-    survey,
+    step_demand,
 )
-from securemedian.mpc.rounds.cost import Cost, Meter, cost_since
-from securemedian.mpc.rounds.cutting import Shard, cut, cut_check, cut_survey
+from securemedian.mpc.rounds.cost import Cost, Meter, counted
+from securemedian.mpc.rounds.cutting import (
+    Does,
+    Shard,
+    cut,
+    cut_check,
+    cut_survey,
+    steps,
+    surveyor,
+)
 from securemedian.mpc.rounds.lanes import (
     Progress,
     Report,
@@ -68,9 +73,7 @@ class Checked:
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[bytes, Cost]:
     """Return the coin of a toss (`dealing.toss`), and what that cost."""
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
-    return dealing.toss(channel, number, entropy), cost_since(channel, start, before)
+    return counted(channel, lambda: dealing.toss(channel, number, entropy))
 
 
 def toss_for_check(
@@ -80,11 +83,14 @@ def toss_for_check(
 
     `vouch` returns as many bytes for a coin as the other party's does, a multiple of 8.
     """
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
-    coin = dealing.toss(channel, number)
-    theirs = channel.exchange("toss.tokens", np.frombuffer(vouch(coin), np.uint64))
-    return coin, theirs.tobytes(), cost_since(channel, start, before)
+
+    def vouched() -> tuple[bytes, bytes]:
+        coin = dealing.toss(channel, number)
+        theirs = channel.exchange("toss.tokens", np.frombuffer(vouch(coin), np.uint64))
+        return coin, theirs.tobytes()
+
+    (coin, theirs), cost = counted(channel, vouched)
+    return coin, theirs, cost
 
 
 def check_dealings(
@@ -100,10 +106,9 @@ def check_dealings(
     The channel is a lane's or one of its own; the other party does the same at the same time.
     `coin` and `note` are as there.
     """
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
-    passed = dealing.check(channel, number, shape, halves, coin=coin, note=note)
-    return Checked(passed, cost_since(channel, start, before).as_checking())
+    given = channel, number, shape, halves
+    passed, cost = counted(channel, lambda: dealing.check(*given, coin=coin, note=note))
+    return Checked(passed, cost.as_checking())
 
 
 def open_dealings(
@@ -115,10 +120,9 @@ def open_dealings(
     parts: Sequence[int],
 ) -> tuple[list[Opened], Cost]:
     """Return what `dealing.open_pairs` opens of some parts, and the cost."""
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
-    opened = dealing.open_pairs(channel, number, shape, halves, coin=coin, parts=parts)
-    return opened, cost_since(channel, start, before).as_checking()
+    given = channel, number, shape, halves
+    opened, cost = counted(channel, lambda: dealing.open_pairs(*given, coin=coin, parts=parts))
+    return opened, cost.as_checking()
 
 
 def compare_dealings(
@@ -128,8 +132,6 @@ def compare_dealings(
 
     `note` is as in `dealing.check`.
     """
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
     whole = [
         Opened(
             b"".join(part.hashes for part in parts),
@@ -138,8 +140,12 @@ def compare_dealings(
         )
         for parts in zip(*opened, strict=True)
     ]
-    note([each.hashes for each in whole])
-    return dealing.compare(channel, whole), cost_since(channel, start, before)
+
+    def noted() -> list[bool]:
+        note([each.hashes for each in whole])
+        return dealing.compare(channel, whole)
+
+    return counted(channel, noted)
 
 
 def check_values(
@@ -282,40 +288,33 @@ def _pieces(
 
 def _judged(
     parties: Sequence[Party],
-    surveyor: Survey,
+    surveys: Survey,
     pieces: Sequence[Chunk],
     progress: Progress | None = None,
 ) -> XorBits:
     """Return shares of what `judge` finds in the surveys of all chunks."""
-    surveyed = _surveyed(parties, surveyor, pieces, progress)
-    return judge(parties[0], surveyor, surveyed, pieces[0])
+    surveyed = _surveyed(parties, surveys, pieces, progress)
+    return judge(parties[0], surveys, surveyed, pieces[0])
 
 
 def _surveyed(
     parties: Sequence[Party],
-    surveyor: Survey,
+    surveys: Survey,
     pieces: Sequence[Chunk],
     progress: Progress | None = None,
 ) -> RingShare:
     """Return the sum of the surveys of all chunks."""
-    surveys: dict[int, RingShare] = {}
+    found: dict[int, RingShare] = {}
     report = Report(sum(piece.dim for piece in pieces), progress)
 
     def lane(number: int) -> None:
         for piece in pieces[number :: len(parties)]:
-            surveys[piece.begin] = survey(parties[number], surveyor, piece)
+            found[piece.begin] = surveys.survey(parties[number], piece)
             report.add(piece.dim)
 
     run_lanes([party.channel for party in parties], lane)
-    total = np.stack([surveys[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
+    total = np.stack([found[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
     return RingShare(total)
-
-
-def _surveyor(params: RoundParams, checking: bool) -> Survey:
-    """Return what is asked for surveys: the check of whole uploads, or the method."""
-    surveyor = params.upload_check if checking else params.method
-    assert surveyor is not None
-    return surveyor
 
 
 def survey_shard(
@@ -337,7 +336,7 @@ def survey_shard(
     protocol, _ = agree_on_sizes(parties, protocol)
     chunks = (cut_survey if checking else cut)(params, len(uploads), protocol, shard)
     pieces = _pieces(params, chunks, uploads, weights, protocol, shard.coin)
-    return _surveyed(parties, _surveyor(params, checking), pieces), meter.read()
+    return _surveyed(parties, surveyor(params, checking), pieces), meter.read()
 
 
 def judge_surveys(
@@ -351,19 +350,16 @@ def judge_surveys(
     """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost."""
     meter = Meter(parties)
     chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
-    return judge(parties[0], _surveyor(params, checking), surveyed, chunk), meter.read()
+    return judge(parties[0], surveyor(params, checking), surveyed, chunk), meter.read()
 
 
 def open_passed(
     channel: Channel, number: int, verdicts: XorBits, clients: int
 ) -> tuple[list[bool], Cost]:
     """Return who passed the check of whole uploads, from the shares of `judge_surveys`."""
-    start, before = time.perf_counter(), replace(channel.traffic)
-    channel.restart_rounds()
-    randomness = Stream(os_entropy(SEED_BYTES))
-    opened = open_verdicts(channel, number, verdicts, clients, randomness)
-    passed = [bool(bit) for bit in opened]
-    return passed, cost_since(channel, start, before)
+    given = channel, number, verdicts, clients
+    opened, cost = counted(channel, lambda: open_verdicts(*given, Stream(os_entropy(SEED_BYTES))))
+    return [bool(bit) for bit in opened], cost
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -391,40 +387,27 @@ def fill(
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
     named = [params.method.weight_of(client) for client in params.weights]
     weights = named or [1] * params.max_clients
-    pieces = cut_check(params, len(weights), protocol, shard)
-    chunks = cut(params, len(weights), protocol, shard)
-    sizes = [end - begin for begin, end in chunks]
-    # in the order in which they are taken: number, coordinates and demand of each
-    work = [(i, piece.dim, check_demand(params, piece)) for i, piece in enumerate(pieces)]
-    leads = shard is None or shard.number == 0
-    if params.upload_check and leads:
-        # its surveys take nothing
-        work.append((0, 0, params.upload_check.judge_demand(weights, params.max_clients)))
-    if params.method.surveys:
-        most = params.max_clients
-        surveys = [params.method.survey_demand(weights, size, most) for size in sizes]
-        work += [(i, size, surveys[i]) for i, size in enumerate(sizes)]
-        if leads:
-            work.append((0, 0, params.method.judge_demand(weights, most)))
-    work += [(i, size, demand(params, weights, size)) for i, size in enumerate(sizes)]
-    # per lane, the coordinates of each of its pieces and chunks, and the stock to have after it
-    steps: list[list[tuple[int, Demand]]] = [[] for _ in parties]
+    before, during = steps(params, len(weights), protocol, shard)
+    # the surveys of a check take nothing
+    made = [step for step in before if step.does in (Does.CHECK, Does.JUDGE)]
+    made += [step for step in during if step.does in (Does.SURVEY, Does.JUDGE, Does.COMPUTE)]
+    # per lane, the coordinates of each of its steps, and the stock to have after it
+    stocks: list[list[tuple[int, Demand]]] = [[] for _ in parties]
     total = Demand()
-    for number, coordinates, wanted in work:
+    for step in made:
+        wanted = step_demand(params, weights, step)
         total = total + wanted
         if total.memory > limit:
             break
-        steps_here = steps[number % len(parties)]
-        steps_here.append((coordinates, steps_here[-1][1] + wanted if steps_here else wanted))
-    report = Report(sum(coordinates for _, coordinates, _ in work), progress)
+        own = stocks[step.number % len(parties)]
+        own.append((step.dim, own[-1][1] + wanted if own else wanted))
+    report = Report(sum(step.dim for step in made), progress)
     kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
-    if params.upload_check:
-        kinds = kinds + params.upload_check.judge_demand(weights, params.max_clients)
 
     def lane(number: int) -> None:
         party = parties[number]
         party.pool.keep_only(kinds)
-        for coordinates, wanted in steps[number]:
+        for coordinates, wanted in stocks[number]:
             if not go_on(party, hurry):
                 return
             party.pool.reserve(wanted)

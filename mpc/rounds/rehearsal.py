@@ -1,39 +1,140 @@
-"""What one party does in a round, rehearsed on uploads of zeros.
+"""What a party does in a round, rehearsed on uploads of zeros and a channel that moves nothing.
 
-`plan` rehearses both parties to predict what a round costs; benchmarks rehearse a party that has no
-peer, to time what one party computes.
+`plan` rehearses both parties on extensions that compute nothing (`dry_party`), and counts. It times
+what one party computes with extensions that are real (`lone_party`).
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.arrays import RingShare, Words, XorBits
+from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
 from securemedian.mpc.errors import PeerProtocolError
-from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.boolean import words_of
-from securemedian.mpc.protocols.channel import Channel, Traffic
+from securemedian.mpc.protocols.channel import Channel, Traffic, frame_size
+from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.dealing import DealtUpload
-from securemedian.mpc.protocols.ot.extension import Direction
-from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender
+from securemedian.mpc.protocols.ot import ferret
+from securemedian.mpc.protocols.ot.consistency import PROOF_WORDS
+from securemedian.mpc.protocols.ot.extension import (
+    ALIGN,
+    BLOCK,
+    Direction,
+    RandomOtReceiver,
+    RandomOtSender,
+    checked_block,
+)
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender, corrections_shape
 from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
-from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
-from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge, survey
-from securemedian.mpc.rounds.cutting import Piece
-from securemedian.mpc.rounds.methods.base import Chunk, Survey
+from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge
+from securemedian.mpc.rounds.cutting import Does, Piece, Step, surveyor
+from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
+from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.params import RoundParams
+
+# What every dry extension returns.
+_KEYS = np.zeros((BLOCK, 2), np.uint64)
+
+size_of = lru_cache(frame_size)
+
+
+def rehearse(
+    party: Party, params: RoundParams, weights: Sequence[int], batch: int, step: Step
+) -> None:
+    """Do what a lane does in a step, on uploads of zeros."""
+    match step.does:
+        case Does.AGREE:
+            exchange_wishes([party], ProtocolParams())
+        case Does.TOSS:
+            dealing.toss(party.channel, party.number)
+        case Does.OPEN:
+            verdicts = XorBits(np.zeros(words_of(len(weights)), np.uint64))
+            open_bits(party, verdicts, len(weights))
+        case Does.CONFIRM:
+            exchange_verdicts(party, [True] * len(weights))
+        case Does.SURVEY:
+            surveys = surveyor(params, step.checking)
+            surveys.survey(party, _chunk(params, weights, step.dim, batch))
+        case Does.JUDGE:
+            judges = surveyor(params, step.checking)
+            surveyed = np.zeros(judges.surveyed(len(weights)), np.uint64)
+            judge(party, judges, RingShare(surveyed), _chunk(params, weights, 1, batch))
+        case Does.CHECK:
+            uploads: list[share.Upload] = [_NoUpload()] * step.clients
+            check_piece(party, params, Piece(slice(step.clients), 0, step.dim), uploads, batch)
+        case Does.COMPUTE:
+            compute(party, params, _chunk(params, weights, step.dim, batch))
+
+
+def _chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
+    dealt, upload = params.dealing, _NoUpload()
+    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
+    uploads: list[share.Upload] = [one] * len(weights)
+    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
+    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin, noise=coin)
+    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
+    return replace(chunk, verdicts=XorBits(verdicts))
+
+
+class _NoUpload:
+    """An upload of zeros."""
+
+    def words(self, row: int, start: int, stop: int) -> Words:
+        return np.zeros(stop - start, np.uint64)
+
+
+@dataclass
+class Event:
+    """A message of `size` bytes, sent or received at one end."""
+
+    sent: bool
+    size: int
+
+
+@dataclass
+class Asked:
+    """OTs asked of one end of an extension, whose messages depend on how many it made."""
+
+    sending: bool
+    ots: int
+
+
+class DryChannel(Channel):
+    """A channel without a peer, which only notes what it would carry. It receives zeros."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self.events: list[Event | Asked] = []
+
+    def send(self, label: str, array: NDArray[Any]) -> None:
+        self.events.append(Event(True, size_of(label, array.dtype, array.shape)))
+
+    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        self.events.append(Event(False, size_of(label, np.dtype(dtype), shape)))
+        array = np.zeros(shape, dtype)
+        # read-only, as what a channel receives
+        array.flags.writeable = False
+        return array
+
+    def check_opening(self, committed: Words, opened: bytes, label: str) -> None:
+        """Take whatever is opened."""
+
+    def close(self) -> None:
+        pass
 
 
 def lone_party(protocol: ProtocolParams) -> Party:
     """Return a party 0 without a peer: its cryptography is real, and it receives only zeros."""
-    channel, session = LoneChannel(), os_entropy(SESSION_BYTES)
+    channel, session = DryChannel(), os_entropy(SESSION_BYTES)
     blocks, leaves = SECURITY_BITS // protocol.ot_field_bits, 1 << protocol.ot_field_bits
     trees = [[os_entropy(SEED_BYTES) for _ in range(leaves)] for _ in range(blocks)]
     # the missing leaf of each tree is the first
@@ -54,91 +155,105 @@ class _LoneSender(SoftSpokenSender):
             super().verify()
 
 
-def rehearse(
-    party: Party, params: RoundParams, weights: Sequence[int], batch: int, size: int
-) -> None:
-    """Do what a lane does for a chunk of `size` coordinates, on uploads of zeros."""
-    compute(party, params, _rehearsed_chunk(params, weights, size, batch))
+def dry_party(number: int, protocol: ProtocolParams) -> Party:
+    """Return a party that makes no OTs: its extensions note what is asked of them."""
+    channel, stream = DryChannel(), _DryStream()
+    ends = _DrySender(channel, protocol), DryReceiver(channel, protocol)
+    return Party(number, channel, Pool(number, channel, *ends, stream), stream)
 
 
-def rehearse_survey(
-    party: Party,
-    params: RoundParams,
-    weights: Sequence[int],
-    batch: int,
-    size: int,
-    surveyor: Survey | None = None,
-) -> None:
-    """Do what a lane does to survey a chunk of `size` coordinates, on uploads of zeros.
-
-    It is for the method, unless it is for another `surveyor`.
-    """
-    survey(party, surveyor or params.method, _rehearsed_chunk(params, weights, size, batch))
-
-
-def rehearse_judge(
-    party: Party,
-    params: RoundParams,
-    weights: Sequence[int],
-    batch: int,
-    surveyor: Survey | None = None,
-) -> None:
-    """Do what lane 0 does with the surveys of all chunks, which are zeros."""
-    surveyor = surveyor or params.method
-    surveyed = np.zeros(surveyor.surveyed(len(weights)), np.uint64)
-    judge(party, surveyor, RingShare(surveyed), _rehearsed_chunk(params, weights, 1, batch))
-
-
-def rehearse_verdicts(party: Party, clients: int) -> None:
-    """Do what lane 0 does to open the verdicts on whole uploads."""
-    open_bits(party, XorBits(np.zeros(words_of(clients), np.uint64)), clients)
-
-
-def _rehearsed_chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
-    dealt, upload = params.dealing, _NoUpload()
-    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
-    uploads: list[share.Upload] = [one] * len(weights)
-    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
-    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin, noise=coin)
-    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
-    return replace(chunk, verdicts=XorBits(verdicts))
-
-
-def rehearse_check(party: Party, params: RoundParams, piece: Piece, batch: int) -> None:
-    """Do what a lane does to check a piece like this one, on uploads of zeros."""
-    uploads: list[share.Upload] = [_NoUpload()] * piece.clients.stop
-    check_piece(party, params, replace(piece, begin=0, end=piece.dim), uploads, batch)
-
-
-class LoneChannel(Channel):
-    """A channel without a peer, from which zeros are received at once.
-
-    All arrays are views of one memory, which another thread wrote, as it does for a real channel.
-    """
+class _DryStream(Stream):
+    """A stream of zeros, for masks that hide nothing."""
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
-        self._zeros = np.empty(0, np.uint8)
-
-    def send(self, label: str, array: NDArray[Any]) -> None:
         pass
 
-    def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        size = np.dtype(dtype).itemsize * math.prod(shape)
-        if self._zeros.size < size:
-            self._zeros = np.zeros(size, np.uint8)
-            self._zeros.flags.writeable = False
-        return self._zeros[:size].view(dtype).reshape(shape)
-
-    def check_opening(self, committed: Words, opened: bytes, label: str) -> None:
-        """Take whatever is opened."""
-
-    def close(self) -> None:
-        pass
+    def fill(self, out: Words) -> None:
+        out[...] = 0
 
 
-class _NoUpload:
-    """An upload of zeros."""
+class _DrySender(RandomOtSender):
+    """A sender's end that only notes what is asked of it."""
 
-    def words(self, row: int, start: int, stop: int) -> Words:
-        return np.zeros(stop - start, np.uint64)
+    def __init__(self, channel: DryChannel, protocol: ProtocolParams) -> None:
+        self._channel, self._protocol = channel, protocol
+        self.sender_speaks = protocol.silent
+        # whether a check is under way, and whether its portion in hand has OTs
+        self._checking = self._portion = False
+
+    def prepare(self) -> None:
+        self._channel.events.append(Asked(True, 0))
+
+    def extend(self, count: int) -> tuple[Blocks, Blocks]:
+        self._channel.events.append(Asked(True, checked_block(count)))
+        self.index += count
+        self._portion = not self._protocol.silent
+        return _KEYS[:count], _KEYS[:count]
+
+    def challenge(self) -> None:
+        if self._portion and not self._checking:
+            self._channel.events.append(Asked(True, ALIGN))
+        if self._portion:
+            self._channel.send("ot.challenge", np.zeros(SEED_BYTES, np.uint8))
+            self._checking, self._portion = True, False
+
+    def verify(self) -> None:
+        if self._checking:
+            self._channel.recv("ot.proof", np.uint64, (PROOF_WORDS,))
+        self._checking = False
+
+
+class DryReceiver(RandomOtReceiver):
+    """A receiver's end that only notes what is asked of it.
+
+    `most_unchecked` are the most OTs that it had to keep the rows of at one time.
+    """
+
+    def __init__(self, channel: DryChannel, protocol: ProtocolParams) -> None:
+        self._channel, self._protocol = channel, protocol
+        self.sender_speaks, self.most_unchecked = protocol.silent, 0
+        # whether a check is under way, and the OTs of its portion in hand
+        self._checking, self._portion = False, 0
+
+    def prepare(self) -> None:
+        self._channel.events.append(Asked(False, 0))
+
+    def extend(self, count: int) -> tuple[Words, Blocks]:
+        self._channel.events.append(Asked(False, checked_block(count)))
+        self.index += count
+        self._portion += 0 if self._protocol.silent else count
+        self.most_unchecked = max(self.most_unchecked, self._portion)
+        return _KEYS.reshape(-1)[: count // 64], _KEYS[:count]
+
+    def seal(self) -> None:
+        if self._portion and not self._checking:
+            self._channel.events.append(Asked(False, ALIGN))
+            self._checking = True
+
+    def weigh(self) -> None:
+        if self._portion:
+            self._channel.recv("ot.challenge", np.uint8, (SEED_BYTES,))
+        self._portion = 0
+
+    def prove(self) -> None:
+        if self._checking:
+            self._channel.send("ot.proof", np.zeros(PROOF_WORDS, np.uint64))
+        self._checking = False
+
+
+def extended(asked: Asked, made: int, protocol: ProtocolParams) -> tuple[list[Event], int]:
+    """Return the messages of one end of an extension, and the silent OTs made after them.
+
+    It made `made` before them, where -1 stands for a silent extension without seeds.
+    """
+    words = np.dtype(np.uint64)
+    if not protocol.silent:
+        corrections = corrections_shape(protocol.ot_field_bits, asked.ots)
+        return [Event(not asked.sending, size_of("ot.corrections", words, corrections))], made
+    said = []
+    if made < 0:
+        seeds = corrections_shape(protocol.ot_field_bits, ferret.SETUP.reserve)
+        said, made = [Event(not asked.sending, size_of("ot.corrections", words, seeds))], 0
+    for shape in ferret.messages(made, asked.ots):
+        said.append(Event(asked.sending, size_of("ferret.sums", words, shape)))
+    return said, made + asked.ots

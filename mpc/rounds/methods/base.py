@@ -210,9 +210,6 @@ class Survey(Protocol):
     def surveyed(self, clients: int) -> int:
         """Return k, of so many clients."""
 
-    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        """Return the correlations that `survey` takes."""
-
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shared verdicts on the sums of all chunks, of which `chunk` is one."""
 
@@ -245,10 +242,6 @@ class Method(ABC):
     def check_round(self, max_clients: int) -> None:
         """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
         ring.check_bits(self.bits_for(max_clients))
-
-    def check_dim(self, dim: int, max_clients: int) -> None:
-        """Raise ConfigError for options that do not fit updates of `dim` values."""
-        return None
 
     def check_members(self, clients: Collection[str]) -> None:
         """Raise ConfigError for options that do not fit these clients, of whom some take part."""
@@ -470,10 +463,6 @@ class Method(ABC):
     def surveyed(self, clients: int) -> int:
         """Return k, how many sums `survey` returns of so many clients."""
         return 0
-
-    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        """Return the correlations that `survey` takes for clients with these weights."""
-        return Demand()
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return the shared verdicts of the sums of all chunks' surveys, for `compute`.

@@ -69,9 +69,6 @@ class RangeCheck:
     def surveyed(self, clients: int) -> int:
         return clients * self.rows
 
-    def survey_demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        return Demand()
-
     def judge(self, party: Party, surveyed: RingShare, chunk: "Chunk") -> XorBits:
         """Return shares of whether each client passes, packed."""
         sketches = ring.reduce(surveyed.reshape(-1, self.rows), self.bits)
