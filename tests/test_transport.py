@@ -29,7 +29,7 @@ from securemedian.mpc.protocols.channel import Channel, frame_size
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import rehearsal
-from securemedian.mpc.rounds.cutting import cut
+from securemedian.mpc.rounds.cutting import Does, Step, cut
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.daemon import Daemon
 from securemedian.servers.logs import BURST, EVERY_S
@@ -551,7 +551,7 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
     """Return the bytes of the longest message of a chunk, with one party's real cryptography."""
     sizes = []
 
-    class Noting(rehearsal.LoneChannel):
+    class Noting(rehearsal.DryChannel):
         def send(self, label: str, array: NDArray[Any]) -> None:
             sizes.append(frame_size(label, array.dtype, array.shape))
 
@@ -561,9 +561,10 @@ def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
 
     clients = params.max_clients
     begin, end = cut(params, clients, replace(protocol, lanes=1))[0]
-    with patch.object(rehearsal, "LoneChannel", Noting):
+    with patch.object(rehearsal, "DryChannel", Noting):
         party = rehearsal.lone_party(protocol)
-    rehearsal.rehearse(party, params, [1] * clients, protocol.batch, end - begin)
+    step = Step(Does.COMPUTE, end - begin)
+    rehearsal.rehearse(party, params, [1] * clients, protocol.batch, step)
     return max(sizes)
 
 
