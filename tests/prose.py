@@ -157,6 +157,19 @@ def python(path: str, source: str, strings: bool = True) -> Iterator[Block]:
     yield from comments(path, source)
 
 
+def literals(source: str) -> str:
+    """Return the texts in a module, without what f-strings put into them."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            texts += [
+                "".join(str(v.value) if isinstance(v, ast.Constant) else "|" for v in node.values)
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return "\n".join(texts)
+
+
 def comments(path: str, source: str) -> Iterator[Block]:
     """Give the comments of a module; lines that follow each other are one."""
     begun: list[tuple[int, int, str]] = []

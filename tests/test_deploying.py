@@ -17,6 +17,7 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.operating.keygen import policy_table
 from securemedian.servers.network.peer import Change
+from tests.prose import literals
 
 ROOT = Path(__file__).parent.parent
 SERVERS = {path.name: path.read_text("utf-8") for path in (ROOT / "servers").rglob("*.py")}
@@ -129,3 +130,24 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
     body = code[code.index("def _why_left_out") : code.index("def _whom")]
     for text in re.findall(r'"(it[^"{]+)', body):
         assert any(reason.startswith(text.strip()) for reason in shown), text
+
+
+def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
+    """Readers search the page for the text that a command or a log has printed."""
+    packages = ("clients", "common", "coordinator", "mpc", "servers")
+    said = "\n".join(
+        literals(path.read_text("utf-8"))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+    )
+    items = re.findall(r"^- ((?:`[^`]+`(?:, )?\s*)+)", read("troubleshooting.md"), re.MULTILINE)
+    messages = [" ".join(message.split()) for item in items for message in quoted(item)]
+    assert len(messages) > 35
+    system = ("Address already in use", "Cannot assign requested address")
+    varies = r"'?\b(?:[A-Z]{2,}|[NM]|[sS][01])\b'?|\.\.\."
+    assert not [
+        message
+        for message in messages
+        for part in re.split(varies, message)
+        if part.strip(" :()") not in (*system, "") and part.strip(" :()") not in said
+    ]

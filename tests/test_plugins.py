@@ -1,6 +1,5 @@
 """What the plug-ins share: rounds, the lease, and pages whose messages are those of the code."""
 
-import ast
 import logging
 import os
 import re
@@ -30,22 +29,10 @@ from securemedian.plugins.rounds import (
     submit,
 )
 from tests.daemons import ROOT, Pair, running
+from tests.prose import literals
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
 SHARED = ("common/policy.py", "plugins/rounds.py", "coordinator/lease.py", "mpc/rounds/encode.py")
-
-
-def literals(source: str) -> str:
-    """Return the texts in a module, without what f-strings put into them."""
-    texts = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.JoinedStr):
-            texts += [
-                "".join(str(v.value) if isinstance(v, ast.Constant) else "|" for v in node.values)
-            ]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.append(node.value)
-    return "\n".join(texts)
 
 
 @pytest.mark.parametrize(("page", "folder"), [("flower.md", "flower"), ("nvflare.md", "nvflare")])
