@@ -12,18 +12,17 @@ this also holds for a client that is restarted.
 
 import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients import turns, upload
 from securemedian.clients import update as updates
-from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
@@ -40,20 +39,17 @@ from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
 from securemedian.common.public_metrics import check_public_metrics
-from securemedian.common.status import POLICY, SERVERS, TRAINING
+from securemedian.common.status import POLICY, SERVERS
 from securemedian.common.terminal import Progress, Report, Teller, unseen
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
-    ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
-    NotFinite,
     NotStored,
     PeerProtocolError,
     PolicyRefused,
     SecureMedianError,
-    ServerUnreachable,
     UnknownRound,
 )
 from securemedian.mpc.options import check_one_of
@@ -64,19 +60,9 @@ from securemedian.mpc.rounds.encode import check_finite
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
 
-# what costs a client one round, and nothing beyond it
-_ROUND_LOST = (*REFUSED, NotStored, ServerUnreachable)
-
-
 _say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
 _open_here: WeakValueDictionary[tuple[int, Path], "Client"] = WeakValueDictionary()
-
-
-class _TrainingFailed(SecureMedianError):
-    """The caller's training raised an exception."""
-
-    code = TRAINING
 
 
 @dataclass(frozen=True)
@@ -110,28 +96,6 @@ def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
             f"another update of yours is on its way to round {made.round_id}, which takes one: "
             "submit that one again, or wait for the next round"
         )
-
-
-def _choose_group(
-    current: Round,
-    model: Any,
-    loss: Callable[[Any], float] | None,
-    keep_local: Sequence[str] = (),
-) -> int:
-    """Return the group whose model has the smallest loss, which `model` is used to compute."""
-    if current.params.method.groups == 1:
-        return 0
-    if loss is None:
-        raise InputError(
-            f"round {current.round_id} has {current.params.method.groups} groups: give fit() the "
-            "function `loss`, which says how well a model fits your data"
-        )
-
-    def loss_of(vector: NDArray[np.float32]) -> float:
-        updates.load(vector, model, keep_local, current.form)
-        return loss(model)
-
-    return current.choose(loss_of)
 
 
 class Client(Member):
@@ -392,75 +356,30 @@ class Client(Member):
         the round, and ConfigError if the round does not exchange parameters.
         """
         check_one_of("on_error", on_error, ("raise", "decline"))
+        sent = {"progress": progress, "keep_local": keep_local, "saturate": saturate}
+        done = 0
         with self.service.reporting(report):
-            # whether `model` holds a result, which is known to the clients alone in some rounds
-            trained = False
-            done = 0
             if keep_local:
                 report(updates.flatten(model, keep_local)[1].summary)
-            while rounds is None or done < rounds:
-                try:
-                    current = self.wait_for_round(timeout_s)
-                except ChannelTimeout as error:
-                    if rounds is not None:
-                        raise
-                    report(f"{error}: the training ends after {done} rounds")
-                    return done
-                except PolicyRefused as error:
-                    report(f"going on to the next round: {error}")
-                    continue
-                name = f"round {current.round_id}"
-                if current.params.exchange.fixed is not None:
-                    raise ConfigError(
-                        f"{name} exchanges {current.params.exchange.name}, and fit() parameters: "
-                        "call wait_for_round(), submit() and result() in a loop of your own"
-                    )
-                private = current.params.result_to == "clients"
-                goes_on = private and trained and current.number > 1
-                # the one that an upload from before a restart is for
-                group = self.chosen_group(current.round_id)
-                if group is None:
-                    group = _choose_group(current, model, loss, keep_local)
-                mine = current.of_group(group)
-                if mine.model is not None and not goes_on:
-                    mine.load_into(model, keep_local)
+            for turn in self.rounds(rounds, timeout_s):
+                current, name = turn.round, f"round {turn.round.round_id}"
+                group = turns.load(self, current, model, loss, keep_local, goes_on=done > 0)
                 start, _ = updates.flatten(model, keep_local)
-                try:
+                metrics: Mapping[str, float] = {}
+                with turn:
                     if current.submitted:
-                        report(
-                            f"{name}: an upload of yours is stored already, waiting for the result"
-                        )
+                        report(f"{name}: your upload is stored already, waiting for the result")
                     else:
-                        metrics: Mapping[str, float] = {}
                         if not current.dealing_lost:
                             report(f"{name}: training")
-                            try:
-                                train(model)
-                                metrics = public_metrics(model) if public_metrics else {}
-                            except Exception as error:
-                                if on_error == "raise":
-                                    raise
-                                raise _TrainingFailed(repr(error)) from error
-                        self.submit(
-                            model,
-                            current.round_id,
-                            progress,
-                            metrics,
-                            group,
-                            keep_local,
-                            saturate,
-                        )
+                            metrics = turns.trained(model, train, public_metrics, on_error)
+                        turn.submit(model, public_metrics=metrics, group=group, **sent)
                         report(f"{name}: submitted, waiting for the result")
-                    result, form = self._flat_result(current, group)
+                    result, form = self.flat_result(current.round_id, group)
                     updates.load(result, model, keep_local, form)
-                except (NotFinite, _TrainingFailed, *_ROUND_LOST) as error:
+                if not turn.done:
                     updates.load(start, model, keep_local)
-                    if isinstance(error, NotFinite | _TrainingFailed):
-                        # nobody is to wait for this client
-                        self.decline(current.round_id, error.code)
-                    report(f"going on to the next round: {error}")
                     continue
-                trained = True
                 done += 1
                 stays = group in self.unchanged_groups(current.round_id)
                 report(
@@ -468,7 +387,28 @@ class Client(Member):
                     if stays
                     else f"{name}: the result is loaded"
                 )
-            return done
+        return done
+
+    def rounds(
+        self,
+        count: int | None = None,
+        timeout_s: float | None = None,
+        lost: tuple[type[SecureMedianError], ...] = turns.ROUND_LOST,
+        all_count: bool = False,
+    ) -> Iterator[turns.Turn]:
+        """Yield a `Turn` for each round that comes, for a loop of your own.
+
+            for turn in client.rounds(3):
+                with turn:
+                    turn.submit(train(turn.round.model))
+                    result = turn.result()
+
+        Ends after `count` rounds with a result, or after all that come with `all_count`. Without a
+        `count` it ends when no round opens within `timeout_s` (default: `wait_timeout_s`). Errors
+        of the classes `lost`, NaN in an update, and rounds that this client's policy refuses cost
+        that round alone, and are reported. Raises what `wait_for_round` raises.
+        """
+        return turns.rounds(self, count, timeout_s, lost, all_count)
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.
@@ -482,11 +422,13 @@ class Client(Member):
         text = own.text if own is not None and fits else ""
         return ask_form(self.service, current.round_id, current.params, text)
 
-    def _flat_result(self, current: Round, group: int) -> tuple[NDArray[Any], ModelForm | None]:
+    def flat_result(
+        self, round_id: str, group: int | None = None, timeout_s: float | None = None
+    ) -> tuple[NDArray[Any], ModelForm | None]:
         """Wait for a round's result, and return it flat, and the form in whose order it is."""
-        params, vectors = self._fetched(current.round_id, None)
-        vector = vectors[self._wanted(current.round_id, params, group)]
-        return vector, self._form_of_result(current.round_id, params)
+        params, vectors = self._fetched(round_id, timeout_s)
+        vector = vectors[self._wanted(round_id, params, group)]
+        return vector, self._form_of_result(round_id, params)
 
     def _form_of_result(self, round_id: str, params: RoundParams) -> ModelForm | None:
         """Return the form in whose order a result is; None if it has none."""
@@ -617,12 +559,11 @@ class Client(Member):
         (they keep four), and InputError if it is not known which round or group is meant.
         """
         round_id = round_id or self._submitted or self._submitted_before()
-        params, vectors = self._fetched(round_id, timeout_s)
-        vector = vectors[self._wanted(round_id, params, group)]
         if like is None:
-            return self._formed(round_id, vector)
+            params, vectors = self._fetched(round_id, timeout_s)
+            return self._formed(round_id, vectors[self._wanted(round_id, params, group)])
+        vector, form = self.flat_result(round_id, group, timeout_s)
         own = updates.flatten(like, keep_local)
-        form = self._form_of_result(round_id, params)
         return updates.unflatten(vector, updates.arrange(*own, form)[1])
 
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:

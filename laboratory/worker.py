@@ -6,7 +6,6 @@ record what they send.
 """
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Progress, unseen
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
+from securemedian.clients.turns import Turn
 from securemedian.clients.upload import Round, number_of
 from securemedian.common.durable import say
+from securemedian.common.terminal import Progress, unseen
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, without
@@ -38,7 +38,7 @@ from securemedian.laboratory.worker_options import (
     public_set,
 )
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, InputError, NotFinite, SecureMedianError
+from securemedian.mpc.errors import ConfigError, InputError, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
@@ -203,12 +203,10 @@ def run(
     """
     # the last result, if only the clients know it
     private: NDArray[Any] | None = None
-    for current in _rounds(client, rounds):
-        group = 0
-        if current.submitted:
-            # by this client, before it was restarted
-            update = None
-        else:
+    for turn in _turns(client, rounds):
+        current, group, update = turn.round, 0, None
+        # an update may have been submitted before a restart
+        if not current.submitted:
             if current.params.method.groups > 1:
                 group = current.choose(
                     lambda part: trainer.loss(kept.whole(part) if kept else part)
@@ -218,32 +216,26 @@ def run(
                 name = f"{current.number}-{client.config.name}"
                 np.save(record / f"round-{name}.npy", update)
                 np.save(record / f"group-{name}.npy", group)
-        try:
+        with turn:
             if update is not None:
-                client.submit(update, progress=progress, group=group)
+                turn.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
             say(f"round {current.number}: update {done}")
             own = current.params.result_to == "clients"
-            result = client.result(group=group) if own or save else None
+            result = turn.result(group=group) if own or save else None
             private = result if own else None
             if save is not None:
                 files.write(save, np.asarray(result, np.float32))
                 say(f"round {current.number}: result in {save}")
-        except SecureMedianError as error:
-            if isinstance(error, NotFinite):
-                # nobody is to wait for this client
-                client.decline(current.round_id, error.code)
-            say(f"round {current.number}: {error}")
 
 
-def _rounds(client: Client, rounds: int | None) -> Iterator[Round]:
+def _turns(client: Client, rounds: int | None) -> Iterator[Turn]:
     """Yield the rounds that this client can take part in, of so many that come."""
-    for _ in itertools.count() if rounds is None else range(rounds):
-        current = client.wait_for_round()
-        if current.dealing_lost:
-            say(f"round {current.number}: it goes on without this client, which was restarted")
+    for turn in client.rounds(rounds, lost=(SecureMedianError,), all_count=True):
+        if turn.round.dealing_lost:
+            say(f"round {turn.round.number}: it goes on without this client, which was restarted")
         else:
-            yield current
+            yield turn
 
 
 def _update(
@@ -346,27 +338,24 @@ def collaborate(
     In each round the client predicts the public set, submits, and learns from the result, and its
     network is kept (`Client.keep`) for a restart. Returns the client as it is after the last round.
     """
-    for current in _rounds(client, rounds):
-        exchange = current.params.exchange
+    for turn in _turns(client, rounds):
+        current, exchange = turn.round, turn.round.params.exchange
         if not isinstance(exchange, Predictions):
             raise ConfigError(
                 f"round {current.round_id} exchanges {exchange.name}, and this client was started "
                 f"for {Predictions.name}: start it without --public"
             )
-        try:
+        with turn:
             if not current.submitted:
                 sent = student.sent(current.number)
                 if record is not None:
                     flat = sent.reshape(-1)
                     np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
-                client.submit(sent, current.round_id, progress)
+                turn.submit(sent, progress=progress)
             say(f"round {current.number}: predictions submitted")
-        except SecureMedianError as error:
-            say(f"round {current.number}: {error}")
-            continue
-        student = _learn(client, student, current.round_id)
-        if save is not None:
-            files.write(save, student.vector)
+            student = _learn(client, student, current.round_id)
+            if save is not None:
+                files.write(save, student.vector)
     return student
 
 

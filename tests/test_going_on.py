@@ -232,7 +232,7 @@ def test_fit_goes_on_with_the_update_that_it_has_trained(
     assert client.fit(model, train, 1, WAIT_S, report) == 1
     assert trained == [1]
     assert said[-2:] == [
-        f"round {round_id}: an upload of yours is stored already, waiting for the result",
+        f"round {round_id}: your upload is stored already, waiting for the result",
         f"round {round_id}: the result is loaded",
     ]
 
