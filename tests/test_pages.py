@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from securemedian import cli
+from securemedian.common.policy import BOUNDED, Policy
+from securemedian.mpc.rounds.methods.registry import METHODS
 from tests.daemons import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -111,3 +113,11 @@ def test_the_glossary_is_short_and_every_word_of_it_is_used() -> None:
     used = "\n".join(page.read_text("utf-8") for page in PAGES if page.name != "glossary.md")
     assert 20 < len(words) <= 40 and words == sorted(words, key=str.lower)
     assert not [word for word in words if not re.search(rf"(?i)\b{word}", used)]
+
+
+def test_the_methods_that_fresh_keys_allow_are_those_of_the_readme() -> None:
+    table = re.findall(r"^\| `(\S+)`.*\| (.*) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    allowed = dict.fromkeys(METHODS, "neither")
+    allowed |= dict.fromkeys(Policy().methods, "semi-honest")
+    allowed |= dict.fromkeys(BOUNDED, "bounded, semi-honest")
+    assert dict(table) == allowed
