@@ -1,6 +1,7 @@
 """The arrows of the architecture: who may import what."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +28,14 @@ FLOORS = [
     "servers",
     "clients",
     "coordinator",
-    "plugins",
     "operating",
     "laboratory",
     "benchmarks",
+    "plugins",
 ]
+# The rooms of servers, from below, too.
+ROOMS = ["network", "storage", "machine", "computing", "rounds"]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 # Beyond what the floors say: servers and clients meet on the wire alone, and so do the plug-ins.
 FORBIDDEN = {
     "clients": {"servers"},
@@ -72,12 +76,42 @@ def test_protocols_know_nothing_of_what_a_round_computes() -> None:
 
 
 def test_the_rooms_of_servers_are_floors() -> None:
-    rooms = ["network", "storage", "machine", "computing", "rounds"]
-    for at, room in enumerate(rooms):
-        above = tuple(f"securemedian.servers.{name}." for name in rooms[at + 1 :])
+    for at, room in enumerate(ROOMS):
+        above = tuple(f"securemedian.servers.{name}." for name in ROOMS[at + 1 :])
         for path in sorted((ROOT / "servers" / room).rglob("*.py")):
             refused = {name for name in imports(path) if f"{name}.".startswith(above)}
             assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
+
+
+def test_the_page_prints_the_layers_in_their_order() -> None:
+    printed = re.findall(r"^    ([a-z/]+)/  ", PAGE, re.MULTILINE)
+    layers = [name for name in printed if not name.startswith("servers/")]
+    assert layers == ["securemedian", *reversed(FLOORS[1:]), "mpc/rounds", "mpc/protocols"]
+    assert printed[len(layers) :] == [f"servers/{room}" for room in reversed(ROOMS)]
+
+
+def test_the_page_has_every_package() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages == {"securemedian", "tests", *FLOORS}
+    for folder, names in (("mpc", ["rounds", "protocols"]), ("servers", ROOMS)):
+        assert {path.parent.name for path in ROOT.glob(f"{folder}/*/__init__.py")} == set(names)
+
+
+def test_the_modules_on_the_way_of_an_update_are_there_and_are_imported() -> None:
+    """Each is part of what a client or a server loads."""
+    way = PAGE.partition("\n## The way of an update\n")[2]
+    modules = [name for name in re.findall(r"`([\w/]+\.py)`", way)]
+    assert len(modules) > 15 and not [name for name in modules if not (ROOT / name).exists()]
+    loaded, found = [f"{OURS}servers.daemon", f"{OURS}clients.client"], set[str]()
+    loaded.append(f"{OURS}coordinator.coordinator")
+    while loaded:
+        name = loaded.pop()
+        path = ROOT / f"{name.removeprefix(OURS).replace('.', '/')}.py"
+        if path.exists() and name not in found:
+            found.add(name)
+            loaded += [other for other in imports(path) if other.startswith(OURS)]
+    missing = {f"{OURS}{name[:-3].replace('/', '.')}" for name in modules} - found
+    assert not missing
 
 
 @pytest.mark.slow
