@@ -9,17 +9,17 @@ data, and costs the same for any number of clients. No label is a key, a round o
 import asyncio
 import logging
 import shutil
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import securemedian
 from securemedian.common.addresses import bracketed, host_and_port, is_loopback
+from securemedian.common.http import END_S, listening, server_of
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
@@ -30,6 +30,7 @@ from securemedian.servers.rounds.rounds import Rounds
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+    from uvicorn import Server
 
 # the time between two snapshots
 SNAPSHOT_S = 1.0
@@ -39,8 +40,12 @@ STUCK_S = 30.0
 MOST_CONNECTIONS = 8
 # how long a connection may take altogether, and the most bytes of a request
 REQUEST_S, REQUEST_BYTES = 5.0, 8192
-# how long the thread may take to end
-END_S = 2.0
+# the headers of every answer
+HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-store"),
+    ("Connection", "close"),
+]
 
 # the parts of a round's `cost` that follow one another, by the name of the phase
 PHASES = {
@@ -202,15 +207,15 @@ class Monitor:
     """The state of a server for the HTTP thread. The loop calls `turn`; any thread the rest."""
 
     def __init__(self, config: ServerConfig, tally: Tally) -> None:
-        """Begin to monitor.
-
-        Raises ConfigError if prometheus-client is not installed.
-        """
+        """Begin to monitor. Raises ConfigError if the extra `metrics` is not installed."""
         try:
+            import starlette  # noqa: F401
+            import uvicorn  # noqa: F401
             from prometheus_client import CollectorRegistry, ProcessCollector
         except ImportError as error:
             raise ConfigError(
-                "[metrics] needs prometheus-client: pip install '.[metrics]' in a clone"
+                "[metrics] needs prometheus-client, starlette and uvicorn: "
+                "pip install '.[metrics]' in a clone"
             ) from error
         self._config, self._tally = config, tally
         self._snapshot, self._turned, self._due = Snapshot(), time.monotonic(), 0.0
@@ -286,22 +291,13 @@ class HttpServer:
 
     def __init__(self, listen: str, monitor: Monitor) -> None:
         """Listen at HOST:PORT. Raises ConfigError if that cannot be."""
-        host, port = host_and_port(listen)
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._socket = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise ConfigError(
-                f"[metrics] cannot listen at {listen}: {error.strerror or error}"
-            ) from error
-        self.address = self._socket.getsockname()[:2]
-        self._monitor, self._connections = monitor, 0
-        self._log = logs.BoundedLog()
-        self._loop = asyncio.new_event_loop()
-        # errors of connections, such as a lack of descriptors
-        self._loop.set_exception_handler(self._failed)
-        self._stopped = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._monitor, self._log = monitor, logs.BoundedLog()
+        bound, host = listening(listen), host_and_port(listen)[0]
+        self.address = bound.getsockname()[:2]
+        self._server = self._made()
+        self._thread = threading.Thread(
+            target=self._server.run, args=([bound],), name="metrics", daemon=True
+        )
         self._thread.start()
         logs.event(
             "metrics-listening",
@@ -312,68 +308,44 @@ class HttpServer:
 
     def close(self) -> None:
         """End the thread and close everything."""
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(END_S)
+        self._server.should_exit = True
+        self._thread.join(2 * END_S)
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+    def _made(self) -> "Server":
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import PlainTextResponse, Response
+        from starlette.routing import Route
+        from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error, message = context.get("exception"), str(context["message"])
-        self._log.event("metrics-error", "loop", logging.ERROR, error, reason=message)
+        class Connection(H11Protocol):
+            """One of a few connections, which ends after `REQUEST_S`."""
 
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._take, sock=self._socket, limit=REQUEST_BYTES)
-        async with server:
-            await self._stopped.wait()
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                left_s = REQUEST_S if len(self.connections) <= MOST_CONNECTIONS else 0.0
+                asyncio.get_running_loop().call_later(left_s, transport.abort)
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request of a connection, and close it."""
-        self._connections += 1
-        try:
-            if self._connections > MOST_CONNECTIONS:
-                return
-            async with asyncio.timeout(REQUEST_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-        # a request that is too long, too slow or not whole
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass
-        finally:
-            self._connections -= 1
-            writer.close()
-
-    def _answer(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method != b"GET":
-            return _response("405 Method Not Allowed", b"GET alone\n", ("Allow: GET",))
-        if path == b"/metrics":
+        async def metrics(_: Request) -> Response:
             kind = "text/plain; version=0.0.4; charset=utf-8"
-            return _response("200 OK", self._monitor.metrics(), kind=kind)
-        if path in (b"/healthz", b"/readyz"):
-            about = self._monitor.health if path == b"/healthz" else self._monitor.readiness
-            good, sentence = about()
-            status = "200 OK" if good else "503 Service Unavailable"
-            return _response(status, f"{sentence}\n".encode())
-        return _response("404 Not Found", b"there are /metrics, /healthz and /readyz\n")
+            return Response(self._monitor.metrics(), media_type=kind)
 
+        async def health(request: Request) -> Response:
+            healthy = request.url.path == "/healthz"
+            good, sentence = (self._monitor.health if healthy else self._monitor.readiness)()
+            return PlainTextResponse(f"{sentence}\n", 200 if good else 503)
 
-def _response(
-    status: str,
-    body: bytes,
-    headers: Iterable[str] = (),
-    kind: str = "text/plain; charset=utf-8",
-) -> bytes:
-    lines = [
-        f"HTTP/1.1 {status}",
-        f"Content-Type: {kind}",
-        f"Content-Length: {len(body)}",
-        "X-Content-Type-Options: nosniff",
-        "Cache-Control: no-store",
-        "Connection: close",
-        *headers,
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+        async def failed(_: Request, error: Exception) -> Response:
+            self._log.event("metrics-error", "page", logging.ERROR, error)
+            return PlainTextResponse("a defect in this server: see its log\n", 500)
+
+        routes = [Route("/metrics", metrics), Route("/healthz", health), Route("/readyz", health)]
+        return server_of(
+            Starlette(routes=routes, exception_handlers={Exception: failed}),
+            http=Connection,
+            h11_max_incomplete_event_size=REQUEST_BYTES,
+            headers=HEADERS,
+            log_config=None,
+            # others could cause its lines at will
+            log_level="critical",
+        )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.release
 HIDDEN = {
     "train": ["torch", "sklearn"],
     "bench": ["matplotlib"],
-    "metrics": ["prometheus_client"],
+    "metrics": ["prometheus_client", "starlette", "uvicorn"],
     "dashboard": ["starlette", "uvicorn"],
     "ray": ["ray"],
 }

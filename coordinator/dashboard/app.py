@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Collection
 from importlib.resources import files
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.connection import connect
 from securemedian.common.addresses import bracketed, host_and_port, is_loopback
+from securemedian.common.http import listening, server_of
 from securemedian.common.keys import load_keys
 from securemedian.coordinator.dashboard.watch import ANSWER_S, Watch
 from securemedian.mpc.errors import ConfigError, InputError
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-# the requests that are answered at a time, and how long the last ones may take at the end
-MOST_REQUESTS, END_S = 32, 2
+# the requests that are answered at a time
+MOST_REQUESTS = 32
 
 
 def page() -> tuple[bytes, dict[str, str]]:
@@ -126,35 +126,20 @@ def serve(
     Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise _missing() from error
     if output and output.exists() and not output.is_dir():
         raise InputError(f"{output} is no folder: it is the `output` of a run")
-    host, port = host_and_port(listen)
+    host, _ = host_and_port(listen)
     watch = Watch(
         connect(config, load_keys(config.key_file), ANSWER_S),
         [config.s0.signing_key, config.s1.signing_key],
         output,
     )
     app = make_app(watch.view, is_loopback(host), {host, *names})
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(f"cannot listen at {listen}: {error.strerror or error}") from error
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            limit_concurrency=MOST_REQUESTS,
-            timeout_graceful_shutdown=END_S,
-        )
-    )
+    bound = listening(listen)
+    server = server_of(app, log_level="warning", limit_concurrency=MOST_REQUESTS)
     # uvicorn ends in order, and then raises the signal again
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     shown = bracketed(host)
