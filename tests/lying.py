@@ -11,7 +11,7 @@ from pathlib import Path
 from securemedian import cli
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.rounds.run_state import RunState
-from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.requests import Answer, Call, Desk
 

@@ -23,7 +23,7 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 from securemedian.plugins import rounds as plugin
-from securemedian.servers.machine.selection import MISFOLDED, SILENT
+from securemedian.servers.machine.members import MISFOLDED, SILENT
 from tests.daemons import Pair, in_background, running, wait_until
 
 pytestmark = pytest.mark.slow

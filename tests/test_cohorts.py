@@ -28,6 +28,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import config
 from securemedian.servers.config import Caller, CohortTable
+from securemedian.servers.machine import step
 from securemedian.servers.machine.events import Use
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Failed, Open
@@ -97,10 +98,10 @@ class World:
             server.sent.clear()
         live = self.servers[0].rounds.live
         for use in Use:
-            assert len([1 for one in live if one.server_round.use is use]) <= 1
+            assert len([1 for one in live if step.use(one.server_round) is use]) <= 1
         for one in live:
             name = one.server_round.round_id
-            if one.server_round.use is Use.PROTOCOL and self.order[-1:] != [name]:
+            if step.use(one.server_round) is Use.PROTOCOL and self.order[-1:] != [name]:
                 self.order.append(name)
 
     def deliver(self, party: int) -> None:
@@ -178,7 +179,8 @@ class World:
         entry, other = self.latest(cohort), self.latest(cohort, 1)
         assert entry.server_round.state is State.OPEN
         # as `FakeEngine.toss` has it: a token is the same at both
-        other.server_round.toss_opening = entry.server_round.toss_opening
+        opening = entry.server_round.toss_opening
+        other.server_round = replace(other.server_round, toss_opening=opening)
         return entry.server_round.round_id
 
     def linked(self) -> bool:
@@ -261,7 +263,7 @@ def test_a_round_waits_while_the_protocol_of_another_runs(world: World) -> None:
         world.settle(works=False)
     # dealings are checked beside it
     assert world.states("default") == ("running", "running")
-    assert world.latest("stroke").server_round.use is Use.CHECK
+    assert step.use(world.latest("stroke").server_round) is Use.CHECK
     assert world.states("lung.2") == ("checking", "checking")
     assert not world.servers[0].engine_of("lung.2").checked
     assert world.latest("lung.2").server_round.deadline == float("inf")
@@ -285,7 +287,8 @@ def test_what_ends_or_breaks_one_round_is_nothing_to_the_others(world: World, ho
     elif how == "too few":
         world.ask(0, coordinator("stroke"), "close", round=stroke)
     elif how == "deadline":
-        world.latest("stroke").server_round.deadline = world.servers[0].now
+        entry = world.latest("stroke")
+        entry.server_round = replace(entry.server_round, deadline=world.servers[0].now)
     else:
         for key in keys("stroke"):
             for party in (0, 1):
@@ -306,8 +309,8 @@ def test_what_ends_or_breaks_one_round_is_nothing_to_the_others(world: World, ho
     world.send_all("lung.2")
     world.run(lambda: world.published("default", "lung.2"))
     for party, name in itertools.product((0, 1), ("default", "lung.2")):
-        entry = world.latest(name, party).server_round
-        assert entry.attempt == 1 and not entry.setbacks
+        here = world.latest(name, party).server_round
+        assert here.attempt == 1 and not here.setbacks
     if "breaks" in how:
         world.run(lambda: world.published("stroke"))
         assert world.latest("stroke").server_round.setbacks == 1

@@ -156,8 +156,8 @@ def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
     for why, kind in words.items():
         said = RoundStatus("1-00000000", state="published", left_out={"a": why})
         assert kind_of("a", said) == kind, why
-    code = (ROOT / "servers" / "machine" / "selection.py").read_text()
-    assert "reached {self._whom" in code and '"neither server"' in code and 'f"only s' in code
+    code = (ROOT / "servers" / "machine" / "members.py").read_text()
+    assert "reached {_whom(here" in code and '"neither server"' in code and 'f"only s' in code
 
 
 def test_who_is_in_is_in_the_result_of_rounds_that_have_one() -> None:

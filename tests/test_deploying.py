@@ -108,7 +108,7 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
 
 
 def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
-    code = SERVERS["selection.py"]
+    code = SERVERS["members.py"]
     shown = [
         reason
         for row in rows("troubleshooting.md", "| reason | cause and remedy |")
@@ -127,7 +127,7 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         told = reason in {*faults, *DECLINED.values(), DIFFERENT}
         assert told or names.get(reason, reason) in code, reason
     assert faults | set(DECLINED.values()) <= set(shown)
-    body = code[code.index("def _why_left_out") : code.index("def _whom")]
+    body = code[code.index("def _why_left_out") : code.index("def _differs")]
     for text in re.findall(r'"(it[^"{]+)', body):
         assert any(reason.startswith(text.strip()) for reason in shown), text
 

@@ -35,7 +35,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import EngineConfig
-from securemedian.servers.machine.selection import MISFOLDED, SILENT
+from securemedian.servers.machine.members import MISFOLDED, SILENT
 from securemedian.servers.network.control import (
     Check,
     Close,
@@ -179,7 +179,7 @@ def test_a_restart_forgets_what_it_is_bound_to_and_keeps_the_masks(
     assert server.ask(server.keys[0], "bound", round=round_id).fields["binding"] == b""
     here = server.latest.server_round
     said = here.here, server.keys, sorted(here.passed), list[str]()
-    coins = {key: coin + here.token(key, coin) for key, coin in here.coins.items()}
+    coins = {key: coin + here.token(key, coin) for key, coin in here.known("coin").items()}
     session = server.sent[-1].session if party == 0 else bytes([9] * 16)
     server.hear(Resume(round_id, session, "checking", 0, b"", *said, coins))
     if party == 1:

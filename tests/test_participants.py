@@ -1,6 +1,5 @@
 """Rounds that are for some clients of a cohort alone, whom the coordinator names."""
 
-import copy
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -85,7 +84,7 @@ def test_others_are_refused_and_nobody_waits_for_them(s0: Server, restarted: boo
         s0.config = replace(s0.config, min_clients=3)
         s0.restart()
         assert s0.latest.server_round.asked.participants == two
-        s0.latest.server_round.adrift = False
+        s0.latest.server_round = replace(s0.latest.server_round, adrift=False)
     text = f"round {round_id} is for participants whom its coordinator has named, and you are not"
     for op in ("round", "tell", "upload"):
         if op == "upload":
@@ -204,8 +203,7 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
         s1.upload(key, ROUND)
     s1.hear(Close(ROUND, held(two)))
     # S0 has others than those that it has named to S1
-    leader = copy.copy(s1.latest.server_round)
-    leader.asked = asked_of(s1.keys)
+    leader = replace(s1.latest.server_round, asked=asked_of(s1.keys))
     s1.hear(Compute(ROUND, leader.digest, 1, bytes(16), False))
     assert s1.sent[-1].code == "parameters-differ"
 

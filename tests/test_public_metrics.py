@@ -1,6 +1,7 @@
 """Public metrics: what may be sent along with an update, who reads it, and what survives."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,10 @@ def test_what_cannot_be_stored_is_not_shown(
 def test_a_client_that_came_after_the_round_was_opened_sends_none(tmp_path: Path) -> None:
     server = Server(0, tmp_path)
     round_id = server.open()
-    names = server.latest.server_round.names
     late = server.keys[0]
-    server.latest.server_round.names = {key: names[key] for key in names if key != late}
+    entry = server.latest
+    members = {k: one for k, one in entry.server_round.members.items() if k != late}
+    entry.server_round = replace(entry.server_round, members=members)
     answer = server.ask(late, "tell", round=round_id, metrics={"examples": 1.0})
     assert "before you were on the list" in answer.fields["message"]
 

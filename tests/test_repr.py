@@ -32,13 +32,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "what both servers sign, and signatures": (
         *("Record.params", "Record.opened", "Receipt.encoded", "Receipt.signatures"),
-        *("RoundFacts.vouched", "RoundSelection.vouched", "ServerRound.vouched"),
+        "ServerRound.vouched",
         *("Resume.signature", "Done.signature", "Compute.digest"),
     ),
     "the SHA-256 of a share, which is uniform: it tells nothing without the other share": (
-        *("RoundFacts.dealt_here", "RoundFacts.here", "RoundFacts.there", "DealingStored.digest"),
-        *("RoundSelection.dealt_here", "RoundSelection.here", "RoundSelection.there"),
-        *("ServerRound.dealt_here", "ServerRound.here", "ServerRound.there", "Stored.digest"),
+        *("Member.dealt", "Member.uploaded", "Member.uploaded_there"),
+        *("DealingStored.digest", "Stored.digest"),
         *("Resume.held", "Uploaded.digest", "_Holding.held", "Close.held", "Held.held"),
         *("Row.sha256", "_Partial.sha256"),
         *("_Partial.sha256_before", "Opened.hashes"),

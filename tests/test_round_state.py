@@ -39,7 +39,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.party import SESSION_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.machine import conditions
+from securemedian.servers.machine import conditions, members, step
 from securemedian.servers.machine.conditions import always
 from securemedian.servers.machine.events import (
     CheckEnded,
@@ -58,8 +58,7 @@ from securemedian.servers.machine.events import (
     Turn,
     Unlinked,
 )
-from securemedian.servers.machine.facts import Limits
-from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.round import ChecksNow, Limits, Member, ServerRound
 from securemedian.servers.machine.table import LATE, TABLE, Transition
 from securemedian.servers.network import control
 from securemedian.servers.network.control import (
@@ -104,20 +103,76 @@ def params(**changes: Any) -> RoundParams:
     return RoundParams.from_dict(values | kind | changes)
 
 
+class Here:
+    """A round at one server, which takes events; a test can set what it knows."""
+
+    # the fields of clients, by the name of what is known of all
+    CLIENTS = {
+        **{"here": "uploaded", "there": "uploaded_there", "names": "name", "coins": "coin"},
+        **{"dealt_here": "dealt", "passed": "passed"},
+    }
+
+    def __init__(self, made: ServerRound) -> None:
+        self.__dict__["round"] = made
+
+    def __getattr__(self, name: str) -> Any:
+        for module in (members, step):
+            if hasattr(module, name) and name not in ("use", "note", "control", "events"):
+                return functools.partial(getattr(module, name), self.round)
+        return self.round.known("coin") if name == "coins" else getattr(self.round, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        of = self.CLIENTS.get(name)
+        if of == "name":
+            more = {key: Member(one) for key, one in value.items()}
+            self.round_is(members={**more, **self.round.members})
+        elif of:
+            bare = self.round.with_all(self.round.members, **{of: None})
+            made = bare.with_each({key: {of: known} for key, known in value.items()})
+            self.__dict__["round"] = made
+        else:
+            self.round_is(**{name: value})
+
+    def round_is(self, **changes: Any) -> None:
+        self.__dict__["round"] = replace(self.round, **changes)
+
+    def handle(self, event: Event, now: float) -> list[Any]:
+        self.__dict__["round"], actions = step.step(self.round, event, now)
+        return actions
+
+    def copy(self) -> "Here":
+        return Here(self.round)
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.__dict__["round"] = self.round.restored(saved)
+
+    def repeats_upload(self, client: str, digest: bytes) -> bool:
+        return members.is_repeated(self.round, self.here.get(client), digest, "upload")
+
+    def repeats_dealing(self, client: str, digest: bytes) -> bool:
+        return members.is_repeated(self.round, self.dealt_here.get(client), digest, "dealing")
+
+
 def a_round(
     party: int,
     state: State | None = None,
     floor: int = 2,
     repeats: tuple[str, ...] = (),
     **changes: Any,
-) -> ServerRound:
+) -> Here:
     asked = Open(ID, 1, params(**changes).to_dict(), bytes(SESSION_BYTES), True, False, START)
-    made = ServerRound(party, asked, params(**changes), NAMES, floor, LIMITS, frozenset(repeats))
-    made.toss_opening = f"what s{party} opens"
-    made.signing_key = SIGNING[1 - party].public
-    if state:
-        made._enter(state, 0.0)
-    return made
+    made = ServerRound.asked_for(
+        party,
+        asked,
+        params(**changes),
+        NAMES,
+        floor,
+        LIMITS,
+        repeats=frozenset(repeats),
+        toss_opening=f"what s{party} opens",
+        signing_key=SIGNING[1 - party].public,
+    )
+    return Here(step.enter(made, state, 0.0) if state else made)
 
 
 START = "0" * 64
@@ -178,15 +233,15 @@ def token(party: int, client: str, coin: bytes) -> bytes:
     return a_round(party).token(client, coin)
 
 
-def tossed(here: ServerRound, coin: bytes = COIN) -> Tossed:
+def tossed(here: Here, coin: bytes = COIN) -> Tossed:
     """Return what a server gets of a toss for the check that is under way."""
     tokens = (token(1 - here.party, client, coin) for client in here.under_check)
     return Tossed(coin, b"".join(tokens))
 
 
-def tosses(here: ServerRound) -> bool:
+def tosses(here: Here) -> bool:
     """Return whether the check that is under way begins with a toss."""
-    return here.dealt and not here.coin and not here.folding
+    return here.dealt and not (here.check and here.check.coin) and not here.folding
 
 
 class Both:
@@ -308,7 +363,7 @@ def test_a_server_signs_one_record_of_a_round_also_after_its_restart(party: int)
         here = a_round(party)
         here.restore(saved)
         here.adrift = False
-        here._enter(State.RUNNING, 3.0)
+        here = Here(step.enter(here.round, State.RUNNING, 3.0))
         actions = here.handle(Computed(receipt(party, opened)), 3.0)
         assert (Done in map(type, actions)) is signs
         assert (here.state is State.FAILED) is not signs
@@ -429,7 +484,7 @@ def test_of_both_limits_on_runs_the_smaller_one_counts() -> None:
     more.handle(Opened(ID, FIRST, runs=99), 1.0)
     assert more.runs == LIMITS.max_attempts
     asked = replace(a_round(1).asked, runs=1)
-    there = ServerRound(1, asked, params(), NAMES, 2, LIMITS)
+    there = Here(ServerRound.asked_for(1, asked, params(), NAMES, 2, LIMITS))
     (opened,) = [one for one in there.handle(asked, 1.0) if isinstance(one, Opened)]
     assert opened.runs == there.runs == 1
     # and it is that of the round, whatever the files say after a restart
@@ -442,7 +497,7 @@ def test_who_counts_is_fixed_before_the_first_run() -> None:
     """S0 names other uploads once the protocol has run at S1: S1 never runs on another set."""
     held = dict.fromkeys(("key-a", "key-b", "key-c"), b"")
 
-    def after_a_run() -> ServerRound:
+    def after_a_run() -> Here:
         here = a_round(1, State.OPEN, max_clients=4)
         here.here = dict(held)
         here.handle(Close(ID, held), 1.0)
@@ -874,14 +929,14 @@ def test_those_who_remain_must_count_as_enough_by_their_weights(kind: dict[str, 
 
 
 def test_s1_checks_and_runs_only_what_it_may() -> None:
-    def fails(here: ServerRound, message: RoundMessage, code: str) -> None:
+    def fails(here: Here, message: RoundMessage, code: str) -> None:
         actions = here.handle(message, 1.0)
         assert here.state is State.FAILED and here.code == code
         assert Effect.CHECK not in actions and Effect.START not in actions
 
     for kind in (PLAIN, DEALT, VALUES):
         here = a_round(1, State.OPEN, **kind)
-        here.here["key-a"] = b""
+        here.here = {"key-a": b""}
         # values are fixed once the round is closed, and the dealing is not here
         fails(here, Check(ID, ["key-a"]), "peer-protocol")
     here = a_round(1, State.OPEN, **DEALT)
@@ -889,14 +944,14 @@ def test_s1_checks_and_runs_only_what_it_may() -> None:
     assert here.handle(Check(ID, ["key-a"]), 1.0) == [Effect.CHECK]
     here.handle(tossed(here), 1.0)
     # one at a time
-    fails(copy.deepcopy(here), Check(ID, ["key-b"]), "peer-protocol")
+    fails(here.copy(), Check(ID, ["key-b"]), "peer-protocol")
     here.handle(CheckEnded(["key-a"], []), 1.0)
     # and each once
-    fails(copy.deepcopy(here), Check(ID, ["key-a", "key-b"]), "peer-protocol")
+    fails(here.copy(), Check(ID, ["key-a", "key-b"]), "peer-protocol")
     here.here = {"key-a": b"m", "key-b": b"m"}
     here.handle(Close(ID, dict(here.here)), 1.0)
     assert here.included == ["key-a", "key-b"]
-    fails(copy.deepcopy(here), Compute(ID, here.digest, 1, FIRST, False), "peer-protocol")
+    fails(here.copy(), Compute(ID, here.digest, 1, FIRST, False), "peer-protocol")
     here.handle(Check(ID, ["key-b"]), 1.0)
     here.handle(CheckEnded(["key-b"], []), 1.0)
     run = Compute(ID, here.digest, 1, FIRST, False)
@@ -924,7 +979,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
         (["key-a"], b""),
         (["key-a", "key-b"], b""),
     ):
-        there = copy.deepcopy(here)
+        there = here.copy()
         actions = there.handle(Check(ID, clients, coin), 1.0)
         assert there.state is State.FAILED and there.code == "peer-protocol"
         assert Effect.CHECK not in actions
@@ -941,7 +996,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     assert leader.handle(Verdicts(ID, ["key-a"], []), 10.0) == []
     assert leader.handle(turn, 10.0) == [Check(ID, ["key-b"]), Effect.CHECK]
     # and if both have one, it must be the same
-    leader.coins["key-a"] = OTHER_COIN
+    leader.coins = leader.coins | {"key-a": OTHER_COIN}
     leader.handle(Unlinked("why"), 20.0)
     leader.handle(Turn(FIRST, True), 30.0)
     leader.handle(replace(answer, session=FIRST), 30.0)
@@ -953,7 +1008,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
 def test_a_server_takes_no_coin_that_it_has_not_tossed(party: int, restarted: bool) -> None:
     """The other one could choose one that suits a client that helps it."""
 
-    def told(tokens: bytes, coin: bytes = COIN) -> ServerRound:
+    def told(tokens: bytes, coin: bytes = COIN) -> Here:
         here = a_round(party, State.OPEN, **DEALT)
         here.dealt_here |= {"key-a": b""}
         if restarted:
@@ -993,7 +1048,7 @@ def test_a_server_takes_no_coin_that_it_has_not_tossed(party: int, restarted: bo
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSING, State.CHECKING])
 def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Verdicts) -> None:
     here = a_round(0, state, **DEALT)
-    here.under_check = ["key-a"]
+    here.check = ChecksNow(["key-a"])
     here.handle(CheckEnded(["key-a"], []), 1.0)
     # a round of no uploads would fail for another reason
     here.code = ""
@@ -1006,7 +1061,7 @@ def test_s0_takes_only_the_verdicts_that_it_has_itself(state: State, message: Ve
 def test_s0_takes_verdicts_of_s1_once_and_when_it_has_asked_for_them(state: State) -> None:
     for under_check in ([], ["key-a"]):
         here = a_round(0, state, **DEALT)
-        here.under_check = under_check
+        here.check = ChecksNow(under_check) if under_check else None
         for _ in (*under_check, "once more"):
             here.handle(Verdicts(ID, ["key-a"], []), 1.0)
             # a round of no uploads would fail for another reason
@@ -1029,16 +1084,11 @@ def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
 
 def test_the_verdicts_are_part_of_what_both_servers_agree_on() -> None:
     here, there = (a_round(0, **DEALT) for _ in range(2))
-    there.failed = {"key-a"}
+    there.passed = {"key-a": False}
     assert here.digest != there.digest
 
 
 # The table itself
-
-
-def _changeable(here: ServerRound) -> dict[str, Any]:
-    fixed = ("asked", "params", "names", "repeats")
-    return {name: copy.copy(value) for name, value in vars(here).items() if name not in fixed}
 
 
 def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> None:
@@ -1048,15 +1098,15 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> Non
     every = itertools.product(kinds, (0, 1), State, MESSAGES + OWN)
     for kind, party, state, event in every:
         pair, here = (state, type(event)), a_round(party, state, **kind)
-        before = _changeable(here)
+        before = here.round
         if pair in LATE[party]:
             assert pair not in TABLE[party]
-            assert here.handle(event, 1.0) == [] and _changeable(here) == before
+            assert here.handle(event, 1.0) == [] and here.round == before
             assert LATE[party][pair]
             seen["late"] += 1
         elif party == 0 and isinstance(event, Resume) and here.live:
             # S1 answers what it was not asked
-            assert here.handle(event, 1.0) == [] and _changeable(here) == before
+            assert here.handle(event, 1.0) == [] and here.round == before
             seen["late"] += 1
         elif pair in TABLE[party]:
             *conditional, last = TABLE[party][pair]
@@ -1068,7 +1118,7 @@ def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> Non
             kind = PeerProtocolError if isinstance(event, RoundMessage) else LocalProtocolError
             with pytest.raises(kind, match=f"while round {ID} is {state}"):
                 here.handle(event, 1.0)
-            assert _changeable(here) == before
+            assert here.round == before
             seen["refused"] += 1
     pairs = 2 * len(State) * len(MESSAGES + OWN)
     assert sum(seen.values()) == len(kinds) * pairs and min(seen.values()) > 30
@@ -1162,11 +1212,9 @@ class Walk:
         self.rounds = [a_round(party, max_clients=2, **scenario.kind) for party in (0, 1)]
         for here in self.rounds:
             for client in scenario.sent:
-                here.here[client] = b"m"
-                here.there[client] = here.told(b"m")
-                if here.dealt:
-                    here.dealt_here[client] = b"d"
-                    here.dealt_there.add(client)
+                sent = {"uploaded": b"m", "uploaded_there": here.told(b"m")}
+                dealt = {"dealt": b"d", "dealt_there": True} if here.dealt else {}
+                here.round_is(members=here.with_all([client], **sent, **dealt).members)
             here.setbacks = (LIMITS.max_attempts - 1) * scenario.spent
         # the lines that an `Unlinked` has taken on the way here
         self.unlinked: list[tuple[int, Any, Transition]] = []
@@ -1199,11 +1247,9 @@ class Walk:
                 tuple(here.there.items()),
                 frozenset(here.dealt_here),
                 frozenset(here.dealt_there),
-                tuple(here.under_check),
-                here.coin,
+                str(here.check),
+                here.check and here.check.coin,
                 tuple(here.coins.items()),
-                tuple(here.failed_here or ("none",)),
-                tuple(here.failed_there or ("none",)),
                 frozenset(here.passed),
                 frozenset(here.failed),
                 frozenset(here.declined),
@@ -1228,7 +1274,7 @@ class Walk:
 
     def copy(self) -> "Walk":
         made = copy.copy(self)
-        made.rounds = [here.after([], 0.0)[0] for here in self.rounds]
+        made.rounds = [here.copy() for here in self.rounds]
         made.queues = [list(queue) for queue in self.queues]
         made.busy, made.prepared = list(self.busy), list(self.prepared)
         made.folded = list(self.folded)
@@ -1321,7 +1367,8 @@ class Walk:
                     self.breaks += 1
                     return
                 self.busy[party] = True
-                self.opened |= {(key, here.coin) for key in here.under_check if here.coin}
+                coin = here.check.coin
+                self.opened |= {(key, coin) for key in here.under_check if coin}
             elif action is Effect.PREPARE:
                 self.prepared[party] = here.session
             elif action is Effect.START:
@@ -1355,9 +1402,10 @@ class Walk:
         # which is in the file of the result
         new.receipt = old.receipt
         if old.live:
-            new.here, new.dealt_here = dict(old.here), dict(old.dealt_here)
-            new.coins, new.passed, new.failed = dict(old.coins), set(old.passed), set(old.failed)
-            new.tokens = dict(old.tokens)
+            rows = "dealt", "uploaded", "coin", "token", "passed"
+            for key, member in old.members.items():
+                kept = {name: getattr(member, name) for name in rows}
+                new.round_is(members=new.with_all([key], **kept).members)
         self._unlink(party)
 
     def cut(self) -> None:
@@ -1453,9 +1501,9 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
             ends |= published
         for party, event in more:
             then = now.copy()
-            before = then.rounds[party]
+            before = then.rounds[party].copy()
             pair = before.state, type(event)
-            stale = isinstance(event, Hello_) or before._is_of_another_link(event)
+            stale = isinstance(event, Hello_) or before.is_of_another_link(event)
             # raises if it is refused
             then.happen(party, event)
             assert not then.rounds[party].discord
@@ -1583,7 +1631,8 @@ def test_an_attempt_that_may_have_opened_values_is_repeated_with_its_clients_onl
     both = Both(repeats=repeats, max_clients=4)
     # one that got in before the server remembered
     for party in (0, 1):
-        both.rounds[party].here["key-d"] = both.rounds[party].there["key-d"] = b""
+        here = both.rounds[party]
+        here.here, here.there = here.here | {"key-d": b""}, here.there | {"key-d": b""}
     for client in ("key-a", "key-b", "key-c"):
         both.upload(client)
     if both.states == (State.OPEN, State.OPEN):

@@ -53,6 +53,7 @@ from securemedian.servers.network.control import (
     Uploaded,
     Verdicts,
 )
+from securemedian.servers.rounds import runner
 from securemedian.servers.rounds.peer_control import HELLO_S
 from securemedian.servers.rounds.register import ENVELOPE_BYTES, ROUNDS_RETAINED, Register
 from securemedian.servers.rounds.rounds import Rounds
@@ -579,7 +580,8 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     s1.hear(Open(round_id, 1, params.to_dict(), bytes(16), True, False, START))
     server_round = s1.latest.server_round
     longest = "its upload is complete, but max_clients is 65536"
-    server_round.left_out = {client.name: longest for client in clients}
+    left_out = {client.name: longest for client in clients}
+    s1.latest.server_round = server_round = replace(server_round, left_out=left_out)
     status = s1.ask(s1.coordinator, "status")
     assert status.type == "status" and status.fields["left_out"] == server_round.left_out
     for message in (
@@ -986,7 +988,7 @@ def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(
     s0: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round_id = s0.open()
-    monkeypatch.setattr(s0.latest.server_round, "after", lambda events, now: 1 // 0)
+    monkeypatch.setattr(runner, "fold", lambda here, events, now: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         s0.fail()
     monkeypatch.undo()

@@ -53,7 +53,7 @@ class Coin:
     """What the servers have tossed for a check of dealings."""
 
     seed: bytes = field(repr=False)
-    # what the other one vouches for it with: `RoundFacts.token` of each client that is checked
+    # what the other one vouches for it with: `ServerRound.token` of each client that is checked
     tokens: bytes = field(default=b"", repr=False)
 
 

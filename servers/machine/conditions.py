@@ -15,53 +15,53 @@ from securemedian.mpc.errors import (
     RoundFailed,
     TooFewClients,
 )
-from securemedian.servers.machine import events
-from securemedian.servers.machine.selection import RoundSelection
+from securemedian.servers.machine import events, members
+from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.network.control import Again, Compute, Done, Failed, Opened, Ready, Resume
 
 
-def always(_: RoundSelection, __: events.Event) -> bool:
+def always(_: ServerRound, __: events.Event) -> bool:
     """Return True, for a line that has no condition."""
     return True
 
 
-def checked(here: RoundSelection, _: events.Event | None) -> bool:
+def checked(here: ServerRound, _: events.Event | None) -> bool:
     """Return whether this is a round in which the servers check what clients send."""
     return here.checks
 
 
-def checkable(here: RoundSelection, _: events.Event) -> bool:
+def checkable(here: ServerRound, _: events.Event) -> bool:
     """Return whether no check is under way and there is something to check."""
-    return bool(here.unchecked())
+    return bool(members.unchecked(here))
 
 
-def incomplete(here: RoundSelection, _: events.Event) -> bool:
+def incomplete(here: ServerRound, _: events.Event) -> bool:
     """Return whether a check is under way, or there is something to check."""
-    return bool(here.under_check or here.unchecked())
+    return bool(here.check or members.unchecked(here))
 
 
-def discordant(here: RoundSelection, _: events.Event) -> bool:
+def discordant(here: ServerRound, _: events.Event) -> bool:
     """Return whether the two servers do not agree on what to check or on the verdicts."""
     return bool(here.discord)
 
 
-def full(here: RoundSelection, _: events.Event) -> bool:
+def full(here: ServerRound, _: events.Event) -> bool:
     """Return whether both servers hold the uploads of all clients that the round can take."""
-    ready = here.complete_clients()
+    ready = members.complete_clients(here)
     if here.dealt:
         ready &= here.passed
-    able = {key for key in here.names if not here.is_lost(key)}
+    able = {key for key in here.names if not members.is_lost(here, key)}
     if here.repeats:
         return ready >= here.repeats & able
     return len(ready) >= min(here.params.max_clients, len(able))
 
 
-def both_computed(here: RoundSelection, _: events.Event) -> bool:
+def both_computed(here: ServerRound, _: events.Event) -> bool:
     """Return whether both servers have their result."""
     return here.computed_here and here.computed_there
 
 
-def disputed(here: RoundSelection, event: events.Event) -> bool:
+def disputed(here: ServerRound, event: events.Event) -> bool:
     """Return whether both have their result, and sign different ones."""
     other = f"s{1 - here.party}"
     return (
@@ -71,44 +71,44 @@ def disputed(here: RoundSelection, event: events.Event) -> bool:
     )
 
 
-def current(here: RoundSelection, event: events.Event) -> bool:
+def current(here: ServerRound, event: events.Event) -> bool:
     """Return whether the message is about the latest run of the protocol, or asks for one."""
     if isinstance(event, Again) and event.attempt == 0:
         return True
     return isinstance(event, Ready | Again) and event.attempt == here.attempt
 
 
-def of_session(here: RoundSelection, event: events.Event) -> bool:
+def of_session(here: ServerRound, event: events.Event) -> bool:
     """Return whether the message is about the session that was asked for last."""
     return isinstance(event, Opened) and event.session == here.session
 
 
-def drifting(here: RoundSelection, _: events.Event) -> bool:
+def drifting(here: ServerRound, _: events.Event) -> bool:
     """Return whether the two servers have yet to resynchronise."""
     return here.adrift
 
 
-def computed(here: RoundSelection, _: events.Event) -> bool:
+def computed(here: ServerRound, _: events.Event) -> bool:
     """Return whether this server has its result, which the other one may publish."""
     return here.computed_here
 
 
-def left_alone(here: RoundSelection, _: events.Event) -> bool:
+def left_alone(here: ServerRound, _: events.Event) -> bool:
     """Return whether the other server was away for too long."""
     return here.abandoned
 
 
-def given_up(here: RoundSelection, _: events.Event) -> bool:
+def given_up(here: ServerRound, _: events.Event) -> bool:
     """Return whether it broke off too often, or the other server was away for too long."""
     return here.abandoned or here.setbacks >= here.runs
 
 
-def obstructed(here: RoundSelection, event: events.Event) -> bool:
+def obstructed(here: ServerRound, event: events.Event) -> bool:
     """Return whether the round cannot run with the chosen clients."""
     return obstacle(here, event) is not None
 
 
-def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None:
+def obstacle(here: ServerRound, event: events.Event) -> events.Failure | None:
     """Return why the round fails at this event; None if it does not."""
     match event:
         case Failed(code=PeerDeviated.code):
@@ -146,9 +146,7 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
                 f"s{here.party} has: nothing is published, and the round has failed for good"
             )
             return events.Failure(ReceiptInvalid.code, reason)
-        case Compute() if here.under_check or (
-            here.checks and not here.passed.issuperset(here.included)
-        ):
+        case Compute() if here.check or (here.checks and not here.passed.issuperset(here.included)):
             reason = "s0 asks to run the protocol before all clients are checked"
             return events.Failure(PeerProtocolError.code, reason)
         case Compute() if here.audited and (event.new_session or here.folded != here.included):
@@ -164,7 +162,7 @@ def obstacle(here: RoundSelection, event: events.Event) -> events.Failure | None
             reason = f"the servers have different clients or parameters in round {here.round_id}"
             return events.Failure(ParametersDiffer.code, reason)
     try:
-        here.check_clients()
+        members.check_clients(here)
     except (ClientsDiffer, ConfigError, TooFewClients) as error:
         return events.Failure(error.code, str(error))
     return None

@@ -74,7 +74,7 @@ class Tossed(LocalEvent):
     """The servers have tossed for the check of dealings that is under way."""
 
     coin: bytes = field(repr=False)
-    # the other server's `RoundFacts.token` of each client that is checked, one after the other
+    # the other server's `ServerRound.token` of each client that is checked, one after the other
     tokens: bytes = field(default=b"", repr=False)
 
 

@@ -65,7 +65,7 @@ from securemedian.servers.machine.events import (
     Turn,
     Unlinked,
 )
-from securemedian.servers.machine.selection import RoundSelection
+from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.network.control import (
     Again,
     Check,
@@ -94,7 +94,7 @@ class Transition:
 
     to: State
     actions: tuple[Effect | type[RoundMessage], ...] = ()
-    when: Callable[[RoundSelection, Event], bool] = conditions.always
+    when: Callable[[ServerRound, Event], bool] = conditions.always
 
 
 Pair = tuple[State, type]

@@ -187,7 +187,7 @@ class Resume(RoundMessage):
     passed: list[str]
     failed: list[str]
     # what was tossed for the check of these clients' dealings, and behind each coin the receiver's
-    # `RoundFacts.token` of it
+    # `ServerRound.token` of it
     coins: dict[str, bytes] = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -308,7 +308,7 @@ class Held(_Holding):
 class Compute(RoundMessage):
     """S0 asks S1 to run the protocol, if S1 has the same clients, verdicts and parameters."""
 
-    # see `RoundFacts.digest`
+    # see `ServerRound.digest`
     digest: bytes
     # the number of this run, from 1 on
     attempt: int

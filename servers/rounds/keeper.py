@@ -14,7 +14,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.run_start import Opening, begin
 from securemedian.servers.storage.store import Result, Store

@@ -26,6 +26,7 @@ from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Failure, Unlinked
+from securemedian.servers.machine.step import told_again
 from securemedian.servers.network import control
 from securemedian.servers.network.control import (
     Bye,
@@ -303,7 +304,7 @@ class PeerControl:
         """Begin a new link at S0: repeat how rounds have ended. Live ones get their turn later."""
         self._say_hello(names_rounds=False)
         for entry in self._register.entries:
-            if told := entry.server_round.told_again():
+            if told := told_again(entry.server_round):
                 self.send(told)
 
 

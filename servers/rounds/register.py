@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
+from typing import Any
 
 from securemedian.common.model_form import ModelForm
 from securemedian.common.policy import refuse, unbounded
@@ -34,8 +35,7 @@ from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Action, Effect
-from securemedian.servers.machine.facts import Limits
-from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine.round import Limits, Member, ServerRound
 from securemedian.servers.network.control import Open, RoundMessage
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.storage.files import storing
@@ -77,6 +77,8 @@ class Entry:
     # until when
     heard: dict[type, RoundMessage] = field(default_factory=dict)
     heard_until: float = 0.0
+    # what the database has of the round itself (JSON)
+    saved: str = field(default="", repr=False)
 
 
 class Register:
@@ -236,13 +238,13 @@ class Register:
         bound = self._store.database.bound(asked.cohort)
         if bound.number != asked.number or _lifts(asked, bound):
             bound = UNBOUND
-        server_round = ServerRound(
+        server_round = ServerRound.asked_for(
             config.party,
             asked,
             params,
             config.members[asked.cohort].clients,
-            floor=config.min_clients,
-            limits=self._limits,
+            config.min_clients,
+            self._limits,
             signing_key=config.peer.signing_key,
             repeats=bound.clients,
             toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
@@ -287,7 +289,7 @@ class Register:
         asked = replace(server_round.asked, model_form=text)
         with self._store.database.transaction():
             self._store.database.set_asked(server_round.round_id, flat(asked) | {"session": ""})
-        server_round.asked = asked
+        entry.server_round = replace(server_round, asked=asked)
 
     def begin(self, cohort: str) -> None:
         """Count a round that both servers take part in, for the policy's rounds per hour."""
@@ -349,21 +351,21 @@ class Register:
         rows: Sequence[Row],
     ) -> bool:
         old, actions = entry.server_round, list(actions)
-        verdicts = _changed_verdicts(old, changed)
+        verdicts, saved = _changed_verdicts(old, changed), json.dumps(changed.saved())
         new = changed.round_id not in self._entries
         released = False
         # with the signatures that there are now
         result = entry.result
         if result and changed.receipt:
             result = replace(result, receipt=changed.receipt)
-        if new or rows or verdicts or _record(old) != _record(changed):
+        if new or rows or verdicts or saved != entry.saved:
             files = self._write_files(entry, changed, result)
             with self._store.database.transaction():
-                released = self._write(entry, changed, actions, rows, files, new)
+                released = self._write(entry, changed, saved, actions, rows, files, new)
                 self._store.database.set_verdicts(changed.round_id, verdicts)
                 if not changed.live:
                     self._store.database.drop_uploads(changed.round_id)
-            entry.files = files
+            entry.files, entry.saved = files, saved
         entry.server_round, entry.result = changed, result
         if not changed.computed_here:
             entry.result = entry.after = None
@@ -379,6 +381,7 @@ class Register:
         self,
         entry: Entry,
         changed: ServerRound,
+        saved: str,
         actions: Sequence[Action],
         rows: Sequence[Row],
         files: dict[str, str],
@@ -386,7 +389,7 @@ class Register:
     ) -> bool:
         database, round_id = self._store.database, changed.round_id
         cohort = changed.cohort
-        saved, times = changed.saved(), self._times(changed)
+        times = self._times(changed)
         released = False
         if new:
             for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
@@ -454,7 +457,7 @@ class Register:
         """Return the times of a round as seconds of the epoch, None for never."""
         shift = self._wall() - self._clock()
         times = {name: getattr(changed, name) for name in _TIMES}
-        return {name: None if at == float("inf") else at + shift for name, at in times.items()}
+        return {name: None if at == inf else at + shift for name, at in times.items()}
 
     def _load(self) -> None:
         """Take up the rounds that the database has."""
@@ -477,7 +480,7 @@ class Register:
         asked = build(Open, made.asked | {"session": bytes(SESSION_BYTES)}, "a saved round")
         params = RoundParams.from_dict(asked.params)
         most = min(params.max_clients, len(asked.participants) or params.max_clients)
-        server_round = ServerRound(
+        server_round = ServerRound.asked_for(
             self._config.party,
             asked,
             params,
@@ -485,30 +488,31 @@ class Register:
             # it was admitted under an earlier floor; today's holds for the clients that are chosen
             min(self._config.min_clients, most),
             self._limits,
-            frozenset(made.repeats),
+            repeats=frozenset(made.repeats),
             signing_key=self._config.peer.signing_key,
-        )
-        server_round.restore(made.saved)
-        shift = self._clock() - self._wall()
-        for name in _TIMES:
-            at = made.times[name]
-            setattr(server_round, name, float("inf") if at is None else at + shift)
+        ).restored(json.loads(made.saved))
         rows = database.uploads(made.round)
+        changes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         for row in rows:
-            held = server_round.dealt_here if row.kind == DEALING else server_round.here
-            held[row.client] = row.sha256
+            changes[row.client]["dealt" if row.kind == DEALING else "uploaded"] = row.sha256
         for client, verdict in database.verdicts(made.round).items():
+            changes[client] |= {"passed": verdict.passed}
             if verdict.coin is not None:
-                server_round.coins[client] = verdict.coin[:SEED_BYTES]
-                if token := verdict.coin[SEED_BYTES:]:
-                    server_round.tokens[client] = token
-            if verdict.passed is not None:
-                (server_round.passed if verdict.passed else server_round.failed).add(client)
+                token = verdict.coin[SEED_BYTES:] or None
+                changes[client] |= {"coin": verdict.coin[:SEED_BYTES], "token": token}
         files = {
             kind: name for kind in ("before", "after", "result") if (name := getattr(made, kind))
         }
         result = self._store.read_result(files["result"]) if "result" in files else None
-        server_round.receipt = result.receipt if result else None
+        shift = self._clock() - self._wall()
+        times = {name: inf if at is None else at + shift for name, at in made.times.items()}
+        server_round = replace(
+            server_round.with_each(changes),
+            receipt=result.receipt if result else None,
+            deadline=times["deadline"],
+            retry_at=times["retry_at"],
+            away_until=times["away_until"],
+        )
         spool = self._spool(made.round, params, rows)
         if not server_round.live:
             spool.drop()
@@ -523,6 +527,7 @@ class Register:
             result=result,
             public_metrics=database.public_metrics(made.round),
             files=files,
+            saved=json.dumps(server_round.saved()),
         )
 
 
@@ -552,20 +557,15 @@ def _lifts(asked: Open, bound: Bound) -> bool:
     return asked.release or (asked.start_over and asked.start != bound.start)
 
 
-def _record(one: ServerRound) -> str:
-    """Return the part of a round whose change needs a transaction."""
-    return json.dumps(one.saved(), sort_keys=True)
-
-
 def _changed_verdicts(old: ServerRound, new: ServerRound) -> dict[str, Verdict]:
     return {
-        key: _verdict(new, key)
-        for key in new.coins.keys() | new.passed | new.failed | old.passed | old.failed
-        if old is new or _verdict(old, key) != _verdict(new, key)
+        key: verdict
+        for key, member in new.members.items()
+        if member is not old.members[key]
+        and (verdict := _verdict(member)) != _verdict(old.members[key])
     }
 
 
-def _verdict(one: ServerRound, key: str) -> Verdict:
-    known = key in one.passed or key in one.failed
-    coin = one.coins[key] + one.tokens.get(key, b"") if key in one.coins else None
-    return Verdict(coin, key in one.passed if known else None)
+def _verdict(member: Member) -> Verdict:
+    coin = None if member.coin is None else member.coin + (member.token or b"")
+    return Verdict(coin, member.passed)

@@ -46,7 +46,8 @@ from securemedian.servers import logs
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.machine.server_round import ServerRound
+from securemedian.servers.machine import members
+from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
@@ -526,11 +527,13 @@ class Desk:
         entry, key = self._find(call), call.key
         server_round = entry.server_round
         _check_listed(call, server_round)
-        server_round.check_asked(key)
-        known = key in server_round.passed or key in server_round.failed
-        verdict = ("passed" if key in server_round.passed else "failed") if known else ""
-        said = {"coin": server_round.coins.get(key, b""), "opened": entry.spool.opened(key)}
-        return Answer({"verdict": verdict} | (said if known else {"coin": b"", "opened": b""}))
+        members.check_asked(server_round, key)
+        member = server_round.members[key]
+        if member.passed is None:
+            return Answer({"verdict": "", "coin": b"", "opened": b""})
+        verdict = "passed" if member.passed else "failed"
+        opened = entry.spool.opened(key)
+        return Answer({"verdict": verdict, "coin": member.coin or b"", "opened": opened})
 
     def _upload(self, call: Call) -> None:
         """Store an upload; another one than before is refused (duplicate-upload)."""
@@ -712,7 +715,7 @@ class Desk:
 def _check_listed(call: Call, server_round: ServerRound) -> None:
     """Raise UnknownRound unless the round has the caller among its clients."""
     if call.key not in server_round.names:
-        raise UnknownRound(server_round.why_not_for_you)
+        raise UnknownRound(members.why_not_for_you(server_round))
 
 
 def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:

@@ -38,7 +38,7 @@ from securemedian.servers import logs
 from securemedian.servers.computing.engine import Coin, Result
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.machine import events
+from securemedian.servers.machine import events, members, step
 from securemedian.servers.network.control import (
     Message,
     Open,
@@ -256,21 +256,23 @@ class Rounds:
 
         `when_stored` is called once the dealing is stored (`flush`), with the error if there is
         one, and at once while pieces are missing. A repeated piece is answered in the same way.
-        Raises what `ServerRound.check_dealing` and `Spool.put_dealing` raise, and DuplicateUpload.
+        Raises what `members.check_dealing` and `Spool.put_dealing` raise, and DuplicateUpload.
         """
         self._flush_of(client)
         server_round, spool = entry.server_round, entry.spool
         if client in server_round.failed:
             # tell it why it is left out
-            server_round.check_dealing(client)
+            members.check_dealing(server_round, client)
         if server_round.live and server_round.dealt:
             repeated = spool.repeats_piece(client, piece)
         else:
             # a round that has ended has deleted the shares but kept their digests
             digest = sha256(piece.share)
-            repeated = piece.count == 1 and server_round.repeats_dealing(client, digest)
+            repeated = piece.count == 1 and members.is_repeated(
+                server_round, server_round.dealt_here.get(client), digest, "dealing"
+            )
         if not repeated:
-            server_round.check_dealing(client)
+            members.check_dealing(server_round, client)
             if row := spool.put_dealing(client, piece):
                 self._shares.append(_Share(entry, row, when_stored))
                 return
@@ -292,29 +294,30 @@ class Rounds:
 
         `when_stored` is called once it is stored (`flush`), with the error if there is one. A
         repeated share is answered in the same way, in any state of the round. Raises
-        what `ServerRound.check_upload` and `Spool.put` raise, and DuplicateUpload.
+        what `members.check_upload` and `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
-        visible = entry.server_round.check_group(group)
+        server_round = entry.server_round
+        visible = members.check_group(server_round, group)
         digest = upload_digest(sha256(share), group if visible else None)
-        if entry.server_round.repeats_upload(client, digest):
+        if members.is_repeated(server_round, server_round.here.get(client), digest, "upload"):
             entry.spool.check_masks(client, masks or b"")
             when_stored(None)
             return
-        entry.server_round.check_upload(client)
+        members.check_upload(server_round, client)
         row = entry.spool.put(client, form, share, digest, masks)
         self._shares.append(_Share(entry, row, when_stored))
 
     def decline(self, entry: Entry, client: str, reason: str) -> None:
         """Note that a client takes no part in a round, for a reason of `status.DECLINED`.
 
-        Raises what `ServerRound.check_decline` raises.
+        Raises what `members.check_decline` raises.
         """
         self.flush()
         server_round = entry.server_round
         if client in server_round.declined:
             return
-        server_round.check_decline(client)
+        members.check_decline(server_round, client)
         self._runner.feed(entry, [events.Declined(client, reason)])
         name = server_round.names[client]
         about = server_round.about
@@ -377,7 +380,7 @@ class Rounds:
         """Take no more uploads and run the protocol, at S0. Raises RoundClosed if it has failed."""
         self.flush()
         if not entry.server_round.closed:
-            entry.server_round.check_close()
+            members.check_close(entry.server_round)
             self._runner.feed(entry, [events.CloseAsked()])
         self._go_on()
 
@@ -389,7 +392,7 @@ class Rounds:
         self.flush()
         if entry.server_round.code == RoundAborted.code:
             return
-        entry.server_round.check_abort()
+        members.check_abort(entry.server_round)
         self._runner.feed(entry, [events.Failure(RoundAborted.code, why)])
 
     # Other events
@@ -488,9 +491,9 @@ class Rounds:
         """Give a turn at S0 to each waiting round whose resource is free, first ready first."""
         now = self._clock()
         ready = [
-            (entry, entry.server_round.next_use)
+            (entry, step.next_use(entry.server_round))
             for entry in self.live
-            if entry.server_round.awaits_turn(now)
+            if step.awaits_turn(entry.server_round, now)
         ]
         self._queue = [one for one in self._queue if one in ready]
         self._queue += [one for one in ready if one not in self._queue]
@@ -499,7 +502,9 @@ class Rounds:
         for one in list(self._queue):
             entry, use = one
             engine = self._engines.of(entry.server_round.cohort)
-            in_use = use is not None and use in [other.server_round.use for other in self.live]
+            in_use = use is not None and use in [
+                step.use(other.server_round) for other in self.live
+            ]
             if in_use or engine.stopping or not self._runner.idle(entry):
                 continue
             self._queue.remove(one)

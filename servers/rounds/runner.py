@@ -26,6 +26,7 @@ from securemedian.servers.computing.engine import Engine
 from securemedian.servers.computing.engines import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
+from securemedian.servers.machine.step import fold
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
@@ -142,7 +143,7 @@ class RoundRunner:
 
     def _feed(self, queue: _Queue, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
         entry = queue.entry
-        changed, actions = entry.server_round.after(events, self._clock())
+        changed, actions = fold(entry.server_round, events, self._clock())
         if self._register.commit(entry, changed, actions, rows):
             logs.event("clients-released", logging.WARNING, **changed.about)
         for action in actions:
@@ -185,6 +186,7 @@ class RoundRunner:
         """Let the engine check clients, or toss for it first, at both servers."""
         server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
         clients, shape = server_round.under_check, server_round.params.dealing
+        coin = server_round.check.coin if server_round.check else b""
         self._require_session(entry)
         if shape and server_round.folding:
             limits, params = server_round.limits, server_round.params
@@ -192,7 +194,7 @@ class RoundRunner:
             limit_s = min(params.deadline_s, limits.run_s / 2)
             folds = Folds(clients, fold_words(shape))
             engine.bind(self._input(entry), folds, limit_s, spool.examination(clients))
-        elif shape and not server_round.coin:
+        elif shape and not coin:
             engine.toss(server_round.tokens_of)
         elif shape:
             # before anything is opened under the coin
@@ -200,12 +202,12 @@ class RoundRunner:
                 "check-begun",
                 **server_round.about,
                 clients=[server_round.names[key] for key in clients],
-                coin=logs.fingerprint("coin", server_round.coin),
+                coin=logs.fingerprint("coin", coin),
             )
             halves = [spool.dealing(key) for key in clients]
             examine = spool.examination(clients)
             note = spool.noting(clients)
-            engine.check_dealings(shape, halves, server_round.coin, examine, note)
+            engine.check_dealings(shape, halves, coin, examine, note)
         else:
             params, opening = server_round.params, bytes.fromhex(server_round.toss_opening)
             uploads = [spool.get(key) for key in clients]

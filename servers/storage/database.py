@@ -131,7 +131,8 @@ class SavedRound:
     asked: dict[str, Any]
     names: dict[str, str]
     repeats: list[str]
-    saved: dict[str, Any] = field(repr=False)
+    # as JSON, in which `register` compares it
+    saved: str = field(repr=False)
     times: dict[str, float | None]
     before: str | None
     after: str | None = None
@@ -270,7 +271,10 @@ class Database:
         """Return all rounds, the earliest first."""
         rows = self._connection.execute(f"SELECT {_columns(SavedRound)} FROM rounds ORDER BY place")
         return [
-            SavedRound(*row[:3], *(json.loads(text) for text in row[3:8]), *row[8:]) for row in rows
+            SavedRound(
+                *(json.loads(one) if at in (3, 4, 5, 7) else one for at, one in enumerate(row))
+            )
+            for row in rows
         ]
 
     def add_round(self, made: SavedRound) -> None:
@@ -279,14 +283,14 @@ class Database:
     def update_round(
         self,
         round_id: str,
-        saved: Mapping[str, Any],
+        saved: str,
         times: Mapping[str, float | None],
         after: str | None,
         result: str | None,
     ) -> None:
         self._connection.execute(
             "UPDATE rounds SET saved = ?, times = ?, after = ?, result = ? WHERE round = ?",
-            (json.dumps(saved), json.dumps(times), after, result, round_id),
+            (saved, json.dumps(times), after, result, round_id),
         )
 
     def set_asked(self, round_id: str, asked: Mapping[str, Any]) -> None:
