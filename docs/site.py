@@ -37,6 +37,7 @@ ROOT = Path(__file__).parent.parent
 # pages in the root of the repository, where people look first
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "EXPERIMENTS.md", "SECURITY.md")
 SAMPLES = Path(__file__).parent / "samples"
+ROGUE_SERVERS = Path(__file__).parent / "figures" / "rogue-servers.json"
 # the classes that read each file and its tables
 DEFAULTS: dict[str, dict[str, type]] = {
     "client.toml": {
@@ -165,6 +166,25 @@ def told_rows(kind: type) -> str:
     return _table(("field", "says"), rows)
 
 
+def rogue_servers() -> str:
+    """Return the measured leaks to rogue servers as a table: `scripts/rogue --json` made the file.
+
+    Bits per coordinate stand as "about one client / about the sum of all".
+    """
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row in json.loads(ROGUE_SERVERS.read_text("utf-8")):
+        at = row["attack"], row["method"]
+        first = [f"`{at[0]}`", row["about"], f"`{at[1]}`", "", "refused", "refused", ""]
+        cells = rows.setdefault(at, first)
+        column = 3 + row["protected"] + row["audited"]
+        bits = f"{row['client_bits']:.3g} / {row['sum_bits']:.3g}"
+        found = row["noticed"] and cells[6] == "never"
+        cells[column] = f"{bits}, found" if found else bits
+        cells[6] = cells[6] or row["when"].partition(": ")[0]
+    head = ("rogue", "does", "method", "semi-honest", "bounded", "audited", "noticed by")
+    return _table(head, [tuple(cells) for cells in rows.values()])
+
+
 def _numbers() -> list[tuple[str, str]]:
     """Return the numbers that every round has, and what they say."""
     return [
@@ -188,6 +208,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "params": params,
     "status": lambda: told_rows(RoundStatus),
     "record": lambda: told_rows(Record),
+    "rogue_servers": rogue_servers,
 }
 
 _SETTINGS = """Every key of every file, with its meaning. Values are examples; the defaults follow

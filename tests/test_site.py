@@ -30,6 +30,8 @@ from securemedian.servers.machine.table import LATE, TABLE
 from securemedian.servers.network import control
 from securemedian.servers.rounds.requests import OPS
 from tests.daemons import ROOT
+from tests.rogue.attacks import attacks
+from tests.rogue.deviations import about
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
@@ -74,10 +76,19 @@ def cells(table: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row for row in rows}
 
 
-def test_the_page_of_the_wire_has_every_table_once(hooks: Any) -> None:
-    page = (ROOT / "docs" / "wire.md").read_text("utf-8")
-    assert sorted(re.findall(r"<!-- table: (\w+) -->", page)) == sorted(hooks.TABLES)
-    assert "<!--" not in hooks.on_page_markdown(page)
+def test_every_table_is_on_one_page(hooks: Any) -> None:
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("wire.md", "threat-model.md")]
+    wanted = [name for page in pages for name in re.findall(r"<!-- table: (\w+) -->", page)]
+    assert sorted(wanted) == sorted(hooks.TABLES)
+    assert not [page for page in pages if "<!--" in hooks.on_page_markdown(page)]
+
+
+def test_the_table_of_rogue_servers_has_every_attack(hooks: Any) -> None:
+    """`scripts/rogue --json docs/figures/rogue-servers.json` measures again."""
+    rows = hooks.rogue_servers().splitlines()[2:]
+    found = [tuple(row.strip("| ").split(" | ")[:3]) for row in rows]
+    every = [(f"`{a.deviation}`", about(a.deviation), f"`{a.method.name}`") for a in attacks()]
+    assert sorted(found) == sorted(every)
 
 
 @pytest.mark.parametrize("kinds", [control.KINDS, shards.KINDS, {"": Record}, {"": RoundStatus}])

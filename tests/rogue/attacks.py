@@ -41,7 +41,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-from tests.rogue.deviations import HELPER, OF_S0, VICTIM
+from tests.rogue.deviations import HELPER, OF_S0, VICTIM, about
 
 Array = NDArray[Any]
 
@@ -350,6 +350,7 @@ def run(
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
+        "about": about(attack.deviation),
         "method": attack.method.name,
         "protected": protected,
         "audited": audited,

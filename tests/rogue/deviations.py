@@ -310,7 +310,7 @@ def _mux(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _verdicts(config: ServerConfig, spoils: Spoils) -> None:
-    """Say that all clients have failed the check, but for the victim and one that helps."""
+    """Say that all clients except the victim and a helper have failed the check."""
     spared = keys_of(config)[: HELPER + 1]
 
     def make(true: Any) -> Any:
@@ -323,7 +323,7 @@ def _verdicts(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _digests(config: ServerConfig, spoils: Spoils) -> None:
-    """Send wrong digests for all dealings but the victim's and that of one that helps."""
+    """Send wrong digests for all dealings except those of the victim and a helper."""
     spared = keys_of(config)[: HELPER + 1]
     # the key of a share that was read, which is kept so that its id stays its own
     shares: dict[int, tuple[str, Any]] = {}
@@ -357,7 +357,7 @@ def _digests(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _range(config: ServerConfig, spoils: Spoils) -> None:
-    """Move the others' shares out of range in the check, but for those of the one that helps."""
+    """Move the shares of all except the victim and a helper out of range in the check."""
 
     def move(check: Any, rows: Array) -> None:
         rows[HELPER + 1 :] += rows.dtype.type(1 << 61)
@@ -475,10 +475,24 @@ def _result(config: ServerConfig, spoils: Spoils) -> None:
     _answering("result", other)
 
 
+def _outstanding(config: ServerConfig, spoils: Spoils) -> None:
+    """Add k-1 to the own share of H, of clients of whom one is known to stand out."""
+    _rank(config, spoils)
+
+
+def _turns(config: ServerConfig, spoils: Spoils) -> None:
+    """Lie in dealing.turns, and keep the peer's digest."""
+    read_positions(config, spoils)
+
+
+def _echo(config: ServerConfig, spoils: Spoils) -> None:
+    """Lie in dealing.turns, and send the peer's digest back."""
+    read_positions(config, spoils, echo=True)
+
+
 DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "rank": _rank,
-    # of clients of whom one is known to stand out
-    "outstanding": _rank,
+    "outstanding": _outstanding,
     "tables": _tables,
     "open-bits": _open_bits,
     "rerun": _rerun,
@@ -489,8 +503,8 @@ DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "distances": _distances,
     "corrections": _corrections,
     "sums": _sums,
-    "turns": read_positions,
-    "echo": lambda config, spoils: read_positions(config, spoils, echo=True),
+    "turns": _turns,
+    "echo": _echo,
     "verdicts": _verdicts,
     "digests": _digests,
     "range": _range,
@@ -498,3 +512,9 @@ DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "models": _models,
     "result": _result,
 }
+
+
+def about(deviation: str) -> str:
+    """Return what a deviation does: the first sentence of its docstring."""
+    text = " ".join((DEVIATIONS[deviation].__doc__ or "").split())
+    return text.partition(". ")[0].removesuffix(".")
