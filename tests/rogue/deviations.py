@@ -1,8 +1,23 @@
 """The deviations of rogue servers, by name.
 
-Each replaces public functions of the protocol, or changes messages, as a server could that was
-written anew. The victim is the first of the clients in the order of their public keys, which is
-that of uploads; the second one may collude. S1 is the rogue but where only S0 can deviate so.
+Each replaces public functions of the protocol, or changes messages, as a server with other code
+could. The victim is the first of the clients in the order of their public keys, which is that of
+uploads; the second one may collude. S1 is the rogue unless only S0 can deviate so.
+
+Other ways gain nothing beyond these, and are left out:
+
+- A biased base OT: its sender knows both keys anyway, and the receiver's point is uniform for
+  either choice.
+- Another choice in `leaf.request`, a wrong `and` or `b2a`: that is another share of the same number
+  or bit, as in `rank` and `mux`.
+- Beside an opening another nonce, the other's commitment, that of another lane, an old one, a
+  message cut short: all are deviations, and are signed.
+- `open.bits` of `radix`: after a bit that was opened falsely every later one is the same for all
+  updates.
+- A guess of `e_(r+s) - e_r` in the own digest: right once in 16 times, as `echo` always is, and
+  noticed as that is.
+- A coin that the other server has not tossed: it is refused. A wrong digest of an upload leaves its
+  client out, as `digests` does.
 """
 
 import threading
