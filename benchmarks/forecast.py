@@ -234,13 +234,13 @@ def run(options: argparse.Namespace) -> None:
         start, _ = files.read_start(options.model)
         options.dim = options.dim or start.shape[-1]
     if options.clients is None or options.dim is None:
-        raise ConfigError("plan needs --clients, and --dim or --model")
+        raise ConfigError("plan lacks its sizes: --clients, and --dim or --model; give both")
     counts = sorted(set(options.clients))
     if options.plot:
         plots.check()
         if len(counts) < 2:
             raise ConfigError(
-                f"--plot draws several numbers of clients, not {counts[0]} alone: give --clients "
+                f"--plot draws several numbers of clients: {counts[0]} alone; give --clients "
                 "more of them, like 4,8,16"
             )
         report.check_writable(options.plot)
@@ -258,8 +258,8 @@ def run(options: argparse.Namespace) -> None:
                     params.check_start(start)
                 if params.method.audited and (options.workers or protocol.silent):
                     raise ConfigError(
-                        "an audited round takes neither workers nor silent OT: leave out --workers "
-                        "and --extension, or --audit"
+                        "an audited round takes neither workers nor silent OT: --audit with "
+                        "--workers or --extension; leave out those, or --audit"
                     )
                 if options.security == Security.BOUNDED:
                     refuse(options.security, unbounded(params))
@@ -555,14 +555,16 @@ def _figure(value: float) -> str:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}; give one")
     return int(text)
 
 
 def _picture(text: str) -> Path:
     path = Path(text)
     if path.suffix != ".png":
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a PNG file, like cost.png")
+        raise argparse.ArgumentTypeError(
+            f"not the name of a PNG file: {text!r}; give one like cost.png"
+        )
     return path
 
 
@@ -570,7 +572,7 @@ def _positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}; give one") from None
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"not above 0: {text}; give more")
     return value

@@ -176,10 +176,13 @@ class _Processes:
             party, line = self._lines.get(timeout=limit_s)
         except queue.Empty:
             raise BenchmarkError(
-                f"no benchmark process reported anything for {limit_s:g} s"
+                f"no benchmark process reported anything: {limit_s:g} s; see whether the "
+                "machine is busy, and try again"
             ) from None
         if not line:
-            raise BenchmarkError(f"the process of S{party} stopped early: its message stands above")
+            raise BenchmarkError(
+                f"a process stopped early: that of S{party}; read its message above"
+            )
         return party, json.loads(line)
 
     def __exit__(self, *_: object) -> None:

@@ -54,8 +54,8 @@ class LinkShape:
             bits, seconds = 0.0, 0.0
         if not bits > 0:
             raise ConfigError(
-                f"{text!r} is not a link: write loopback, or RATE or RATE,RTT like 377MB/s "
-                "or 100Mbit/s,40ms"
+                f"not a link: {text!r}; write loopback, or RATE or RATE,RTT like 377MB/s or "
+                "100Mbit/s,40ms"
             )
         return cls(bits, seconds)
 

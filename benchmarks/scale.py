@@ -93,7 +93,9 @@ def run(options: argparse.Namespace) -> None:
     Raises ConfigError if a node is to be killed of which there is only one.
     """
     if options.kill_node and min(options.workers) < 2:
-        raise ConfigError("--kill-node leaves no worker of one: it needs --workers 2 or more")
+        raise ConfigError(
+            f"--kill-node leaves no worker of one: {options.workers}; give --workers 2 or more"
+        )
     file = report.check_writable(options.out / "scale.json")
     console = terminal.console(width=terminal.TABLE_WIDTH)
     params = RoundParams.from_dict(
@@ -206,7 +208,9 @@ def _nodes(count: int) -> Iterator[_Nodes]:
     try:
         from ray.cluster_utils import Cluster
     except ImportError as error:
-        raise ConfigError("--kill-node needs Ray: pip install '.[ray]' in a clone") from error
+        raise ConfigError(
+            "Ray is missing: --kill-node needs it; run pip install '.[ray]' in a clone"
+        ) from error
     cluster = Cluster()
     try:
         cluster.add_node(num_cpus=0, include_dashboard=False)

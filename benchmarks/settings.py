@@ -161,12 +161,12 @@ def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number or a list of them, like 2,4,6"
+            f"not a whole number or a list of them: {text!r}; write it like 2,4,6"
         ) from None
 
 
 def count(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"not 1 or more: {text}; give more")
     return value

@@ -91,7 +91,9 @@ def _public_metric(text: str) -> tuple[str, float]:
     try:
         ((name, value),) = check_public_metrics({name: float(number)}).items()
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like examples=120: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"invalid metric: {text!r} ({error}); write it like examples=120"
+        ) from error
     return name, value
 
 
@@ -114,7 +116,9 @@ def _submit(options: argparse.Namespace) -> None:
     for path in wanted:
         files.check_writable(path)
     if options.round and not wanted:
-        raise ConfigError("--round submits nothing: give --result or --receipt, too")
+        raise ConfigError(
+            f"--round submits nothing: {options.round}; give --result or --receipt, too"
+        )
     public = PublicSet.load(options.public) if options.public else None
     with Client.from_config(options.config, options.cohort, public=public, report=tell) as client:
         round_id, form = options.round, None
@@ -148,8 +152,8 @@ def kept_at_servers(round_id: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            f"{error}. The servers still have the result of round {round_id}: run this again with "
-            f"--round {round_id}"
+            f"the result of round {round_id} is not written: {error}; the servers still have it, "
+            f"so run this again with --round {round_id}"
         ) from error
 
 

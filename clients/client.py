@@ -81,8 +81,8 @@ def _group_of(current: Round, group: int | None) -> int:
     if group is None:
         if current.params.method.groups > 1:
             raise InputError(
-                f"round {current.round_id} has {current.params.method.groups} groups: say which "
-                "one's model you have trained (group, from Round.choose)"
+                f"a round with {current.params.method.groups} groups: {current.round_id}; say "
+                "which one's model you have trained (group, from Round.choose)"
             )
         return 0
     check_group(current.round_id, current.params.method.groups, group)
@@ -93,8 +93,8 @@ def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
     """Raise DuplicateUpload unless an upload is that of this flat update for this group."""
     if made.update != fingerprint(vector, group):
         raise DuplicateUpload(
-            f"another update of yours is on its way to round {made.round_id}, which takes one: "
-            "submit that one again, or wait for the next round"
+            "another update of yours is on its way to a round, which takes one: "
+            f"{made.round_id}; submit that one again, or wait for the next round"
         )
 
 
@@ -137,8 +137,8 @@ class Client(Member):
             gc.collect()
         if here in _open_here:
             raise ConfigError(
-                f"another Client of this process has the state folder {folder}, perhaps one of a "
-                "notebook's cell that ran before: close() that one, or use `with`"
+                "another Client of this process has the state folder, perhaps one of a "
+                f"notebook's cell that ran before: {folder}; close() that one, or use `with`"
             )
         made = Journal(folder)
         _open_here[here] = self
@@ -462,8 +462,8 @@ class Client(Member):
         if isinstance(exchange, Predictions):
             if self.public is None:
                 raise ConfigError(
-                    f"round {round_id} exchanges predictions on a public set, and this "
-                    "client has none: give it one (Client(config, public=..) or --public DIR)"
+                    "the round exchanges predictions on a public set, and this client has "
+                    f"none: {round_id}; give it one (Client(config, public=..) or --public DIR)"
                 )
             self.public.check(exchange)
 
@@ -515,14 +515,13 @@ class Client(Member):
         tried = current.round_id in self._shared or self._journal.confirmed(current.round_id)
         if current.submitted or tried:
             raise DuplicateUpload(
-                f"an upload of yours for round {current.round_id} was "
-                f"{'stored' if current.submitted else 'attempted'} already: "
-                "wait for its result, or for the next round"
+                f"your upload was {'stored' if current.submitted else 'attempted'} already: "
+                f"round {current.round_id}; wait for its result, or for the next round"
             )
         if current.dealing_lost:
             raise DuplicateUpload(
-                f"you dealt for round {current.round_id} before a restart, and the secrets of that "
-                "dealing are lost: this round goes on without you, wait for the next one"
+                "you dealt before a restart, the secrets of that dealing are lost, and the "
+                f"round goes on without you: {current.round_id}; wait for the next one"
             )
 
     def _send(
@@ -619,8 +618,8 @@ class Client(Member):
             group = self.chosen_group(round_id) if groups > 1 else 0
         if group is None:
             raise InputError(
-                f"round {round_id} has {groups} groups, and it is not known here which one your "
-                "upload is for: say which one's result you want (group, or --group)"
+                f"the round has {groups} groups, and this client does not know which one your "
+                f"upload is for: {round_id}; say which one's result you want (group, or --group)"
             )
         check_group(round_id, groups, group)
         return group
@@ -649,8 +648,8 @@ class Client(Member):
             if self.sent:
                 return self.sent[-1].round_id
             raise InputError(
-                "there is no result to ask for before a submit(): "
-                "name the round, as in result(round_id)"
+                "no result to ask for before a submit(): round None; name the round, as in "
+                "result(round_id)"
             )
         return str(found["round"])
 

@@ -79,20 +79,21 @@ class ClientConfig:
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(
-                    f"{name} must be more than 0 seconds and finite, "
-                    f"not {quoted(getattr(self, name))}"
+                    f"invalid {name}: {quoted(getattr(self, name))}; give more than 0 seconds "
+                    "and finite"
                 )
         for what in ("address", "public_key", "signing_key"):
             if getattr(self.s0, what) == getattr(self.s1, what):
                 raise ConfigError(
-                    f"[s0] and [s1] have the same {what}: they must name two servers, because "
-                    "a server that gets both shares of an update knows the update"
+                    "[s0] and [s1] must name two servers, because a server that gets both "
+                    f"shares of an update knows the update: both have the same {what}; correct "
+                    "one"
                 )
 
         if self.policy.counts and not self.state_dir:
             raise ConfigError(
-                f"[policy] limits {self.policy.RATE}, which a client without a state_dir forgets "
-                "when it ends: set state_dir"
+                "[policy] limits something that a client without a state_dir forgets when it "
+                f"ends: {self.policy.RATE}; set state_dir"
             )
 
     @property

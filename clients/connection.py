@@ -229,8 +229,8 @@ class Connection:
         self._most_bytes = said if type(said) is int else size
         if size > self._most_bytes:
             raise ConfigError(
-                f"{self._where} takes requests of at most {self._most_bytes:,} bytes, and this "
-                f"{op!r} has {size:,}: have max_message_bytes raised at both servers"
+                f"{self._where} takes requests of at most {self._most_bytes:,} bytes: this "
+                f"{op!r} has {size:,}; have max_message_bytes raised at both servers"
             )
 
     @property
@@ -286,8 +286,9 @@ class Connection:
                     proven = self._proven
                     if self._event() == zmq.EVENT_DISCONNECTED and proven:
                         raise ServerUnreachable(
-                            f"{self._where} hung up on {op!r}: it was restarted, the line is cut, "
-                            f"or {size:,} bytes are more than its max_message_bytes"
+                            f"{self._where} hung up on a request: {op!r} of {size:,} bytes; it "
+                            "was restarted, the line is cut, or have its max_message_bytes "
+                            "raised"
                         )
         finally:
             wait.end()
@@ -312,7 +313,7 @@ class Connection:
 
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
-            raise ServerUnreachable(f"the connection to {self._where} was closed here")
+            raise ServerUnreachable(f"the connection was closed here: {self._where}; open another")
 
     def _take_events(self) -> None:
         """Take all events that have happened to the connection. Raises what `_event` raises."""
@@ -334,9 +335,8 @@ class Connection:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.reached = False
             raise ServerUnreachable(
-                f"{self._where} does not know this key: "
-                f"ask who runs it to allow the public key {self._keys.public.decode()} and to "
-                "reload it"
+                f"{self._where} does not know this key: {self._keys.public.decode()}; ask its "
+                "operator to allow this public key and to reload it"
             )
         elif event & _FAILED and not self._unproved:
             self._unproved = True
@@ -362,26 +362,26 @@ class Connection:
             trial.close()
         if exchanged:
             raise ConfigError(
-                f"{self._where} has the key {self._other.fingerprint}, which is that of the "
-                "other server here: the public keys of [s0] and [s1] are exchanged, or their "
-                "addresses"
+                f"{self._where} has the key of the other server here: "
+                f"{self._other.fingerprint}; exchange the public keys of [s0] and [s1], or "
+                "their addresses"
             )
 
     def _no_answer(self, op: str) -> ServerUnreachable:
         if self._proven:
             return ServerUnreachable(
-                f"{self._where} did not answer {op!r} within {self._timeout_s:g} s: "
+                f"{self._where} did not answer {op!r}: no answer within {self._timeout_s:g} s; "
                 "see its log, or raise reply_timeout_s"
             )
         if self._unproved:
             return ServerUnreachable(
-                f"{self._where} can be reached, but has not proved the key "
-                f"{self._server.fingerprint} within {self._timeout_s:g} s: compare "
-                "this fingerprint with who runs the server, and check the address here"
+                f"{self._where} can be reached, but has not proved its key within "
+                f"{self._timeout_s:g} s: {self._server.fingerprint}; compare this fingerprint "
+                "with the server's operator, and check the address here"
             )
         return ServerUnreachable(
-            f"{self._where} could not be reached within {self._timeout_s:g} s: "
-            "is it running, and is its address right here?"
+            f"{self._where} could not be reached: no answer within {self._timeout_s:g} s; start "
+            "it, or correct its address here"
         )
 
 

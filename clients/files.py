@@ -60,23 +60,24 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
         with loaded:
             if any(Path(name).name == _PICKLE for name in loaded.files):
                 raise InputError(
-                    f"{path} is a file of torch.save, which holds Python objects: load it with "
+                    f"a file of torch.save, which holds Python objects: {path}; load it with "
                     "torch.load(.., weights_only=True), and save the state_dict as .safetensors"
                 )
             arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot read the file: {path} ({error.strerror or error}); name one that you may read"
+        ) from error
     except InputError:
         raise
     # numpy parses the header as Python and the archive by zipfile: a damaged file raises whatever
     # the tokenizer, the decompressor or the allocation of an absurd shape raises
     except Exception as error:
         raise InputError(
-            f"{path} is not a .npy or .npz file of plain numbers: save it as one, or as "
-            ".safetensors"
+            f"not a .npy or .npz file of plain numbers: {path}; save it as one, or as .safetensors"
         ) from error
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise InputError(f"{path} is an archive that holds more than arrays")
+        raise InputError(f"an archive that holds more than arrays: {path}; save plain arrays")
     return arrays
 
 
@@ -89,8 +90,8 @@ def read_models(path: Path) -> NDArray[Any]:
         or not (models.ndim == 1 or (models.ndim == 2 and len(models) > 1))
     ):
         raise InputError(
-            f"{path} is not one flat vector of real numbers: "
-            "`securemedian init` and `securemedian round result` write such files"
+            f"not one flat vector of real numbers: {path}; take a file that `securemedian init` "
+            "or `securemedian round result` wrote"
         )
     return models
 
@@ -112,7 +113,8 @@ def check_writable(path: Path) -> None:
     target = path.resolve()
     if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
         raise ConfigError(
-            f"cannot write {path}: choose a file in a folder that exists and that you may write to"
+            f"cannot write the file: {path}; choose one in a folder that exists and that you "
+            "may write to"
         )
 
 
@@ -141,7 +143,8 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another file"
+            f"cannot write the file: {path} ({error.strerror or error}); make room or choose "
+            "another file"
         ) from error
 
 
@@ -150,7 +153,9 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise InputError(
+            f"cannot read the file: {path} ({error.strerror or error}); name one that you may read"
+        ) from error
     try:
         (length,) = _LENGTH.unpack_from(data)
         begin = _LENGTH.size + length
@@ -164,8 +169,8 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
             first, last = about["data_offsets"]
             if dtype not in _DTYPES:
                 raise InputError(
-                    f"{path}: {quoted(name)} has the dtype {quoted(dtype)}, which is not read: "
-                    "save it as bfloat16 or float32"
+                    f"{path} has an unknown dtype: {quoted(name)} is {quoted(dtype)}; save it "
+                    "as bfloat16 or float32"
                 )
             if not all(type(size) is int and size >= 0 for size in shape):
                 raise ValueError(f"the shape {shape}")
@@ -182,7 +187,7 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise InputError(
-            f"{path} is not a .safetensors file, or is damaged ({quoted(str(error))}): save it "
+            f"not a .safetensors file, or a damaged one: {path} ({quoted(str(error))}); save it "
             "again"
         ) from error
 
@@ -194,7 +199,10 @@ def _safetensors(arrays: dict[str, NDArray[Any]]) -> list[bytes]:
     for name, array in arrays.items():
         dtype = array.dtype.newbyteorder("<")
         if dtype not in names:
-            raise InputError(f"{name!r} has the dtype {dtype}, which .safetensors cannot hold here")
+            raise InputError(
+                f".safetensors cannot hold this dtype here: {name!r} is {dtype}; convert it to "
+                "float32"
+            )
         parts.append(np.ascontiguousarray(array, dtype).tobytes())
         end = begin + len(parts[-1])
         header[str(name)] = {

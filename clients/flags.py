@@ -154,7 +154,8 @@ def _weights(text: str) -> dict[str, int]:
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(name and weight.isdecimal() for name, _, weight in pairs):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not like hospital-a=600,hospital-b=450,hospital-c=500"
+            f"invalid weights: {text!r}; write them like "
+            "hospital-a=600,hospital-b=450,hospital-c=500"
         )
     return {name: int(weight) for name, _, weight in pairs}
 
@@ -255,5 +256,7 @@ def _table(flag: str, text: str | None, key: str, registry: Mapping[str, type]) 
         try:
             values[option] = _parser(known[option])(value) if option in known else value
         except ValueError as error:
-            raise ConfigError(f"{flag}: {option} is no number: {quoted(value)}") from error
+            raise ConfigError(
+                f"{flag}, {option} is not a number: {quoted(value)}; give a number"
+            ) from error
     return values

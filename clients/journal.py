@@ -176,7 +176,10 @@ class Journal:
                 self._made = days.arrays["made"].tolist()
         except OSError as error:
             self.close()
-            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot use the state folder: {folder} ({error.strerror}); choose one that "
+                "this user may write to"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -404,7 +407,8 @@ class Journal:
             replace_file(path, (hashlib.sha256(content).digest(), content))
         except OSError as error:
             raise ConfigError(
-                f"cannot write to the state folder {self._folder}: {error.strerror}{then}"
+                f"cannot write to the state folder: {self._folder} ({error.strerror}); make "
+                f"room{then}"
             ) from error
 
     def _load(self, path: Path) -> None:
@@ -440,8 +444,8 @@ class Journal:
                 }
         except (FrameError, KeyError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{path} is damaged: remove it. If round {round_id} is still open, this client is "
-                "left out of it"
+                f"damaged journal of round {round_id}: {path}; remove it. If that round is "
+                "still open, this client is left out of it"
             ) from error
         self._written.add(round_id)
 
@@ -454,7 +458,7 @@ class Journal:
         try:
             return _message(path)
         except (FrameError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged: remove it. {lost}") from error
+            raise ConfigError(f"damaged journal: {path}; remove it. {lost}") from error
 
 
 def _upheld(message: wire.Message) -> Upheld | None:
@@ -509,8 +513,8 @@ def _lock(folder: Path) -> Lock:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if others_may(folder, 0o077):
         raise ConfigError(
-            f"others may look into the state folder {folder}, which holds updates until both "
-            f"servers have them: run chmod 700 {folder}"
+            "others may look into the state folder, which holds updates until both servers "
+            f"have them: {folder}; run chmod 700 {folder}"
         )
     return lock_folder(
         folder, f"another process runs on the state folder {folder}: one process per key"

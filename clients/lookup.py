@@ -29,7 +29,7 @@ def ask_form(
     text = service.ask("form", fields, timeout_s=timeout_s).fields.get("model_form")
     try:
         if not isinstance(text, str):
-            raise InputError(f"not a text: {quoted(text)}")
+            raise InputError(f"not a text: {quoted(text)}; give a string")
         return ModelForm.parse(text, params.dim) if text else None
     except InputError as error:
         raise PeerProtocolError(f"S0 sent no form of round {round_id}: {error}") from error
@@ -63,10 +63,14 @@ class Lookup:
         found = self._service.latest(timeout_s)
         if found["round"] != (round_id or found["round"]):
             raise RoundClosed(
-                f"round {round_id} takes no uploads: the latest round is {found['round']}"
+                f"round {round_id} takes no uploads: the latest round is {found['round']}; wait "
+                "for the next one"
             )
         if found["state"] != "open":
-            raise RoundClosed(f"round {found['round']} is {found['state']} and takes no uploads")
+            raise RoundClosed(
+                f"round {found['round']} takes no uploads: it is {found['state']}; wait for the "
+                "next one"
+            )
         return found
 
     def _round(

@@ -147,8 +147,9 @@ class Outcomes:
 
         def disagreement(party: int) -> ReceiptInvalid:
             return ReceiptInvalid(
-                f"S{party} has a result of round {round_id}, and S{1 - party} says that the round "
-                "has failed: nothing is taken over. Ask who runs the servers"
+                f"S{party} has a result of round {round_id}, of which the other server says "
+                f"otherwise: S{1 - party} says that it has failed; take nothing over, and ask "
+                "both operators"
             )
 
         def first() -> dict[int, wire.Message] | None:
@@ -220,7 +221,8 @@ def run_of(answer: wire.Message, round_id: str, digest: bytes) -> RunState:
         raise PeerProtocolError(f"S0 sent a model of round {round_id} that is not float32")
     if state.digest != digest:
         raise ReceiptInvalid(
-            f"S0 sent another model or range than the one that it says round {round_id} starts from"
+            "S0 sent another model or range than its record of the round starts from: "
+            f"{round_id}; ask again, and do not use this one"
         )
     return state
 
@@ -229,7 +231,10 @@ def receipt_of(answer: wire.Message) -> Receipt:
     """Return the unchecked receipt in an answer. Raises ReceiptInvalid if there is none."""
     encoded, signatures = answer.fields.get("record"), answer.fields.get("signatures")
     if not isinstance(encoded, bytes) or not isinstance(signatures, dict):
-        raise ReceiptInvalid("the answer has no receipt")
+        raise ReceiptInvalid(
+            f"an answer without its receipt: {', '.join(answer.fields) or 'no fields'}; do not use "
+            "this result, and ask again"
+        )
     given = {str(name): bytes(one) for name, one in signatures.items() if isinstance(one, bytes)}
     return Receipt(encoded, given)
 
@@ -241,8 +246,9 @@ def check_form(answer: wire.Message, party: int, round_id: str, params: RoundPar
     if said != form or not answer.arrays.keys() <= {form}:
         arrays = ", ".join(answer.arrays) or "none"
         raise ReceiptInvalid(
-            f"S{party} gives the result of round {round_id} in the form {quoted(said)} with the "
-            f"arrays {quoted(arrays)}, and the round's parameters ask for {form}"
+            f"S{party} gives the result of round {round_id} in another form than {form}: "
+            f"{quoted(said)} with the arrays {quoted(arrays)}; do not use it, and ask the "
+            "operator"
         )
 
 
@@ -254,12 +260,12 @@ def agreed(answers: Mapping[int, wire.Message], signing_keys: Sequence[str]) -> 
             receipts[party] = receipt_of(answer)
             receipts[party].check(signing_keys)
         except ReceiptInvalid as error:
-            raise ReceiptInvalid(f"what S{party} says is not to be believed: {error}") from error
+            raise ReceiptInvalid(f"S{party}'s receipt is invalid: {error}") from error
     if len(receipts) == 2 and receipts[0].encoded != receipts[1].encoded:
         differing = differences(receipts[0].record, receipts[1].record)
         raise ReceiptInvalid(
-            f"both servers have signed two records of round {receipts[0].record.round}: what S0 "
-            f"and S1 say now differs in {differing}"
+            f"both servers have signed two records of one round: {receipts[0].record.round}, "
+            f"which differ in {differing}; do not use it, and ask both operators"
         )
     return next(iter(receipts.values()))
 
@@ -281,30 +287,35 @@ def check_record(
     about = record.service, record.round, record.number
     if about != (SERVICE, round_id, number_of(round_id)):
         raise ReceiptInvalid(
-            f"the receipt is that of round {quoted(record.round)}, and not of round {round_id}"
+            f"the receipt is not that of round {round_id}: {quoted(record.round)}; ask for the "
+            "right one"
         )
     if record.cohort != cohort:
         raise ReceiptInvalid(
-            f"round {round_id} is of the cohort {quoted(record.cohort)}, and not of {cohort}"
+            f"round {round_id} is not of the cohort {cohort}: {quoted(record.cohort)}; name the "
+            "cohort in which you take part"
         )
     if record.params != params.to_dict():
         raise ReceiptInvalid(
-            f"round {round_id} had other parameters than those that S0 gave for it: "
-            "the servers vouch for others"
+            f"the servers vouch for other parameters than those that S0 gave: round {round_id}; "
+            "do not use it, and ask both operators"
         )
     if start is not None and record.start != start:
         raise ReceiptInvalid(
-            f"round {round_id} started from another model or range than the one that S0 gave to "
-            "train from"
+            "the servers vouch for another model or range than S0 gave to train from: round "
+            f"{round_id}; do not use it, and ask both operators"
         )
     if client and client not in record.included:
         _check_left_out(record, client)
     if params.weights and not params.weights.keys() >= set(record.included):
-        raise ReceiptInvalid(f"round {round_id} includes a client that has no weight")
+        raise ReceiptInvalid(
+            f"the receipt includes a client that has no weight: round {round_id}; do not use "
+            "it, and ask both operators"
+        )
     if len(record.included) < params.min_clients:
         raise TooFewClients(
-            f"round {round_id} was computed on {len(record.included)} clients, and its parameters "
-            f"ask for at least {params.min_clients}"
+            f"round {round_id} includes fewer clients than the {params.min_clients} that its "
+            f"parameters ask for: {len(record.included)}; do not use it, and ask both operators"
         )
     for_those_left(params, record.reasons).check_included(record.included)
     _check_groups(record, params)
@@ -315,10 +326,9 @@ def _check_groups(record: Record, params: RoundParams) -> None:
     expected = len(record.included) if params.method.visible else 0
     if len(record.groups) != expected or not {*record.groups} <= {*range(params.method.groups)}:
         raise ReceiptInvalid(
-            f"round {record.round} has {params.method.groups} groups, and its receipt does not say "
-            "which one each client is in"
-            if expected
-            else f"the receipt of round {record.round} tells groups that nobody should know"
+            "the receipt tells the group of too few or too many clients: round "
+            f"{record.round} of {params.method.groups} groups; do not use it, and ask both "
+            "operators"
         )
 
 
@@ -331,8 +341,8 @@ def _check_left_out(record: Record, client: str) -> None:
     if not reasons or any(" reached " in why for why in reasons):
         said = f"says {quoted(reasons[0])}" if reasons else "does not say why"
         raise ReceiptInvalid(
-            f"round {record.round} does not include this client and {said}, and both servers have "
-            "confirmed its upload"
+            "the receipt leaves this client out, whose upload both servers have confirmed: "
+            f"round {record.round} {said}; do not use it, and ask both operators"
         )
 
 
@@ -343,8 +353,8 @@ def opened_of(
     words = answer.arrays.get("opened", np.empty(0, np.uint64))
     if words.dtype != np.uint64 or words.ndim != 1 or digest_of(words) != record.opened:
         raise ReceiptInvalid(
-            f"S{party} sent other values for the result of round {record.round} than those that "
-            "both servers vouch for"
+            f"S{party} sent other values than both servers vouch for: the result of round "
+            f"{record.round}; do not use it, and ask its operator"
         )
     return params.unpack_opened(words, total_of(record, params))
 

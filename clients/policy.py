@@ -35,10 +35,11 @@ class ClientPolicy(Policy):
         check_security(self.security)
         for table in ("with_clients", "without_clients"):
             if not all(getattr(self, table)):
-                raise ConfigError(f"{table} must be a list of clients' names")
+                raise ConfigError(f"invalid {table}: an empty name; give the clients' names")
         if both := sorted({*self.with_clients} & {*self.without_clients}):
             raise ConfigError(
-                f"{quoted(both[0])} is in with_clients and in without_clients: no round fits"
+                "a client in both with_clients and without_clients, so that no round fits: "
+                f"{quoted(both[0])}; remove it from one"
             )
 
     @property

@@ -41,9 +41,9 @@ class PublicSet:
         """Raise ConfigError unless a round exchanges predictions on this set."""
         if exchange.public_set != self.digest:
             raise ConfigError(
-                f"the round is about another public set, with the digest {exchange.public_set}; "
-                f"that of this client's {self.samples:,} samples is {self.digest}: "
-                "get the set that the coordinator has"
+                f"the round is about another public set than this client's {self.samples:,} "
+                f"samples: its digest is {exchange.public_set}, and here is {self.digest}; get "
+                "the set that the coordinator has"
             )
 
     @classmethod
@@ -52,12 +52,14 @@ class PublicSet:
         path = Path(folder) / INPUTS
         if not path.is_file():
             raise ConfigError(
-                f"{folder} has no {INPUTS}, the samples of a public set: "
-                "`securemedian public` writes one, and so does numpy.save"
+                f"no samples of a public set ({INPUTS}) in the folder: {folder}; write one with "
+                "`securemedian public`, or with numpy.save"
             )
         inputs = files.read(path)
         if not isinstance(inputs, np.ndarray):
-            raise InputError(f"{path} is an archive, and a public set is one array")
+            raise InputError(
+                f"an archive, and a public set is one array: {path}; save it with numpy.save"
+            )
         made = cls(inputs)
         # a set that is none is found here, and not at the first round
         _ = made.digest
@@ -68,5 +70,7 @@ class PublicSet:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot make the folder: {folder} ({error.strerror}); choose another"
+            ) from error
         files.write(folder / INPUTS, self.inputs)

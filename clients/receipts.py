@@ -62,7 +62,9 @@ def load(path: Path) -> "Receipt":
     try:
         return Receipt.from_json(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ReceiptInvalid(f"cannot read {path}: {error}") from error
+        raise ReceiptInvalid(
+            f"cannot read the file: {path} ({error}); name one that you may read"
+        ) from error
     except ReceiptInvalid as error:
         raise ReceiptInvalid(f"{path}: {error}") from error
 
@@ -138,8 +140,9 @@ def signing_keys(paths: Sequence[Path]) -> list[str]:
         if len(keys) != 1:
             named = " and ".join(map(str, paths))
             raise ConfigError(
-                f"{named}: {len(keys)} signing keys of {server}, and one is needed: give the .toml "
-                "of a client or of a server, or the .key files of both servers"
+                f"{named} has {len(keys)} signing keys of a server, and one is needed: "
+                f"{server}; give the .toml of a client or of a server, or the .key files of "
+                "both servers"
             )
     return [key for keys in found.values() for key in keys]
 
@@ -158,7 +161,9 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
         try:
             about = dict(_IN_KEY_FILE.findall(read_text(path)))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from error
+            raise ConfigError(
+                f"cannot read the file: {path} ({error}); name one that you may read"
+            ) from error
         keys = [(about.get("role", path.stem), about.get("signing-key"))]
     good = [(server, str(key)) for server, key in keys if server in ("s0", "s1") and key]
     for _, key in good:

@@ -58,7 +58,7 @@ class Service:
         """Raise ConfigError if it is closed."""
         if self._closed:
             raise ConfigError(
-                f"{self.config.name} was closed here, by close() or at the end of a `with`: make "
+                f"closed here, by close() or at the end of a `with`: {self.config.name}; make "
                 "another one, as in Client.from_config"
             )
 

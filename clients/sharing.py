@@ -374,8 +374,8 @@ class Dealer:
                 else "the servers have not opened what this program has dealt"
             )
             raise NotAllowed(
-                f"your dealing for round {self.round_id} failed the check ({why}): you are left "
-                "out of this round"
+                f"your dealing failed the check ({why}), and you are left out: round "
+                f"{self.round_id}; wait for the next round, and report it if it comes again"
             )
         if not right:
             raise PeerProtocolError(
@@ -394,8 +394,8 @@ class Dealer:
                 break
             server.pause(pause)
         raise RoundClosed(
-            f"{server.label} has not checked your dealing for round {self.round_id} within "
-            f"{limit.seconds:g} s: you are left out of this round"
+            f"{server.label} has not checked your dealing within {limit.seconds:g} s, and you "
+            f"are left out: round {self.round_id}; wait for the next round"
         )
 
 
@@ -410,8 +410,8 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
         answers.append(server.ask("info", patience_s=patience_s).fields)
         if (answered := answers[-1].get("party")) != party:
             raise ConfigError(
-                f"[s{party}] names the server at {server.address}, which answers as party "
-                f"{answered!r:.20}: nothing was uploaded. Correct [s0] and [s1]"
+                f"[s{party}] names a server that answers as another party, and nothing was "
+                f"uploaded: {server.address} is party {answered!r:.20}; correct [s0] and [s1]"
             )
         agree(server.label, answers[-1])
     return answers
@@ -427,7 +427,10 @@ def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
     found = s1.ask("round", patience_s=patience_s).fields
     agree("S1", found)
     if found["round"] != current.round_id:
-        raise RoundClosed(f"S1 is at round {found['round']}, and not at round {current.round_id}")
+        raise RoundClosed(
+            f"S1 is not at round {current.round_id}: it is at {found['round']}; wait for the "
+            "next round"
+        )
     form = found.get("model_form")
     if form and form != (current.form.digest if current.form else ""):
         raise PeerProtocolError(

@@ -34,11 +34,15 @@ def start_model(
         model = build()
     # it is the user's code, and may raise anything
     except Exception as error:
-        raise ConfigError(f"{source} failed: {in_one_line(error)}") from error
+        raise ConfigError(
+            f"the function failed: {source} ({in_one_line(error)}); correct it"
+        ) from error
     try:
         vector, spec = flatten(model, keep_local)
     except InputError as error:
-        raise InputError(f"{source} returned no model: {error}") from error
+        raise InputError(
+            f"the function returned no model: {source} ({error}); return a module or a state_dict"
+        ) from error
     return finite(vector, spec), spec
 
 
@@ -46,7 +50,9 @@ def function_of(source: str) -> Any:
     """Return the function package.module:function. Raises ConfigError if there is none."""
     name, _, function = source.partition(":")
     if not name or not function:
-        raise ConfigError(f"{source!r} is not like package.module:function")
+        raise ConfigError(
+            f"invalid source of a model: {source!r}; write it like package.module:function"
+        )
     # an installed command has its own folder there, and not the one in which it is run
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -55,11 +61,14 @@ def function_of(source: str) -> Any:
     # importing runs the user's code
     except Exception as error:
         raise ConfigError(
-            f"cannot import {name!r}, from {os.getcwd()} or what is installed: {in_one_line(error)}"
+            f"cannot import the module: {name!r} from {os.getcwd()} or what is installed "
+            f"({in_one_line(error)}); correct the name, or install it"
         ) from error
     build = getattr(module, function, None)
     if not callable(build):
-        raise ConfigError(f"the module {name!r} has no function {function!r}")
+        raise ConfigError(
+            f"the module {name!r} has no such function: {function!r}; correct the name"
+        )
     return build
 
 

@@ -93,7 +93,9 @@ def flatten(update: Any, keep_local: Sequence[str] = ()) -> tuple[NDArray[np.flo
     spec = _spec(update, keep_local)
     sent = [_to_float64(name, spec.entries[name]).reshape(-1) for name in spec.sent]
     if not sum(part.size for part in sent):
-        raise InputError("the update has no real-valued entries: there is nothing to send")
+        raise InputError(
+            f"an update without real-valued entries: {len(spec.sent)} entries; send one with floats"
+        )
     return np.concatenate(sent), spec
 
 
@@ -113,7 +115,8 @@ def flat_models(
     if isinstance(model, np.ndarray):
         if keep_local:
             raise InputError(
-                "a flat model has no names that keep_local could fit: give a state_dict"
+                f"a flat model has no names that keep_local could fit: {keep_local}; give a "
+                "state_dict"
             )
         return finite(model), None
     vector, spec = flatten(model[0] if groups > 1 else model, keep_local)
@@ -137,8 +140,8 @@ def finite(model: NDArray[Any], spec: Spec | None = None) -> NDArray[np.float32]
         where = repr(spec.name_at(int(bad[0]))) if spec else f"index {bad[0]}"
         first = np.asarray(model).reshape(-1)[bad[0]]
         raise InputError(
-            f"the start model has {bad.size:,} values that are not finite in float32, the first "
-            f"{first:g} at {where}: give another one"
+            f"the start model has {bad.size:,} values that are not finite in float32: the first "
+            f"is {first:g} at {where}; give another one"
         )
     return made
 
@@ -186,7 +189,7 @@ def load(
     for name in spec.sent:
         entry = spec.entries[name]
         if not (_holds_each(entry) if _is_tensor(entry) else entry.flags.writeable):
-            raise InputError(f"{name!r} is an array that cannot be written to: give a copy of it")
+            raise InputError(f"an array that cannot be written to: {name!r}; give a copy of it")
     if _has_state_dict(model):
         model.load_state_dict(values)
         return
@@ -213,7 +216,9 @@ def to_arrays(vector: NDArray[Any], spec: Spec) -> dict[str, NDArray[Any]]:
         elif dtype in ("float16", "float32", "float64"):
             arrays[str(name)] = shaped.astype(dtype)
         else:
-            raise InputError(f"{name!r} is {dtype}, which such a file cannot hold: use bfloat16")
+            raise InputError(
+                f"such a file cannot hold this dtype: {name!r} is {dtype}; use bfloat16"
+            )
     return arrays
 
 
@@ -229,8 +234,8 @@ def _values(vector: NDArray[Any], spec: Spec) -> dict[Any, Any]:
     sizes = spec.sizes
     if vector.shape != (sum(sizes),):
         raise InputError(
-            f"this model has {sum(sizes):,} real values, the vector has shape {vector.shape}: "
-            "is it the same model, with all entries of its state_dict()?"
+            f"the model has {sum(sizes):,} real values, and the vector has another shape: "
+            f"{vector.shape}; give the same model, with all entries of its state_dict()"
         )
     pieces = np.split(vector, np.cumsum(sizes)[:-1])
     parts = dict(zip(spec.sent, pieces, strict=True))
@@ -261,7 +266,7 @@ def _local(entries: Mapping[Any, Any], keep_local: Sequence[str]) -> set[Any]:
     """Return the names that fit one of the patterns. Raises InputError for one that fits none."""
     if isinstance(keep_local, str):
         raise InputError(
-            f"keep_local is a list of patterns, not {keep_local!r}: put it in brackets"
+            f"keep_local is not a list of patterns: {keep_local!r}; put it in brackets"
         )
     local: set[Any] = set()
     for pattern in keep_local:
@@ -269,8 +274,8 @@ def _local(entries: Mapping[Any, Any], keep_local: Sequence[str]) -> set[Any]:
         if not found:
             names = ", ".join(map(str, list(entries)[:8]))
             raise InputError(
-                f"keep_local has a pattern that no entry fits: {quoted(pattern)}; "
-                f"the entries are {names}{' ..' if len(entries) > 8 else ''}"
+                f"keep_local has a pattern that no entry fits: {quoted(pattern)}; the entries "
+                f"are {names}{' ..' if len(entries) > 8 else ''}"
             )
         local |= found
     return local
@@ -282,13 +287,12 @@ def _is_sent(name: Any, entry: Any) -> bool:
         return _is_sent_tensor(name, entry)
     if not isinstance(entry, np.ndarray):
         raise InputError(
-            "an update is a module, a state_dict, a list of arrays or one array, "
-            f"but {name!r} is a {type(entry).__name__}: make it an array of floats, or name it in "
-            "keep_local"
+            f"an update is a module, a state_dict, a list of arrays or one array: {name!r} is a "
+            f"{type(entry).__name__}; make it an array of floats, or name it in keep_local"
         )
     dtype = entry.dtype
     if isinstance(entry, np.ma.MaskedArray):
-        raise InputError(f"{name!r} is a masked array: send entry.filled(value)")
+        raise InputError(f"a masked array: {name!r}; send entry.filled(value)")
     if dtype.kind in _FLOATS or dtype == BFLOAT16:
         return True
     if dtype.kind in _WHOLE:
@@ -299,24 +303,25 @@ def _is_sent(name: Any, entry: Any) -> bool:
             return True
         if _WHOLE_NAME.match(dtype.name):
             return False
-    raise InputError(f"{name!r} has the dtype {dtype}, {_why_not(dtype)}")
+    why, _, remedy = _why_not(dtype).partition("; ")
+    raise InputError(f"unusable dtype: {name!r} is {dtype}, {why}; {remedy}")
 
 
 def _why_not(dtype: np.dtype[Any]) -> str:
     """Say why an array of this dtype cannot be sent, and what to do."""
     if dtype.kind == "c" or "complex" in dtype.name:
-        return "and complex numbers have no median: send real and imaginary parts as two arrays"
+        return "and complex numbers have no median; send real and imaginary parts as two arrays"
     if dtype.kind == "V" and dtype.names is None:
         return (
-            "which is what .npy and .npz make of bfloat16 and float8: save it as float32 there, or "
+            "which is what .npy and .npz make of bfloat16 and float8; save it as float32 there, or "
             "as .safetensors"
         )
     if dtype.kind == "O":
         return (
-            "which holds Python objects: convert it, as in array.astype(float); for nullable "
+            "which holds Python objects; convert it, as in array.astype(float); for nullable "
             "columns of pandas column.to_numpy(float)"
         )
-    return "and only floats are sent: convert it to floats, or name it in keep_local"
+    return "and only floats are sent; convert it to floats, or name it in keep_local"
 
 
 def _is_sent_tensor(name: Any, tensor: Any) -> bool:
@@ -346,19 +351,21 @@ def _is_sent_tensor(name: Any, tensor: Any) -> bool:
         ),
     ):
         if is_so:
-            raise InputError(f"{name!r} {what}: {remedy}, or name it in keep_local")
+            raise InputError(
+                f"an entry that cannot be sent: {name!r} {what}; {remedy}, or name it in keep_local"
+            )
     if tensor.dtype.is_complex:
         raise InputError(
-            f"{name!r} has the dtype {tensor.dtype}, and complex numbers have no median: "
-            "send real and imaginary parts as two tensors"
+            f"complex numbers have no median: {name!r} is {tensor.dtype}; send real and "
+            "imaginary parts as two tensors"
         )
     if tensor.dtype.is_floating_point:
         return True
     if tensor.dtype == torch.bool or _WHOLE_NAME.match(_dtype_name(tensor)):
         return False
     raise InputError(
-        f"{name!r} has the dtype {tensor.dtype}, and only floats are sent: convert it to floats, "
-        "or name it in keep_local"
+        f"only floats are sent: {name!r} is {tensor.dtype}; convert it to floats, or name it in "
+        "keep_local"
     )
 
 
@@ -403,8 +410,8 @@ def _to_float64(name: Any, entry: Any) -> NDArray[np.float64]:
     # whatever the package that brings the array raises
     except Exception as error:
         raise InputError(
-            f"{name!r} ({_dtype_name(entry)}) cannot be read as floats: {type(error).__name__}; "
-            "convert it to float32"
+            f"an entry that cannot be read as floats: {name!r} ({_dtype_name(entry)}), "
+            f"{type(error).__name__}; convert it to float32"
         ) from error
 
 
@@ -434,7 +441,7 @@ def _like(name: Any, entry: Any, values: NDArray[Any]) -> Any:
     lost = np.isfinite(shaped) & cut
     if lost.any():
         raise InputError(
-            f"{name!r} is {_dtype_name(entry)}, which cannot hold {shaped[lost].flat[0]:g}: "
-            "train in a wider dtype, such as float32"
+            f"the dtype cannot hold a value of the result: {name!r} is {_dtype_name(entry)}, "
+            f"and the value {shaped[lost].flat[0]:g}; train in a wider dtype, such as float32"
         )
     return made

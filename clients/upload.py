@@ -39,7 +39,9 @@ def number_of(round_id: str) -> int:
 def check_group(round_id: str, groups: int, group: int) -> None:
     """Raise InputError if a round of so many groups has no such group, 0-based."""
     if not 0 <= group < groups:
-        raise InputError(f"round {round_id} has no group {group}: its groups are 0 to {groups - 1}")
+        raise InputError(
+            f"round {round_id} has no such group: {group}; choose one from 0 to {groups - 1}"
+        )
 
 
 class RangeWarning(UserWarning):
@@ -114,7 +116,10 @@ class Round:
         the greatest. Raises ConfigError if the round publishes no model.
         """
         if not self.models:
-            raise ConfigError(f"round {self.round_id} publishes no models to choose from")
+            raise ConfigError(
+                f"the round publishes no models to choose from: {self.round_id}; leave the "
+                "group out"
+            )
         losses = [float(loss(model)) for model in self.models]
         return int(np.argmin(np.nan_to_num(losses, nan=np.inf)))
 
@@ -125,7 +130,9 @@ class Round:
         buckets.
         """
         if self.policy is None or self.scale is None or self.model is None:
-            raise ConfigError(f"round {self.round_id} is not on buckets, which have a scale")
+            raise ConfigError(
+                f"only rounds on buckets have a scale: {self.round_id}; do not ask for it"
+            )
         buckets = self.params.method.range_buckets
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
@@ -136,17 +143,15 @@ class Round:
         """
         if self.model is None:
             raise ConfigError(
-                f"round {self.round_id} publishes no model to train from: "
-                + (
-                    "the coordinator has to open it with a model"
-                    if self.params.exchange.fixed is None
-                    else f"it exchanges {self.params.exchange.name}"
-                )
+                f"the round of {self.params.exchange.name} publishes no model to train from: "
+                f"{self.round_id}; have the coordinator open it with one, or train from your own"
             )
         try:
             updates.load(self.model, model, keep_local, self.form)
         except InputError as error:
-            raise InputError(f"the model of round {self.round_id} does not fit: {error}") from error
+            raise InputError(
+                f"the model of round {self.round_id} does not fit yours: {error}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,8 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     params = current.params
     if vector.shape != (params.dim,):
         raise InputError(
-            f"round {current.round_id} takes updates of {params.dim:,} values, "
-            f"this one has shape {vector.shape}: is it the same model?"
+            f"round {current.round_id} takes updates of {params.dim:,} values: this one has "
+            f"shape {vector.shape}; send the same model"
         )
     params.exchange.check_values(vector)
     values = params.method.encode(vector, params.max_clients, current.published)
@@ -200,8 +205,8 @@ def check_range(
         return
     first = int(beyond[0])
     said = (
-        f"{beyond.size:,} values are beyond the range of round {current.round_id}, the first "
-        f"{vector[first]:g} in {name_at(first)!r}: {params.method.name} takes {taken}, with "
+        f"{beyond.size:,} values are beyond the range of round {current.round_id}: the first "
+        f"is {vector[first]:g} in {name_at(first)!r}, and {params.method.name} takes {taken}, with "
         f"{params.dim:,} values and {params.max_clients} clients"
     )
     if not saturate:

@@ -16,13 +16,14 @@ def check_endpoint(endpoint: str) -> None:
     bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
     if endpoint.startswith("tcp://") and bare:
         raise ConfigError(
-            f"an IPv6 address stands in brackets: {quoted(endpoint)}; write tcp://[ADDRESS]:PORT"
+            f"an IPv6 address without brackets: {quoted(endpoint)}; write tcp://[ADDRESS]:PORT"
         )
     if not (
         endpoint.startswith("tcp://") and host and port.isdecimal() and 0 < int(port) < 1 << 16
     ):
         raise ConfigError(
-            f"an address is tcp://HOST:PORT with a port from 1 to 65535, not {quoted(endpoint)}"
+            f"invalid address: {quoted(endpoint)}; write tcp://HOST:PORT with a port from 1 to "
+            "65535"
         )
 
 
@@ -35,7 +36,8 @@ def host_and_port(listen: str) -> tuple[str, int]:
         host = ""
     if not (host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(
-            f"where to listen is HOST:PORT, such as 127.0.0.1:9464, not {quoted(listen)}"
+            f"invalid address to listen on: {quoted(listen)}; write HOST:PORT, such as "
+            "127.0.0.1:9464"
         )
     return host, int(port)
 
@@ -98,7 +100,9 @@ def ports_of(text: str) -> range:
     if not all(port.isascii() and port.isdecimal() for port in (first, last)) or not (
         0 < int(first) <= int(last) < 1 << 16
     ):
-        raise ConfigError(f"ports are FIRST-LAST, such as 50000-50100, not {quoted(text)}")
+        raise ConfigError(
+            f"invalid range of ports: {quoted(text)}; write FIRST-LAST, such as 50000-50100"
+        )
     return range(int(first), int(last) + 1)
 
 

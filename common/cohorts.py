@@ -13,6 +13,6 @@ def check_cohort(name: str) -> None:
     """Raise ConfigError unless a cohort can have this name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{quoted(name)} is no name of a cohort: a to z, digits, dots and dashes, at most 40 "
-            "characters, with a letter or a digit at both ends"
+            f"invalid cohort name: {quoted(name)}; use a to z, digits, dots and dashes, at most "
+            "40 characters, with a letter or a digit at both ends"
         )

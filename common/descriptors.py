@@ -16,8 +16,8 @@ def check_descriptors(count: int, what: str) -> None:
             opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         raise NoSocket(
-            f"{what} needs {count} descriptors, and this process can open {len(opened)} more "
-            f"({error.strerror}): close what is not used, or raise the limit (ulimit -n)"
+            f"{what} needs {count} descriptors, more than this process can open: {len(opened)} "
+            f"({error.strerror}); close unused files, or raise the limit (ulimit -n)"
         ) from error
     finally:
         for descriptor in opened:

@@ -7,7 +7,7 @@ import msgpack
 
 from securemedian.common.keys import SigningKey, is_signature
 from securemedian.mpc.canonical import build, flat
-from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut
+from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
 
 # What is signed begins with this, so that it is no signature of a receipt.
 _DOMAIN = b"securemedian deviation 1\0"
@@ -47,7 +47,12 @@ class Deviation:
             signature = bytes.fromhex(said["signature"])
             deviation = build(cls, msgpack.unpackb(encoded), "a deviation")
         except (ConfigError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise ReceiptInvalid(f"this is no word of a deviation: {cut(str(error))}") from error
+            raise ReceiptInvalid(
+                f"invalid deviation record: {cut(str(error))}; ask the server for it again"
+            ) from error
         if not is_signature(signing_key, _DOMAIN + encoded, signature):
-            raise ReceiptInvalid("the word of a deviation is not signed by this key")
+            raise ReceiptInvalid(
+                f"deviation record not signed by this key: {quoted(signing_key)}; compare the "
+                "signing key in your file with the server's"
+            )
         return deviation

@@ -81,10 +81,10 @@ def load_keys(path: str | Path) -> KeyPair:
     found = _settings_of(path)
     if "public-key" not in found:
         raise ConfigError(
-            f"{path} is not a key file of `securemedian keygen`: it has no public-key"
+            f"not a key file of `securemedian keygen`: {path}; name a file that has a public-key"
         )
     if "secret-key" not in found:
-        raise ConfigError(f"{path} holds a public key alone: name the .key_secret file next to it")
+        raise ConfigError(f"a public key alone: {path}; name the .key_secret file next to it")
     return KeyPair(found["public-key"].encode(), found["secret-key"].encode())
 
 
@@ -95,23 +95,26 @@ def load_signing_key(path: str | Path) -> SigningKey:
     found = _settings_of(path)
     if not {"signing-key", "signing-secret"} <= set(found):
         raise ConfigError(
-            f"{path} has no signing key, with which a server vouches for results: "
-            "name that of `securemedian keygen --role s0` or `s1`"
+            f"no signing key, with which a server vouches for results: {path}; name the file of "
+            "`securemedian keygen --role s0` or `s1`"
         )
     key = SigningKey(found["signing-key"], found["signing-secret"])
     if not is_signature(key.public, b"", key.sign(b"")):
-        raise ConfigError(f"{path} is damaged: its signing-key and signing-secret are no pair")
+        raise ConfigError(
+            f"signing-key and signing-secret do not belong together: {path}; copy the file "
+            "again from where `securemedian keygen` wrote it"
+        )
     return key
 
 
 def _check_key_file(path: Path) -> None:
     """Raise ConfigError if there is no such file, or if others than its owner may read it."""
     if not path.is_file():
-        raise ConfigError(f"no key file {path}: `securemedian keygen` makes one")
+        raise ConfigError(f"missing key file: {path}; make one with `securemedian keygen`")
     if others_may(path, 0o077):
         raise ConfigError(
-            f"others may read the secret key in {path}: run chmod 600 {path}, "
-            "and make new keys if anybody has read it"
+            f"others may read the secret key: {path}; run chmod 600 {path}, and make new keys "
+            "if anybody has read it"
         )
 
 
@@ -122,8 +125,9 @@ def _settings_of(path: Path) -> dict[str, str]:
         if not is_public_key(key):
             # SECURITY: not the key itself, which may be the secret one
             raise ConfigError(
-                f"{path} is damaged: its {name} is not 40 characters of z85{odd_in(key)}; "
-                "copy the file again from where `securemedian keygen` wrote it"
+                f"damaged key file, whose {name} is not 40 characters of z85: "
+                f"{path}{odd_in(key)}; copy the file again from where `securemedian keygen` "
+                "wrote it"
             )
     return dict(named)
 
@@ -141,8 +145,8 @@ def check_public_key(key: str, kind: str = "public") -> None:
     """Raise ConfigError unless `key` is a public key in z85; a server has one of `kind` signing."""
     if not is_public_key(key):
         raise ConfigError(
-            f"{quoted(key)} is no {kind} key{odd_in(key)}: "
-            f"paste the 40 characters after `{kind}-key` in the .key file"
+            f"invalid {kind} key: {quoted(key)}{odd_in(key)}; paste the 40 characters after "
+            f"`{kind}-key` in the .key file"
         )
 
 

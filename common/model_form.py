@@ -52,11 +52,12 @@ class ModelForm:
         made = cls(tuple(FormEntry(name, each.dtype, each.shape) for name, each in renamed))
         if made.named and len({*names}) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f"two entries are called {quoted(twice)}: rename one of them")
+            raise InputError(f"two entries of the same name: {quoted(twice)}; rename one of them")
         if len(made.text.encode()) > MAX_FORM_BYTES:
             raise InputError(
-                f"the names and shapes of {len(entries):,} entries take {len(made.text):,} bytes, "
-                f"more than {MAX_FORM_BYTES:,}: send the model as one flat vector"
+                f"names and shapes of {len(entries):,} entries take more than "
+                f"{MAX_FORM_BYTES:,} bytes: {len(made.text):,}; send the model as one flat "
+                "vector"
             )
         return made
 
@@ -68,8 +69,8 @@ class ModelForm:
         """
         if len(text.encode()) > MAX_FORM_BYTES:
             raise InputError(
-                f"the form of a model has {len(text):,} characters, more than {MAX_FORM_BYTES:,}: "
-                "send the model as one flat vector"
+                f"the form of a model has more than {MAX_FORM_BYTES:,} characters: "
+                f"{len(text):,}; send the model as one flat vector"
             )
         try:
             entries = []
@@ -86,13 +87,13 @@ class ModelForm:
         made = cls(tuple(entries))
         if made.text != text:
             raise InputError(
-                f"the form of a model is not canonical: {quoted(text)}; write it as docs/wire.md "
-                "says"
+                f"the form of a model is not canonical: {quoted(text)}; write it as "
+                "docs/wire.md says"
             )
         if made.size != dim:
             raise InputError(
-                f"the form has {made.size:,} values, and the round takes {dim:,}: "
-                "give the form of the same model"
+                f"the form does not have the round's {dim:,} values: {made.size:,}; give the "
+                "form of the same model"
             )
         return made
 
@@ -131,14 +132,15 @@ class ModelForm:
             mine = own.entries[place] if place >= 0 else None
             if mine is None or mine[1:] != entry[1:]:
                 raise InputError(
-                    f"the model has another form: entry {number} of the round is `{entry}`, and "
-                    f"here is {f'`{mine}`' if mine else 'none'}; send the same model, or keep "
+                    f"the model has another form, for entry {number} of the round is `{entry}`: "
+                    f"here {f'`{mine}`' if mine else 'none'}; send the same model, or keep "
                     "different layers local at every client"
                 )
         if more := sorted({*range(len(own.entries))} - {*places}):
             raise InputError(
-                f"the model has another form: the round has no entry `{own.entries[more[0]]}`; "
-                "send the same model, or keep different layers local at every client"
+                "the model has another form, for the round has no such entry: "
+                f"`{own.entries[more[0]]}`; send the same model, or keep different layers local "
+                "at every client"
             )
         return places
 

@@ -150,34 +150,40 @@ class Policy:
         limits = {name: above for name, (above, _) in RISKY_ABOVE.items()}
         object.__setattr__(self, "at_most", limits | self.at_most)
         for method in self.methods:
-            check_one_of("a method", method, list(METHODS))
+            check_one_of("method", method, list(METHODS))
         if not self.methods:
-            raise ConfigError("methods is empty: name one or more, or leave it out for the default")
+            raise ConfigError(
+                "methods allows none: []; name one or more, or leave it out for the default"
+            )
         for name, values in self.allowed.items():
-            check_one_of("a name in `allowed`", name, list(choices))
+            check_one_of("name in `allowed`", name, list(choices))
             if not values:
                 raise ConfigError(
-                    f"allowed: {name} must be a list of one or more values, not {quoted(values)}"
+                    f"invalid list in allowed: {name} = {quoted(values)}; list one or more values"
                 )
             for value in values:
                 # type() because 1 == True
                 if not any(type(value) is type(one) and value == one for one in choices[name]):
                     known = ", ".join(str(one) for one in choices[name])
                     raise ConfigError(
-                        f"allowed: {name} has one of the values {known}, not {quoted(value)}"
+                        f"invalid value in allowed: {name} = {quoted(value)}; take one of {known}"
                     )
         for table, bounds in (("at_most", self.at_most), ("at_least", self.at_least)):
             for name, limit in bounds.items():
-                check_one_of(f"a name in `{table}`", name, numbers)
+                check_one_of(f"name in `{table}`", name, numbers)
                 if not 0 <= limit < 1 << 63:
                     raise ConfigError(
-                        f"{table}: {name} must be a number of 0 or more, not {quoted(limit)}"
+                        f"invalid limit in {table}: {name} = {quoted(limit)}; give a number of "
+                        "0 or more"
                     )
         if self.max_epsilon is not None and not 0 < self.max_epsilon < inf:
-            raise ConfigError(f"max_epsilon must be a number above 0, not {self.max_epsilon}")
+            raise ConfigError(f"invalid max_epsilon: {self.max_epsilon}; give a number above 0")
         for name in self.at_most.keys() & self.at_least.keys():
             if self.at_least[name] > self.at_most[name]:
-                raise ConfigError(f"{name}: at_least is more than at_most, so that no round fits")
+                raise ConfigError(
+                    f"at_least is more than at_most, so that no round fits: {name}; raise "
+                    "at_most or lower at_least"
+                )
 
     @classmethod
     def unlimited(cls) -> Self:

@@ -14,15 +14,15 @@ LONGEST_NAME = 64
 def check_public_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
     """Return finite numbers by name, as they are sent. Raises InputError for anything else."""
     if len(metrics) > MOST_METRICS:
-        raise InputError(f"{len(metrics)} public metrics, and a round takes {MOST_METRICS} of each")
+        raise InputError(f"too many public metrics: {len(metrics)}; send at most {MOST_METRICS}")
     return {_name(name): _number(name, value) for name, value in metrics.items()}
 
 
 def _name(name: object) -> str:
     if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()):
         raise InputError(
-            f"the name of a public metric has 1 to {LONGEST_NAME} printable characters, "
-            f"not {quoted(name)}"
+            f"invalid name of a public metric: {quoted(name)}; use 1 to {LONGEST_NAME} "
+            "printable characters"
         )
     return name
 
@@ -36,5 +36,6 @@ def _number(name: str, value: object) -> float:
         if math.isfinite(number):
             return number
     raise InputError(
-        f"the public metric {quoted(name)} must be a finite number, not {quoted(value)}"
+        f"the public metric {quoted(name)} is not a finite number: {quoted(value)}; leave it "
+        "out or correct it"
     )

@@ -80,7 +80,10 @@ class Record:
         lists = [self.included, self.participants, *self.left_out.values()]
         texts = [self.service, self.cohort, self.round, *self.left_out]
         if not all(map(str.isprintable, [*texts, *(key for keys in lists for key in keys)])):
-            raise ConfigError("a text has characters that no server writes")
+            raise ConfigError(
+                f"a text has characters that servers never write: {quoted(texts)}; keep to "
+                "printable ones"
+            )
 
     @property
     def reasons(self) -> list[str]:
@@ -100,9 +103,14 @@ class Record:
             _check_version(values)
             record = build(cls, values, "the record of a receipt")
         except (ConfigError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise ReceiptInvalid(f"this is no record of a round: {cut(str(error))}") from error
+            raise ReceiptInvalid(
+                f"invalid record of a round: {cut(str(error))}; use the bytes that a server sent"
+            ) from error
         if record.encode() != encoded:
-            raise ReceiptInvalid("this is no record of a round: its bytes are not canonical")
+            raise ReceiptInvalid(
+                f"invalid record of a round, not canonical: {len(encoded)} bytes; use the bytes "
+                "that a server sent"
+            )
         return record
 
 
@@ -140,9 +148,9 @@ class Receipt:
         ]
         if wrong:
             raise ReceiptInvalid(
-                f"the receipt of round {quoted(self.record.round)} is not signed by "
-                f"{' and '.join(wrong)}: the record was changed, or the signing key here is not "
-                "that of the server"
+                f"the receipt is not signed by {' and '.join(wrong)}: round "
+                f"{quoted(self.record.round)}; the record was changed, or correct the signing key "
+                "here if it is not the server's"
             )
 
     # As a map of plain texts and numbers: in JSON, in msgpack, and in files
@@ -163,7 +171,10 @@ class Receipt:
         """Return the receipt that `to_dict` took apart. Raises ReceiptInvalid if there is none."""
         try:
             if not isinstance(values, dict) or set(values) != {"record", "signatures"}:
-                raise ConfigError("expected `record` and `signatures`")
+                raise ConfigError(
+                    f"a receipt has `record` and `signatures`: {quoted(values)}; use the file "
+                    "as it was written"
+                )
             hexes = {each.name for each in fields(Record) if each.type is bytes}
             given = {
                 name: bytes.fromhex(value) if name in hexes else value
@@ -177,7 +188,9 @@ class Receipt:
             }
             return cls(record.encode(), signatures)
         except (ConfigError, OverflowError, TypeError, ValueError) as error:
-            raise ReceiptInvalid(f"this is no receipt: {cut(str(error))}") from error
+            raise ReceiptInvalid(
+                f"invalid receipt: {cut(str(error))}; use the file that `round result` wrote"
+            ) from error
 
     def to_json(self) -> str:
         """Return the text of a receipt file."""
@@ -189,7 +202,9 @@ class Receipt:
         try:
             return cls.from_dict(json.loads(text))
         except ValueError as error:
-            raise ReceiptInvalid(f"this is no receipt: {error}") from error
+            raise ReceiptInvalid(
+                f"invalid receipt: {error}; use the file that `round result` wrote"
+            ) from error
 
 
 def _check_version(values: object) -> None:
@@ -197,8 +212,8 @@ def _check_version(values: object) -> None:
     version = values.get("version") if isinstance(values, dict) else None
     if version is not None and not (type(version) is int and 1 <= version <= RECEIPT):
         raise ConfigError(
-            f"it is of version {quoted(version)}, and release {securemedian.__version__} reads "
-            f"versions up to {RECEIPT}: read it with the release that wrote it, or a later one"
+            f"unknown version: {quoted(version)}, and release {securemedian.__version__} reads "
+            f"versions up to {RECEIPT}; read it with the release that wrote it, or a later one"
         )
 
 

@@ -65,13 +65,13 @@ def without_switch(values: Any, where: str) -> Any:
     others = {name: value for name, value in values.items() if name != SWITCH}
     if type(values[SWITCH]) is not bool:
         raise ConfigError(
-            f"{where}: {SWITCH} must be true or false: {quoted(values[SWITCH])}; write "
+            f"{where}, {SWITCH} is neither true nor false: {quoted(values[SWITCH])}; write "
             f"{' or '.join(word.line for word in Security)} instead"
         )
     word = of_switch(values[SWITCH])
     if others.setdefault("security", str(word)) != word:
         raise ConfigError(
-            f"{where}: {SWITCH} contradicts security: {quoted(others['security'])}; remove the "
+            f"{where}, {SWITCH} contradicts security: {quoted(others['security'])}; remove the "
             f"line {SWITCH}"
         )
     return others

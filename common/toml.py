@@ -23,14 +23,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = read_text(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}. `securemedian keygen` makes configurations"
+            f"cannot read the configuration: {path} ({error.strerror}); make one with "
+            "`securemedian keygen`"
         ) from error
     try:
         return tomllib.loads(text)
     except ValueError as error:
         where = _LINE.search(str(error))
         wrong = text.splitlines()[int(where[1]) - 1] if where else text
-        raise ConfigError(f"{path} is not TOML: {error}{odd_in(wrong)}") from error
+        raise ConfigError(
+            f"{path} is not TOML: {error}{odd_in(wrong)}; correct that line"
+        ) from error
 
 
 def read_text(path: Path) -> str:
@@ -41,14 +44,14 @@ def read_text(path: Path) -> str:
     data = path.read_bytes()
     if data[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in data:
         raise ConfigError(
-            f"{path} is in UTF-16, which some editors on Windows write: save it as UTF-8"
+            f"a file in UTF-16, which some editors on Windows write: {path}; save it as UTF-8"
         )
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is not in UTF-8: byte {error.start} is {data[error.start]:#x}; "
-            "save it as UTF-8"
+            f"{path} is not in UTF-8: byte {error.start} is {data[error.start]:#x}; save it as "
+            "UTF-8"
         ) from error
 
 

@@ -52,9 +52,9 @@ def agree(who: str, said: Mapping[str, Any], peer: bool = False) -> int:
         return min(highest, WIRE)
     older = who if highest < least else "this side"
     raise VersionsDiffer(
-        f"{who} runs {_release(said)} (wire version {_range(lowest, highest)}), and here is "
-        f"release {securemedian.__version__} (wire version {_range(least, WIRE)}), which "
-        f"does not work with it: update {older}"
+        f"releases that do not work together: {who} runs {_release(said)} (wire version "
+        f"{_range(lowest, highest)}), and here is release {securemedian.__version__} (wire "
+        f"version {_range(least, WIRE)}); update {older}"
     )
 
 
@@ -66,8 +66,8 @@ def check_known(who: str, said: Mapping[str, Any], params: RoundParams, peer: bo
     agreed = agree(who, said, peer)
     if newer := [name for name, since in params.since.items() if since > agreed]:
         raise VersionsDiffer(
-            f"{who} runs {_release(said)}, which does not know {', '.join(newer)} (wire version "
-            f"{params.wire}, and it speaks {agreed}): update {who}, or leave that out"
+            f"{who} runs {_release(said)}, which does not know {', '.join(newer)}: wire version "
+            f"{params.wire}, and it speaks {agreed}; update {who}, or leave that out"
         )
 
 
@@ -76,10 +76,10 @@ def check_store(what: str, number: object) -> None:
     if type(number) is int and LOWEST_STORE <= number <= STORE:
         return
     raise ConfigError(
-        f"{what} is of another release of securemedian (version {quoted(number)} on disk, and "
-        f"release {securemedian.__version__} reads {_range(LOWEST_STORE, STORE)}). Nothing was "
-        "changed: install that release again (docs/maintaining.md), or put the folder elsewhere "
-        "to start without what is in it"
+        f"{what} is of another release of securemedian: version {quoted(number)} on disk, and "
+        f"release {securemedian.__version__} reads {_range(LOWEST_STORE, STORE)}. Nothing was "
+        "changed; install that release again (docs/maintaining.md), or put the folder "
+        "elsewhere to start without it"
     )
 
 

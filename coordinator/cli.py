@@ -308,7 +308,7 @@ def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
     round_id = options.round or coordinator.status().round
     if not round_id:
-        raise UnknownRound("there has been no round yet: `securemedian round open` opens one")
+        raise UnknownRound("no round so far: S0 has none; open one with `securemedian round open`")
     return round_id
 
 

@@ -65,7 +65,9 @@ class Coordinator(Member):
         with this release, or a server does not know an option of the round.
         """
         if participants is not None and not participants:
-            raise ConfigError("`participants` is empty: leave it out for a round of all clients")
+            raise ConfigError(
+                "nobody may take part: participants = []; leave it out for a round of all clients"
+            )
         start, own = flat_models(model, params.method.groups, keep_local)
         form = form or own
         if start is not None:
@@ -130,8 +132,8 @@ class Coordinator(Member):
         dim = int(self.service.ask("info", timeout_s=timeout_s).fields["dim"])
         if not dim:
             raise ConfigError(
-                "S0 keeps no model: say how many values an update has, "
-                "or give the model to start from (--dim N or --model FILE.npy)"
+                "S0 keeps no model: dim is unknown; give --dim N, or the model to start from, "
+                "--model FILE.npy"
             )
         return dim
 
@@ -177,5 +179,5 @@ class Coordinator(Member):
         )
         models = after.models
         if not models:
-            raise ConfigError(f"round {round_id} has no model: ask for its results")
+            raise ConfigError(f"the round has no model: {round_id}; ask for its results")
         return np.stack(models) if after.groups else models[0].copy(), published.copy()

@@ -15,12 +15,13 @@ class Lease:
             self._file = lock_file(path)
         except BlockingIOError as error:
             raise RoundBusy(
-                f"another run opens rounds with this coordinator's key (it has locked {path}): "
-                f"wait for its end, or end it with `{stop}`"
+                "another run opens rounds with this coordinator's key and has locked the file: "
+                f"{path}; wait for its end, or end it with `{stop}`"
             ) from error
         except OSError as error:
             raise ConfigError(
-                f"cannot write {path}, which says which round a run has open: {error.strerror}"
+                f"cannot write the file that says which round a run has open: {path} "
+                f"({error.strerror}); make room, or choose another folder"
             ) from error
 
     @property

@@ -61,14 +61,17 @@ class RunPlan(RoundPlan):
         check_cohort(self.cohort)
         for name in ("rounds", "attempts"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+                raise ConfigError(f"invalid {name}: {getattr(self, name)}; give 1 or more")
         for name in ("retry_wait_s", "patience_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be 0 or more and finite, not {getattr(self, name)}")
+                raise ConfigError(
+                    f"invalid {name}: {getattr(self, name)}; give a finite number of 0 or more"
+                )
         least = self.round.get("min_clients", 2)
         if self.quorum and type(least) is int and self.quorum < least:
             raise ConfigError(
-                f"quorum is {self.quorum}, and a round needs {least} clients (min_clients)"
+                f"quorum is below the {least} clients that a round needs (min_clients): "
+                f"{self.quorum}; raise it"
             )
 
 
@@ -81,7 +84,9 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     try:
         return [dict(json.loads(line)) for line in whole]
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged: correct it, or choose another `output`") from error
+        raise ConfigError(
+            f"a damaged file: {file}; correct it, or choose another `output`"
+        ) from error
 
 
 class RunLog:
@@ -94,7 +99,9 @@ class RunLog:
             refusal = f"another process coordinates the run in {folder}"
             self._lock = lock_folder(folder, refusal)
         except OSError as error:
-            raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot use the folder: {folder} ({error.strerror}); choose another"
+            ) from error
         self.folder = folder
         self._open = folder / "open.json"
         self._lines = folder / LINES
@@ -127,7 +134,7 @@ class RunLog:
             kept = {name: str(found[name]) for name in nothing}
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{self._open} is damaged: remove it, and abort the round that is open"
+                f"a damaged file: {self._open}; remove it, and abort the round that is open"
             ) from error
         # an end that was cut short between its two steps
         ended = any(line["round"] == kept["round"] for line in self.rounds)
@@ -170,8 +177,8 @@ class UnattendedRun:
         self._private = params.result_to == "clients"
         if self._private and plan.evaluate:
             raise ConfigError(
-                f"{plan.evaluate} would have nothing to measure, because the result is for the "
-                "clients alone: leave `evaluate` out"
+                "the result is for the clients alone, and this would have nothing to measure: "
+                f"{plan.evaluate}; leave `evaluate` out"
             )
         self._measure = function_of(plan.evaluate) if plan.evaluate else None
         self._log = RunLog(Path(plan.output))
@@ -235,8 +242,8 @@ class UnattendedRun:
         if attempt == plan.attempts:
             self._report(said)
             raise RoundFailed(
-                f"round {self._of} failed {attempt} times, the last time because: "
-                f"{status.reason}. Mend that, and run the same command to go on"
+                f"round {self._of} failed {attempt} times: {status.reason}; mend that, and run "
+                "the same command to go on"
             )
         wait_s = plan.retry_wait_s * 2 ** (attempt - 1)
         self._report(f"{said}; attempt {attempt + 1} in {wait_s:g} s")
@@ -276,8 +283,8 @@ class UnattendedRun:
             replace_file(self._log.folder / name, [data])
         except OSError as error:
             raise ConfigError(
-                f"cannot write {self._log.folder / name}: {error.strerror}. "
-                "Mend that, and run the same command to go on"
+                f"cannot write the file: {self._log.folder / name} ({error.strerror}); mend "
+                "that, and run the same command to go on"
             ) from error
         return name
 

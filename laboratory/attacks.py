@@ -55,7 +55,8 @@ def mean_of(honest: Vectors, attack: Attack) -> NDArray[np.float64]:
     """Return the mean (d,) of the honest updates; raise InputError if `attack` sees none."""
     if not len(honest):
         raise InputError(
-            f"{attack.name} is made from the honest updates of the round, and there are none"
+            f"{attack.name} is made from the honest updates of the round: 0 updates; have "
+            "honest clients"
         )
     return honest.mean(axis=0, dtype=np.float64)
 
@@ -197,8 +198,8 @@ def z_max(clients: int, attackers: int) -> float:
     supporters = math.floor(clients / 2 + 1) - attackers
     if not 0 < supporters < honest:
         raise InputError(
-            "a little is enough needs 3 clients or more and a minority of attackers, "
-            f"not {attackers} of {clients}"
+            "a little is enough needs 3 clients or more and a minority of attackers: "
+            f"{attackers} of {clients}; change one"
         )
     return NormalDist().inv_cdf((honest - supporters) / honest)
 
@@ -223,7 +224,9 @@ class Optimised(Attack):
 
     def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         if self.aggregate is None:
-            raise InputError(f"{self.name} is an attack of experiments, which know the aggregator")
+            raise InputError(
+                f"an attack of experiments, which know the aggregator: {self.name}; choose another"
+            )
         mean = mean_of(honest, self)
 
         def moved(factor: float) -> float:
@@ -284,7 +287,9 @@ class Ofom(Attack):
 
     def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         if len(trained) < 2:
-            raise InputError(f"one far, one mean takes 2 attackers or more, not {len(trained)}")
+            raise InputError(
+                f"one far, one mean takes 2 attackers or more: {len(trained)}; give more"
+            )
         mean = mean_of(honest, self)
         far = len(trained) // 2
         # of the far updates among all those whose mean the other attackers send

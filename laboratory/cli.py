@@ -76,11 +76,11 @@ def _add_init(subparsers: Any) -> None:
 def _init(options: argparse.Namespace) -> None:
     files.check_writable(options.file)
     if options.groups < 1:
-        raise ConfigError(f"--groups must be 1 or more, not {options.groups}")
+        raise ConfigError(f"invalid --groups: {options.groups}; give 1 or more")
     if (options.network is None) == (options.source is None):
         raise ConfigError(
-            f"name what {options.file} is to start: either a NETWORK before the file, "
-            "or --from PACKAGE.MODULE:BUILD"
+            f"no model to start: {options.file}; name either a NETWORK before the file, or "
+            "--from PACKAGE.MODULE:BUILD"
         )
     if options.source is not None:
         from securemedian.clients.start import start_model
@@ -93,7 +93,8 @@ def _init(options: argparse.Namespace) -> None:
         (first, spec), named = starts[0], options.file.suffix != ".npy"
         if named and (options.groups > 1 or spec.form is None):
             raise ConfigError(
-                f"{options.file} cannot hold a model without names or several groups: write a .npy"
+                f"the file cannot hold a model without names or several groups: {options.file}; "
+                "write a .npy"
             )
         flat = np.stack([model for model, _ in starts]) if len(starts) > 1 else first
         files.write(options.file, to_arrays(first, spec) if named else flat)

@@ -122,8 +122,8 @@ def _demo(options: argparse.Namespace) -> None:
         print(f"drawn: {picture(report, options.plot)}")
     if not report["matches_plaintext"]:
         raise SecureMedianError(
-            "some results DIFFER from those computed in the clear: this is a defect, "
-            "please report it"
+            "some results differ from those computed in the clear: DIFFER above; this is a "
+            "defect, please report it"
         )
 
 
@@ -144,7 +144,7 @@ def _scenario(options: argparse.Namespace) -> "Scenario":
     from securemedian.laboratory.training_run import Scenario
 
     if options.rounds < 1:
-        raise ConfigError(f"--rounds must be 1 or more, not {options.rounds}")
+        raise ConfigError(f"invalid --rounds: {options.rounds}; give 1 or more")
     images = data.load(options.data, options.dataset)
     model = network(options, images)
     dim = models.start(model, options.seed).size

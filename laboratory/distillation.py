@@ -39,11 +39,11 @@ class Student:
         """
         model = trainer.model
         if warm_up < 0:
-            raise ConfigError(f"the warm-up is 0 rounds or more, not {warm_up}")
+            raise ConfigError(f"invalid warm-up: {warm_up}; give 0 rounds or more")
         if inputs.ndim != 2 or inputs.shape[1] != model.inputs or inputs.dtype != np.float32:
             raise ConfigError(
-                f"{model.name} takes images of {model.inputs:,} float32 values, and the public set "
-                f"is {inputs.dtype} of shape {inputs.shape}: choose another model or public set"
+                f"{model.name} takes images of {model.inputs:,} float32 values: the public set "
+                f"is {inputs.dtype} of shape {inputs.shape}; choose another model or public set"
             )
         vector = models.start(model, int(np.random.default_rng(trainer.seed).integers(1 << 31)))
         # an attack that begins with the first round has begun

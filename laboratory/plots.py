@@ -88,7 +88,9 @@ def check() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install '.[bench]' in a clone") from error
+        raise ConfigError(
+            "matplotlib is missing: plots need it; run pip install '.[bench]' in a clone"
+        ) from error
 
 
 def save(stem: Path, title: str, picture: Picture) -> Path:

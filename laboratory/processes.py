@@ -147,7 +147,7 @@ class Child:
         if status is not None:
             last = self._log.read_text("utf-8", "replace").strip().rpartition("\n")[2]
             raise SecureMedianError(
-                f"{self._name} ended with status {status}: {last or 'it said nothing'}"
+                f"{self._name} ended with status {status}: {last or 'no output'}; see {self._log}"
             )
 
     def _manage(self) -> None:

@@ -33,7 +33,9 @@ def check_writable(path: Path) -> Path:
         with path.open("a"):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot write the file: {path} ({error.strerror}); choose another"
+        ) from error
     return path
 
 

@@ -147,8 +147,8 @@ class Service:
                 self.processes.check()
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
-                        f"the two servers were not ready within {START_LIMIT_S:g} s: "
-                        f"read the logs in {self.folder}"
+                        f"the two servers were not ready: within {START_LIMIT_S:g} s; read the "
+                        f"logs in {self.folder}"
                     )
                 time.sleep(POLL_S)
 
@@ -196,8 +196,8 @@ def _linked(coordinator: Coordinator) -> bool:
 def differs(number: int) -> SecureMedianError:
     """Return the error of a round whose result is not that of the clear."""
     return SecureMedianError(
-        f"round {number} published another result than the same round computed in the clear: "
-        "this is a defect, please report it"
+        "another result was published than the same round computes in the clear: round "
+        f"{number}; this is a defect, please report it"
     )
 
 

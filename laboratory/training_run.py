@@ -59,8 +59,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 0 <= self.faulty <= self.clients:
             raise ConfigError(
-                f"--fault-clients must be from 0 to {self.clients}, the number of clients, "
-                f"not {self.faulty}"
+                f"invalid --fault-clients: {self.faulty}; give 0 to {self.clients}, the number "
+                "of clients"
             )
         if self.faulty and isinstance(self.fault, Malformed):
             check_malleable(self.params)

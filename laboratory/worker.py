@@ -78,7 +78,7 @@ class Trainer:
         ConfigError if there is no such part.
         """
         if not 0 <= index < parts:
-            raise ConfigError(f"there is no part {index + 1} of {parts}: parts are counted from 1")
+            raise ConfigError(f"no such part of {parts}: {index + 1}; count parts from 1")
         model = model or models.MODELS[SOURCES[data.name].model]
         models.check_fits(model, data)
         mine = data.parts(parts, seed, how, images)[index]
@@ -170,8 +170,8 @@ class Kept:
         """Return the network with these values of what is sent, flat."""
         if part.shape != (self.sent.sum(),):
             raise InputError(
-                f"the round has {part.size:,} values, and {self.sent.sum():,} are sent here: "
-                "give `init` and all clients the same --keep-local"
+                f"{self.sent.sum():,} values are sent here, and the round has another number: "
+                f"{part.size:,}; give `init` and all clients the same --keep-local"
             )
         whole = self.vector.copy()
         whole[self.sent] = part
@@ -248,8 +248,8 @@ def _update(
     start = current.model if private is None or current.number == 1 else private
     if start is None:
         raise ConfigError(
-            f"round {current.round_id} publishes no model to train from: "
-            "the coordinator has to open it with --model"
+            f"the round publishes no model to train from: {current.round_id}; have the "
+            "coordinator open it with --model"
         )
     start = np.asarray(start, np.float32)
     if kept is None:
@@ -315,7 +315,10 @@ def _learn(client: Client, student: Student, round_id: str) -> Student:
         shape = len(student.inputs), student.trainer.model.classes
         labels = np.asarray(client.result(round_id))
         if labels.size != np.prod(shape):
-            raise ConfigError(f"round {round_id} exchanged no predictions on this public set")
+            raise ConfigError(
+                f"the round exchanged no predictions on this public set: {round_id}; name "
+                "another round"
+            )
         labels = labels.reshape(shape)
         student = student.after(labels, number)
         say(f"round {number}: learnt from {len(labels):,} public images")
@@ -342,8 +345,8 @@ def collaborate(
         current, exchange = turn.round, turn.round.params.exchange
         if not isinstance(exchange, Predictions):
             raise ConfigError(
-                f"round {current.round_id} exchanges {exchange.name}, and this client was started "
-                f"for {Predictions.name}: start it without --public"
+                f"this client was started for {Predictions.name}, and round {current.round_id} "
+                f"exchanges something else: {exchange.name}; start it without --public"
             )
         with turn:
             if not current.submitted:

@@ -95,7 +95,10 @@ def public_set(options: argparse.Namespace) -> PublicSet | None:
     if options.public is not None:
         return PublicSet.load(options.public)
     if options.warm_up is not None:
-        raise ConfigError("--warm-up needs --public: it is for clients that exchange predictions")
+        raise ConfigError(
+            f"--warm-up is for clients that exchange predictions: {options.warm_up}; give "
+            "--public, too"
+        )
     return None
 
 
@@ -126,8 +129,9 @@ def fault(options: argparse.Namespace) -> Attack:
     if attack.sees_honest:
         alone = ", ".join(name for name, other in FAULTS.items() if not other.sees_honest)
         raise ConfigError(
-            f"--fault {attack.name} needs the updates of the honest clients, which no client of a "
-            f"real round sees: `securemedian experiment` simulates it. Here choose one of {alone}"
+            "a fault that needs the updates of the honest clients, which no client of a real "
+            f"round sees: --fault {attack.name}; take `securemedian experiment`, which "
+            f"simulates it, or one of {alone}"
         )
     return attack(options.fault_from)
 
@@ -140,5 +144,5 @@ def network(options: argparse.Namespace, data: "Dataset") -> "Model":
 def _part(text: str) -> tuple[int, int]:
     index, _, parts = text.partition("/")
     if not (index.isdecimal() and parts.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 2/3")
+        raise argparse.ArgumentTypeError(f"invalid part: {text!r}; write it like 2/3")
     return int(index) - 1, int(parts)

@@ -14,6 +14,19 @@ from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 
 T = TypeVar("T")
 _hints: dict[type, dict[str, Any]] = {}
+# the types of values as errors call them, alone and as the elements of a list
+_WORDS = {
+    bool: "true or false",
+    bytes: "bytes",
+    dict: "a table",
+    float: "a number",
+    int: "a whole number",
+    list: "a list",
+    str: "text",
+    tuple: "a list",
+    type(None): "nothing",
+}
+_WORDS_OF = {float: "numbers", int: "whole numbers", list: "lists", str: "texts"}
 
 
 def digest(*values: Any) -> bytes:
@@ -76,13 +89,15 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     names them and says `where` they stand.
     """
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+        raise ConfigError(
+            f"{where}: not a table of settings but {type(values).__name__}; write NAME = VALUE"
+        )
     known = {f.name: f for f in fields(cls) if f.name not in made}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(
-            f"{where}: unknown {cut(', '.join(unknown), MAX_QUOTE)}; "
-            f"known are {', '.join(sorted(known))}"
+            f"{where}: unknown {cut(', '.join(unknown), MAX_QUOTE)}; known are "
+            f"{', '.join(sorted(known))}"
         )
     missing = sorted(
         n
@@ -90,7 +105,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
         if f.default is MISSING and f.default_factory is MISSING and n not in values
     )
     if missing:
-        raise ConfigError(f"{where}: missing {', '.join(missing)}")
+        raise ConfigError(f"{where}: missing {', '.join(missing)}; add them")
     hints = hints_of(cls)
     found = {name: _built(hints[name], value, name, where) for name, value in values.items()}
     try:
@@ -105,7 +120,9 @@ def _built(hint: Any, value: Any, name: str, where: str) -> Any:
         return value if isinstance(value, hint) else build(hint, value, f"{where}: [{name}]")
     if get_origin(hint) is tuple and is_dataclass(kind := get_args(hint)[0]):
         if not isinstance(value, list):
-            raise ConfigError(f"{where}: write [[{name}]] once for each of them, not [{name}]")
+            raise ConfigError(
+                f"{where}: one table [{name}]; write [[{name}]] once for each of them"
+            )
         return tuple(
             build(kind, entry, f"{where}: [[{name}]] {number}")  # type: ignore[arg-type]
             for number, entry in enumerate(value, 1)
@@ -116,10 +133,8 @@ def _built(hint: Any, value: Any, name: str, where: str) -> Any:
             _built(get_args(hint)[1], one, f"{name}: {quoted(key)}", where)
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if not any(_fits(value, kind) for kind in kinds):
-        allowed = [_name_of(kind) for kind in kinds]
-        if float in kinds:
-            allowed.append("int")
-        raise ConfigError(f"{where}: {name} must be {' or '.join(allowed)}, not {quoted(value)}")
+        words = " or ".join(map(_name_of, kinds))
+        raise ConfigError(f"{where}: invalid {name}: {quoted(value)}; give {words}")
     return value
 
 
@@ -138,6 +153,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _name_of(kind: Any) -> str:
     outer, inner = get_origin(kind) or kind, get_args(kind)
+    word = _WORDS.get(outer, str(outer.__name__))
     if not inner or inner[-1] is Any:
-        return str(outer.__name__)
-    return f"{outer.__name__} of {_name_of(inner[-1])}"
+        return word
+    return f"{word} of {_WORDS_OF.get(inner[-1]) or _name_of(inner[-1])}"

@@ -74,7 +74,8 @@ def refuse_foreign(
         others = [other for other, cls in registry.items() if key in options_of(cls)]
         if others:
             raise ConfigError(
-                f"{where}{key} is an option of {' and '.join(others)}: leave it out for {name}"
+                f"{where}invalid option of {name}: {key}, which belongs to "
+                f"{' and '.join(others)}; leave it out"
             )
 
 
@@ -85,7 +86,9 @@ def named(values: object, key: str, registry: Mapping[str, type[T]], what: str, 
     ConfigError, which says what is wrong.
     """
     if not isinstance(values, dict):
-        raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+        raise ConfigError(
+            f"{where}: not a table of settings but {type(values).__name__}; write NAME = VALUE"
+        )
     name = values.get(key, next(iter(registry)))
     check_one_of(what, name, list(registry))
     options = {option: value for option, value in values.items() if option != key}
@@ -107,21 +110,21 @@ def check_choices(instance: Any) -> None:
 def check_one_of(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise ConfigError unless `value` is one of the choices."""
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {quoted(value)}")
+        raise ConfigError(f"invalid {name}: {quoted(value)}; take one of {', '.join(choices)}")
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:
     """Raise ConfigError unless `value` is a whole number in [low, high], which True is not."""
     if type(value) is not int or not low <= value <= high:
         raise ConfigError(
-            f"{name} must be a whole number from {low} to {high}, not {quoted(value)}"
+            f"invalid {name}: {quoted(value)}; give a whole number from {low} to {high}"
         )
 
 
 def check_number(name: str, value: object, low: float, high: float, what: str) -> None:
     """Raise ConfigError unless `value` is a number in (low, high]; `what` says what it must be."""
     if type(value) not in (int, float) or not low < value <= high:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be {what}, not {quoted(value)}")
+        raise ConfigError(f"invalid {name}: {quoted(value)}; give {what}")
 
 
 def as_written(share: float) -> Fraction:

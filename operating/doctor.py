@@ -125,10 +125,7 @@ def _doctor(options: argparse.Namespace) -> None:
         print(finding, flush=True)
         wrong += finding.level is Level.WRONG
     if wrong:
-        raise ConfigError(
-            f"{wrong} of the lines above {'is' if wrong == 1 else 'are'} wrong: "
-            "each says what to do"
-        )
+        raise ConfigError(f"some of the lines above are wrong: {wrong}; do what each says")
 
 
 def examine(path: Path) -> Iterator[Finding]:

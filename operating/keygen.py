@@ -70,8 +70,8 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
     if base_port is not None:
         if not 1 <= base_port <= 65533:
             raise ConfigError(
-                f"--base-port must be from 1 to 65533, not {base_port}: "
-                "the three ports from it on are used"
+                f"invalid --base-port: {base_port}; give 1 to 65533, for the three ports from "
+                "it on are used"
             )
         return Network(host0, host1, base_port, base_port + 1, base_port + 2)
     with ExitStack() as stack:
@@ -138,13 +138,15 @@ def _prepare(directory: Path, names: Sequence[str]) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the directory {directory}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot make the directory: {directory} ({error.strerror}); choose another"
+        ) from error
     for name in names:
         for ending in ("toml", "key", "key_secret"):
             if (path := directory / f"{name}.{ending}").exists():
                 raise ConfigError(
-                    f"{path} is there already, and a key once overwritten is lost: "
-                    "choose another directory or move it away"
+                    f"an existing file, and a key once overwritten is lost: {path}; choose "
+                    "another directory or move it away"
                 )
 
 
@@ -455,20 +457,24 @@ def _check_flags(options: argparse.Namespace) -> None:
     made = options.directory, options.role, options.name, options.clients, options.min_clients
     if config and any(each is not None for each in (*made, options.security)):
         raise ConfigError(
-            "--join and --check take a file that is there already: leave out DIR, --role, --name, "
-            "--clients, --min-clients and --security"
+            f"--join and --check take an existing file: {options.join or options.check}; leave "
+            "out DIR, --role, --name, --clients, --min-clients and --security"
         )
     if options.keys and not options.join:
-        raise ConfigError("--keys are others' keys, for --join")
+        raise ConfigError(
+            f"--keys goes only with --join: {options.keys}; add --join, or leave it out"
+        )
     if not config and not options.directory:
-        raise ConfigError("say which folder to write to: DIR; or --join CONFIG, or --check CONFIG")
+        raise ConfigError(
+            "no folder to write to: DIR; name one, or give --join CONFIG or --check CONFIG"
+        )
 
 
 def _make_all(options: argparse.Namespace) -> None:
     if options.clients is None or options.name is not None:
         raise ConfigError(
-            "say for which clients, or how many: --clients N; "
-            "or make one party alone: --role, with --name for a client"
+            "no clients: --clients; give their number or names, or make one party alone: "
+            "--role, with --name for a client"
         )
     clients, floor = _clients(options)
     security = options.security or DEFAULT_SECURITY
@@ -491,9 +497,14 @@ def _make_all(options: argparse.Namespace) -> None:
 
 def _make_one(options: argparse.Namespace) -> None:
     if options.role == "client" and not options.name:
-        raise ConfigError("a client needs a name, by which the servers call it: --name hospital-a")
+        raise ConfigError(
+            "a client without a name, by which the servers call it: --role client; add --name "
+            "hospital-a"
+        )
     if options.role in SERVERS and options.name:
-        raise ConfigError(f"the name of a server is its role, {options.role}: leave out --name")
+        raise ConfigError(
+            f"the name of a server is its role {options.role}: --name {options.name}; leave it out"
+        )
     name = _check_name("--name", options.name or options.role)
     net = network(
         options.host0,
@@ -565,21 +576,21 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
     names = text.split(",") if count is None else []
     if not 2 <= (len(names) if count is None else count) <= MAX_CLIENTS:
         raise ConfigError(
-            f"--clients must be from 2 to {MAX_CLIENTS}, or as many names, not {quoted(text)}: "
+            f"invalid --clients: {quoted(text)}; give 2 to {MAX_CLIENTS}, or as many names, for "
             "the median of a single client is that client's update"
         )
     taken = {"coordinator", *SERVERS}
     for name in names:
         if _check_name("--clients", name) in taken:
-            raise ConfigError(f"--clients: {name} is the name of somebody else, too")
+            raise ConfigError(f"--clients names somebody twice: {name}; choose another name")
         taken.add(name)
     names = names or client_names(count or 0)
     check_whole("--min-clients", floor, 2, MAX_CLIENTS)
     if floor > len(names):
         raise ConfigError(
-            f"{len(names)} clients, and the servers refuse rounds with fewer than {floor}, because "
-            "the median of few clients tells much about each: name more with --clients, or, for a "
-            f"trial, say --min-clients {len(names)} at both servers"
+            f"fewer clients than the {floor} that servers ask for, because the median of few "
+            f"clients tells much about each: {len(names)}; name more with --clients, or, for a "
+            f"trial, give --min-clients {len(names)} at both servers"
         )
     return names, floor
 
@@ -587,7 +598,7 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
 def _check_name(flag: str, name: str) -> str:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"{flag}: a name has 1 to 40 letters, digits, dots, dashes or underscores, "
-            f"not {quoted(name)}"
+            f"{flag}, invalid name: {quoted(name)}; use 1 to 40 letters, digits, dots, dashes "
+            "or underscores"
         )
     return name

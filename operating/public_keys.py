@@ -59,23 +59,25 @@ class PublicKey:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise ConfigError(f"a role is one of {', '.join(ROLES)}, not {quoted(self.role)}")
+            raise ConfigError(f"invalid role: {quoted(self.role)}; take one of {', '.join(ROLES)}")
         if not re.fullmatch(NAME, self.name):
             raise ConfigError(
-                "a name has 1 to 40 letters, digits, dots, dashes or underscores, "
-                f"not {quoted(self.name)}"
+                f"invalid name: {quoted(self.name)}; use 1 to 40 letters, digits, dots, dashes "
+                "or underscores"
             )
         check_public_key(self.key)
         if self.role not in SERVERS:
             if self.signing_key:
-                raise ConfigError(f"{self.name} is a {self.role}, which has no signing key")
+                raise ConfigError(f"a {self.role} has no signing key: {self.name}; leave it out")
             return
         if self.name != self.role:
-            raise ConfigError(f"the name of a server is its role, {self.role}, not {self.name}")
+            raise ConfigError(
+                f"the name of a server is its role {self.role}: {self.name}; correct it"
+            )
         if not self.signing_key:
             raise ConfigError(
-                f"the key of {self.name} comes without its signing key: have the whole line or "
-                ".key file sent again"
+                f"a key without its signing key: {self.name}; have the whole line or .key file "
+                "sent again"
             )
         check_public_key(self.signing_key, "signing")
 
@@ -116,19 +118,23 @@ def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
             try:
                 text = read_text(Path(source))
             except OSError as error:
-                raise ConfigError(f"cannot read {source}: {error}") from error
+                raise ConfigError(
+                    f"cannot read the file: {source} ({error}); name one that you may read"
+                ) from error
         where = "the standard input" if source == STDIN else source
         try:
             keys = parse_public_keys(text)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         if not keys:
-            raise ConfigError(f"{where} has no public key: give .key files, or lines of keygen")
+            raise ConfigError(
+                f"no public key in the file: {where}; give .key files, or lines of keygen"
+            )
         if source != STDIN and [key.name for key in keys] != [Path(source).stem]:
             held = ", ".join(f"{key.role} {key.name}" for key in keys)
             raise ConfigError(
-                f"{source} has the keys of {cut(held, 200)}, and not one key, of "
-                f"{Path(source).stem}: ask who sent it; lines that you have compared go to the "
+                f"{source} has other keys than the one of {Path(source).stem}: "
+                f"{cut(held, 200)}; ask who sent it; lines that you have compared go to the "
                 "standard input"
             )
         found += keys
@@ -143,8 +149,8 @@ def parse_public_keys(text: str) -> list[PublicKey]:
     """
     if _SECRET.search(text):
         raise ConfigError(
-            "this is a secret key, which nobody but its owner may have: take the .key file without "
-            "it, and if the secret has left its owner, have new keys made"
+            "a secret key, which nobody but its owner may have: secret-key = ..; take the .key "
+            "file without it, and if the secret has left its owner, have new keys made"
         )
     found = []
     for match in _LINE.finditer(text):
@@ -155,8 +161,8 @@ def parse_public_keys(text: str) -> list[PublicKey]:
         made = [key, *([signing_key] if signing_key else [])]
         if fingerprint(*made) != digits:
             raise ConfigError(
-                f"the key of {whose} does not fit its fingerprint {digits}: "
-                "it was changed on the way; have it sent again"
+                f"the key of {whose} was changed on the way, for it does not fit its "
+                f"fingerprint: {digits}; have it sent again"
             )
         found.append(PublicKey(role, whose, *made))
     about: dict[str, str] = {}
@@ -168,8 +174,8 @@ def parse_public_keys(text: str) -> list[PublicKey]:
                 found.append(PublicKey(*of))
         elif not _REST_OF_KEY_FILE.match(line):
             raise ConfigError(
-                f"{quoted(line.strip())} is no public key{odd_in(line)}: give .key files, or whole "
-                "lines of `keygen` (role, name, key, fingerprint) and nothing else"
+                f"invalid public key: {quoted(line.strip())}{odd_in(line)}; give .key files, or "
+                "whole lines of `keygen` (role, name, key, fingerprint) and nothing else"
             )
     return found
 
@@ -197,7 +203,7 @@ def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
         values = _parsed(text, path)
         if not _entries(values, table, path)[place].items() >= key.settings.items():
             raise ConfigError(
-                f"cannot find in {path} where the key of {key.name} belongs: paste it by hand"
+                f"cannot find in {path} where a key belongs: {key.name}; paste it by hand"
             )
     replace_text(path, text)
     return done
@@ -209,9 +215,9 @@ def _check_kept(entry: dict[str, Any], key: PublicKey, path: Path) -> None:
         kept = entry.get(setting)
         if is_public_key(kept) and kept != new:
             raise ConfigError(
-                f"{path} has another {setting} of {key.name}, {fingerprint(kept)}, not "
-                f"{fingerprint(new)}: ask which is right, and change it by hand if it is the new "
-                "one"
+                f"{path} has another {setting} of {key.name} than {fingerprint(new)}: "
+                f"{fingerprint(kept)}; ask which is right, and change it by hand if it is the "
+                "new one"
             )
 
 
@@ -277,9 +283,9 @@ def _entries(values: dict[str, Any], table: str, path: Path) -> list[dict[str, A
     found = values.get(table, [])
     entries = [found] if isinstance(found, dict) else found
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"{path}: `{table}` is no table: docs/samples shows how it is written")
+        raise ConfigError(f"{path}, not a table: `{table}`; write it as docs/samples shows")
     if table in _SINGLE and len(entries) != 1:
-        raise ConfigError(f"{path} has no [{table}]: docs/samples shows how it is written")
+        raise ConfigError(f"{path} lacks a table: [{table}]; write it as docs/samples shows")
     return entries
 
 
@@ -291,9 +297,9 @@ def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey, path: 
         if entry.get("name") == key.name:
             return number
     raise ConfigError(
-        f"{path} names no {key.role} {key.name}: whoever takes part is named there by you, and not "
-        f"by the key. If {key.name} is to, write first "
-        f'[[{table}]] with name = "{key.name}" and public_key = ""'
+        f"{path} does not name this {key.role}, whom you and not the key let take part: "
+        f'{key.name}; to let it, write first [[{table}]] with name = "{key.name}" and '
+        'public_key = ""'
     )
 
 
@@ -327,7 +333,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:
-        raise ConfigError(f"cannot fill keys into {path}: paste them by hand ({error})") from error
+        raise ConfigError(
+            f"cannot fill keys into the file: {path} ({error}); paste them by hand"
+        ) from error
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -338,4 +346,6 @@ def replace_text(path: Path, text: str) -> None:
         # what the umask took from it
         path.chmod(mode)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot write the file: {path} ({error.strerror}); choose another"
+        ) from error

@@ -89,10 +89,13 @@ class TrainingPlan(RoundPlan):
         check_number("wait_s", self.wait_s, 0, MAX_WAIT_S, "more than 0 seconds and at most a week")
         if given := {"dim", "max_clients"} & set(self.round):
             raise ConfigError(
-                f"{' and '.join(sorted(given))}: the model and the nodes decide that, leave it out"
+                f"the model and the nodes decide these options: {' and '.join(sorted(given))}; "
+                "leave them out"
             )
         if self._for_some_clients().result_to != "servers":
-            raise ConfigError("result_to is 'clients', but the training needs the result here")
+            raise ConfigError(
+                "the training needs the result here: result_to is 'clients'; leave result_to out"
+            )
 
     @classmethod
     def of(
@@ -251,7 +254,10 @@ class FrameworkRounds:
                 with suppress(RoundClosed):
                     coordinator.abort_round(round_id, why)
                 if time.monotonic() > deadline:
-                    raise RoundBusy(f"round {round_id} of an earlier run has not ended yet")
+                    raise RoundBusy(
+                        f"a round of an earlier run has not ended yet: {round_id}; wait for it, "
+                        "or abort it"
+                    )
                 time.sleep(_POLL_S)
         self._lease.round_id = ""
 
@@ -299,7 +305,9 @@ def submit(
             client.decline(round_id, error.code)
             raise
         except DuplicateUpload as error:
-            raise DuplicateUpload(f"{error}. Do two nodes use {config.name}'s keys?") from error
+            raise DuplicateUpload(
+                f"{error}. Two nodes may use the same keys: {config.name}; give each its own"
+            ) from error
 
 
 def local_part(arrays: Mapping[str, NDArray[Any]], keep_local: Sequence[str]) -> Arrays:
@@ -314,15 +322,17 @@ def local_part(arrays: Mapping[str, NDArray[Any]], keep_local: Sequence[str]) ->
 def same_form(given: Mapping[str, NDArray[Any]], expected: Arrays) -> Arrays:
     """Return the arrays in the order expected. Raises InputError if names or forms differ."""
     if missing := [name for name in expected if name not in given]:
-        raise InputError(f"the update lacks {', '.join(missing)}, which the model has")
+        raise InputError(f"the update lacks entries of the model: {', '.join(missing)}; send all")
     if unknown := [name for name in given if name not in expected]:
-        raise InputError(f"the update has {', '.join(unknown)}, which the model has not")
+        raise InputError(
+            f"the update has entries that the model has not: {', '.join(unknown)}; leave them out"
+        )
     for name, array in expected.items():
         if (given[name].shape, given[name].dtype) != (array.shape, array.dtype):
             raise InputError(
-                f"{name!r} was sent as {array.dtype} {array.shape} and came back as "
-                f"{given[name].dtype} {given[name].shape}: training has to keep names, shapes "
-                "and dtypes"
+                f"training has to keep names, shapes and dtypes: {name!r} was sent as "
+                f"{array.dtype} {array.shape} and came back as {given[name].dtype} "
+                f"{given[name].shape}; correct the training"
             )
     return {name: given[name] for name in expected}
 

@@ -19,9 +19,9 @@ __version__ = "1.1.0"
 _folder = Path(__file__).parent
 if (_folder / "mpc").is_file():
     raise ImportError(
-        f"the links in {_folder} have become text files, as git on Windows and some programs for "
-        "archives make them: clone with `git clone -c core.symlinks=true`, or install this copy "
-        "with `pip install .`"
+        "links that have become text files, as git on Windows and some programs for archives "
+        f"make them: {_folder}; clone with `git clone -c core.symlinks=true`, or install this "
+        "copy with `pip install .`"
     )
 _homes = {
     alias.name: str(node.module)

@@ -46,10 +46,12 @@ class Caller:
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME:
             raise ConfigError(
-                f"a name has 1 to {MAX_NAME} characters, not {len(self.name)}: {quoted(self.name)}"
+                f"a name of {len(self.name)} characters: {quoted(self.name)}; use 1 to {MAX_NAME}"
             )
         if not self.name.isprintable():
-            raise ConfigError(f"a name has printable characters alone, not {quoted(self.name)}")
+            raise ConfigError(
+                f"a name has characters that do not print: {quoted(self.name)}; use printable ones"
+            )
         check_public_key(self.public_key)
 
 
@@ -67,11 +69,12 @@ class CohortTable:
         for what, names in (("clients", self.clients), ("coordinators", self.coordinators or [])):
             if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise ConfigError(
-                    f"{what} of cohort {self.name} names {_listed(twice)} more than once"
+                    f"{what} of cohort {self.name} names somebody more than once: "
+                    f"{_listed(twice)}; name each once"
                 )
         if len(self.clients) < 2:
             raise ConfigError(
-                f"cohort {self.name} has {len(self.clients)} clients: it needs 2 or more"
+                f"cohort {self.name} has too few clients: {len(self.clients)}; name 2 or more"
             )
 
 
@@ -104,7 +107,10 @@ class PeerTable:
         check_public_key(self.public_key)
         check_public_key(self.signing_key, "signing")
         if bool(self.address) == bool(self.listen):
-            raise ConfigError("[peer] needs `address` at S0 or `listen` at S1, and not both")
+            raise ConfigError(
+                "[peer] has both or neither of its addresses: address and listen; give "
+                "`address` at S0 and `listen` at S1"
+            )
         check_endpoint(self.endpoint)
 
     @property
@@ -151,10 +157,13 @@ class EngineConfig:
         own = ("address", "insecure", "workers", "shards", "ports")
         changed = [name for name in own if getattr(self, name) != getattr(EngineConfig, name)]
         if self.kind == "threads" and changed:
-            raise ConfigError(f'{", ".join(own)} are for kind = "ray" alone')
+            raise ConfigError(
+                f'these settings are for kind = "ray" alone: {", ".join(own)}; leave them out'
+            )
         if self.shard_count < self.workers:
             raise ConfigError(
-                f"{self.workers} workers for {self.shards} shards: some would have nothing to do"
+                f"more workers than the {self.shards} shards, so that some would have nothing "
+                f"to do: {self.workers}; lower workers"
             )
         if self.address:
             host_and_port(self.address)
@@ -224,31 +233,35 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if self.party not in (0, 1):
-            raise ConfigError(f"party must be 0 or 1, not {self.party}")
+            raise ConfigError(f"invalid party: {self.party}; write 0 or 1")
         if (self.party == 0) != bool(self.peer.address):
-            raise ConfigError("[peer] needs `address` where party = 0 and `listen` where party = 1")
+            raise ConfigError(
+                f"[peer] has the other party's address: party = {self.party}; give `address` "
+                "where party = 0 and `listen` where party = 1"
+            )
         check_endpoint(self.listen)
         if self.party == 0 and self.engine.ports:
             raise ConfigError(
-                "[engine] ports are S1's: the workers of S0 connect, and do not listen"
+                "[engine] ports are S1's, because the workers of S0 connect: party = 0; leave "
+                "them out"
             )
         if self.min_clients < 2:
             raise ConfigError(
-                f"min_clients must be 2 or more, not {self.min_clients}: "
-                "a single client's median is its own update"
+                f"invalid min_clients: {self.min_clients}; give 2 or more, for a single "
+                "client's median is its own update"
             )
         check_security(self.security)
         if self.bounded and self.protocol.silent:
             raise ConfigError(
-                f"{Security.BOUNDED.line} excludes silent OT, which cannot detect a server that "
-                'deviates: set ot_extension = "softspoken" in [protocol] of s0.toml and s1.toml, '
-                f"or {WAY_OUT}"
+                f"silent OT cannot detect a server that deviates, and {Security.BOUNDED.line} "
+                'excludes it: ot_extension = "silent"; set ot_extension = "softspoken" in '
+                f"[protocol] of s0.toml and s1.toml, or {WAY_OUT}"
             )
         if self.bounded and self.engine.kind == "ray":
             raise ConfigError(
-                f"{Security.BOUNDED.line} excludes workers on Ray, which compute a lost shard, and "
-                'open it, again without limit: set kind = "threads" in [engine] of s0.toml and '
-                f"s1.toml, or {WAY_OUT}"
+                "workers on Ray compute a lost shard, and open it, again without limit, and "
+                f'{Security.BOUNDED.line} excludes them: kind = "ray"; set kind = "threads" in '
+                f"[engine] of s0.toml and s1.toml, or {WAY_OUT}"
             )
         for name in (
             "peer_wait_s",
@@ -263,21 +276,22 @@ class ServerConfig:
         check_whole("max_attempts", self.max_attempts, 1, MOST_RUNS)
         if self.max_message_bytes <= 0:
             raise ConfigError(
-                f"max_message_bytes must be more than 0, not {self.max_message_bytes}"
+                f"invalid max_message_bytes: {self.max_message_bytes}; give more than 0"
             )
         if not 0 <= self.pool_limit_bytes < 1 << 63:
             raise ConfigError(
-                "pool_limit_bytes must be 0 (make nothing ahead) or more, "
-                f"not {self.pool_limit_bytes}"
+                f"invalid pool_limit_bytes: {self.pool_limit_bytes}; give 0 (make nothing "
+                "ahead) or more"
             )
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(
-                f"[[clients]] needs 2 to {MAX_CLIENTS} entries, not {len(self.clients)}"
+                f"the wrong number of [[clients]]: {len(self.clients)}; list 2 to {MAX_CLIENTS}"
             )
         if (size := sum(len(client.name.encode()) for client in self.clients)) > MAX_NAMES_BYTES:
             raise ConfigError(
-                f"the names of the {len(self.clients):,} [[clients]] have {size:,} bytes in UTF-8, "
-                f"and a status has room for {MAX_NAMES_BYTES:,}: give them shorter names"
+                f"the names of the {len(self.clients):,} [[clients]] are longer than the "
+                f"{MAX_NAMES_BYTES:,} bytes of a status: {size:,} bytes in UTF-8; give them "
+                "shorter names"
             )
         callers = self.clients + self.coordinators
         for what, values in (
@@ -287,16 +301,16 @@ class ServerConfig:
             value, times = Counter(values).most_common(1)[0]
             if times > 1:
                 raise ConfigError(
-                    f"the {what} {quoted(value)} appears {times} times: "
-                    "everybody has one key, one name and one role"
+                    f"the {what} appears {times} times: {quoted(value)}; give everybody one "
+                    "key, one name and one role"
                 )
         if len(self.cohorts) > MAX_COHORTS:
             raise ConfigError(
-                f"there are {len(self.cohorts)} [[cohorts]], and at most {MAX_COHORTS}"
+                f"more than {MAX_COHORTS} [[cohorts]]: {len(self.cohorts)}; remove some"
             )
         name, times = Counter([table.name for table in self.cohorts] or [""]).most_common(1)[0]
         if times > 1:
-            raise ConfigError(f"[[cohorts]] has {times} tables called {name!r}: make it one")
+            raise ConfigError(f"[[cohorts]] has {times} tables of one name: {name!r}; make it one")
         # finds names that are on no list
         assert self.members
 
@@ -318,13 +332,15 @@ class ServerConfig:
         """Raise ConfigError unless this server can take part in audited rounds."""
         if self.protocol.silent:
             raise ConfigError(
-                f"{self.name} cannot audit a round with silent OT, in which nothing finds a server "
-                'that deviates: set ot_extension = "softspoken" at both servers, or leave audit out'
+                f"{self.name} cannot audit a round with silent OT, in which nothing finds a "
+                'server that deviates: ot_extension = "silent"; set ot_extension = '
+                '"softspoken" at both servers, or leave audit out'
             )
         if self.engine.kind == "ray":
             raise ConfigError(
-                f"{self.name} cannot audit a round that workers on Ray compute, each a part of it: "
-                'set kind = "threads" in [engine] at both servers, or leave audit out'
+                f"{self.name} cannot audit a round that workers on Ray compute, each a part of "
+                'it: kind = "ray"; set kind = "threads" in [engine] at both servers, or leave '
+                "audit out"
             )
 
     @property
@@ -357,7 +373,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def _chosen(callers: tuple[Caller, ...], names: list[str], where: str) -> tuple[Caller, ...]:
     if unknown := set(names) - {caller.name for caller in callers}:
-        raise ConfigError(f"{where} names {_listed(sorted(unknown))}, who is not on the list")
+        raise ConfigError(
+            f"{where} names clients that are not on the list: {_listed(sorted(unknown))}; add "
+            "them to [[clients]]"
+        )
     return tuple(caller for caller in callers if caller.name in names)
 
 
@@ -365,14 +384,14 @@ def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> No
     """Raise ConfigError if this server's own public keys are listed as somebody else's."""
     if public_key == config.peer.public_key or signing_key == config.peer.signing_key:
         raise ConfigError(
-            f"[peer] has {config.name}'s own public key: paste the key of the other server, "
-            "which another organisation runs"
+            f"[peer] has this server's own public key: {config.name}; paste the key of the "
+            "other server, which another organisation runs"
         )
     for caller in config.clients + config.coordinators:
         if public_key == caller.public_key:
             raise ConfigError(
-                f"{config.name}'s own public key is in the list as that of {caller.name!r}: "
-                "everybody has one key, one name and one role"
+                f"{config.name}'s own public key is in the list as that of another: "
+                f"{caller.name!r}; give everybody one key, one name and one role"
             )
 
 
@@ -384,8 +403,8 @@ def _without_doors(values: dict[str, Any], where: str) -> dict[str, Any]:
     """
     if values.get("doors", 0) != 0:
         raise ConfigError(
-            f"{where}: doors = {quoted(values['doors'])}: this server takes all uploads by itself; "
-            "remove `doors` and `door_ports`"
+            f"{where}, this server takes all uploads by itself: doors = "
+            f"{quoted(values['doors'])}; remove `doors` and `door_ports`"
         )
     return {name: value for name, value in values.items() if name not in ("doors", "door_ports")}
 

@@ -328,7 +328,7 @@ class Server:
     def latest(self) -> Entry:
         """The latest round."""
         entries = self.rounds.register.entries
-        assert entries, "there has been no round"
+        assert entries, "no round so far"
         return entries[-1]
 
     @property

@@ -180,11 +180,11 @@ def test_what_fools_the_multiplicative_weights() -> None:
 @pytest.mark.parametrize(
     ("name", "n", "f", "said"),
     [
-        ("trimmed-mean", 4, 2, "2 f + 1 = 5 updates for f = 2 faulty clients, and has 4"),
-        ("krum", 4, 1, "Krum needs 2 f + 3 = 5 updates for f = 1 faulty clients, and has 4"),
+        ("trimmed-mean", 4, 2, "with f = 2 faulty clients: 4; give 2 f + 1 = 5"),
+        ("krum", 4, 1, "Krum with f = 1 faulty clients: 4; give 2 f + 3 = 5"),
         ("multi-krum", 6, 2, "2 f + 3 = 7"),
-        ("bulyan", 6, 1, "Bulyan needs 4 f + 3 = 7 updates for f = 1 faulty clients, and has 6"),
-        ("krum", 5, -1, "0 or more, not -1"),
+        ("bulyan", 6, 1, "Bulyan with f = 1 faulty clients: 6; give 4 f + 3 = 7"),
+        ("krum", 5, -1, "-1; give 0 or more"),
         *((name, 0, 0, "updates") for name in AGGREGATORS),
     ],
 )

@@ -286,7 +286,7 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         changed(dtype=["F32"]),
     ):
         path.write_bytes(data)
-        with pytest.raises(InputError, match="not a .safetensors file, or is damaged"):
+        with pytest.raises(InputError, match="not a .safetensors file, or a damaged one"):
             files.read(path)
     path.unlink()
     with pytest.raises(InputError, match="cannot read .*No such file"):
@@ -297,7 +297,7 @@ def test_files_of_torch_and_bfloat16_in_npz_say_what_to_do(tmp_path: Path) -> No
     torch = pytest.importorskip("torch")
     ml_dtypes = pytest.importorskip("ml_dtypes")
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    with pytest.raises(InputError, match="is a file of torch.save.*as .safetensors"):
+    with pytest.raises(InputError, match="a file of torch.save.*as .safetensors"):
         files.read(tmp_path / "model.pt")
     np.savez(tmp_path / "half.npz", w=np.ones(2, ml_dtypes.bfloat16))
     with pytest.raises(InputError, match=r"'w' has the dtype \|V2.*save it as float32"):
@@ -330,7 +330,7 @@ def test_a_start_model_has_finite_numbers(
             f"    return {{'a': np.ones(2), 'b': np.array([{number}])}}\n"
         )
         assert cli.main(["init", "start.npy", "--from", f"{name}:build"]) == 2
-        assert f"not finite in float32, the first {said} at 'b'" in capsys.readouterr().err
+        assert f"not finite in float32: the first is {said} at 'b'" in capsys.readouterr().err
         assert not Path("start.npy").exists()
     np.save("wide.npy", np.array([1.0, 1e39]))
     with pytest.raises(InputError, match=r"1e\+39 at index 1"):
@@ -358,7 +358,7 @@ def test_a_flag_of_another_method_is_refused(
     (tmp_path / "round.toml").write_text('[round]\nschedule = "bisect"\n')
     assert cli.main([*opening, "--params", str(tmp_path / "round.toml"), "radix"]) == 2
     error = capsys.readouterr().err
-    assert "schedule is an option of bucketed: leave it out for radix" in error
+    assert "invalid option of radix: schedule, which belongs to bucketed" in error
     assert error.count("\n") == 1
 
 

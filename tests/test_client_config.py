@@ -41,7 +41,7 @@ def test_samples_load(name: str) -> None:
         ('name = "a"', 'name = "a"\nport = 3', "unknown port"),
         ('name = "a"\n', "", "missing name"),
         ("[s1]", "[s2]", "unknown s2"),
-        ('name = "a"', 'name = "a"\ncohort = "../b"', "no name of a cohort"),
+        ('name = "a"', 'name = "a"\ncohort = "../b"', "invalid cohort name"),
         ('address = "tcp://127.0.0.1:1"', 'address = "127.0.0.1:1"', "tcp://HOST:PORT"),
         (
             'address = "tcp://127.0.0.1:1"',
@@ -130,5 +130,5 @@ def test_a_cohort_has_a_state_folder_of_its_own(tmp_path: Path) -> None:
     path.write_text(GOOD.replace('name = "a"', 'name = "a"\ncohort = "lung"'))
     config = ClientConfig.load(path)
     assert (config.cohort, config.state_folder) == ("lung", None)
-    with pytest.raises(ConfigError, match="no name of a cohort"):
+    with pytest.raises(ConfigError, match="invalid cohort name"):
         ClientConfig.load(path, "A")

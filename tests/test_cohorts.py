@@ -646,8 +646,8 @@ def test_everybody_takes_part_in_the_default_cohort_unless_it_is_narrowed(tmp_pa
     [
         ("stroke", 'clients = ["client-1", "nobody"]', "clients of cohort stroke names 'nobody'"),
         ("stroke", 'clients = ["client-1", "client-1"]', "'client-1' more than once"),
-        ("stroke", 'clients = ["client-1"]', "needs 2 or more"),
-        ("stroke", "clients = [1, 2]", "clients must be list of str"),
+        ("stroke", 'clients = ["client-1"]', "name 2 or more"),
+        ("stroke", "clients = [1, 2]", "invalid clients: [1, 2]; give a list of texts"),
         ("stroke", "", "missing clients"),
         (
             "stroke",
@@ -655,7 +655,7 @@ def test_everybody_takes_part_in_the_default_cohort_unless_it_is_narrowed(tmp_pa
             "coordinators of cohort stroke names 'client-1'",
         ),
         *(
-            (name, 'clients = ["client-1", "client-2"]', "no name of a cohort")
+            (name, 'clients = ["client-1", "client-2"]', "invalid cohort name")
             for name in ("", "Stroke", "a/b", "..", "-a", "a" * 41, "a b", "\u00e9")
         ),
     ],

@@ -181,8 +181,8 @@ def test_the_wrong_server_key_and_nobody_there_end_at_the_limit_and_are_told_apa
         digits = impostor.fingerprint
         nobody = address_of(SERVER, "tcp://127.0.0.1:9")
         for address, said in (
-            (impostor, f"has not proved the key {digits} within 1 s: compare"),
-            (nobody, "could not be reached within 1 s: is it running"),
+            (impostor, f"has not proved its key within 1 s: {digits}; compare"),
+            (nobody, "could not be reached: no answer within 1 s; start it"),
         ):
             with (
                 connected(address, timeout_s=1) as connection,
@@ -226,7 +226,7 @@ def test_the_key_of_the_other_server_is_told_at_once(caller: KeyPair) -> None:
         # with a third key it is not blamed on the other server's
         third = replace(server, public_key=STRANGER.public.decode())
         connection = Connection("S0", swapped, caller, 1, third)
-        with pytest.raises(ServerUnreachable, match="has not proved the key"):
+        with pytest.raises(ServerUnreachable, match="has not proved its key"):
             connection.ask("info")
         connection.close()
 
@@ -492,7 +492,7 @@ def test_nothing_is_uploaded_unless_the_servers_are_both_parties(
     wrong = 0 if parties[0] != 0 else 1
     with client_of(pair, tmp_path) as client:
         address = getattr(client.config, f"s{wrong}").address
-        said = rf"\[s{wrong}\] names the server at {address}, .* as party {parties[wrong]}"
+        said = rf"\[s{wrong}\] names a server .*: {address} is party {parties[wrong]}"
         with pytest.raises(ConfigError, match=said):
             client.submit(np.zeros(5))
         assert pair.uploads == []
@@ -606,6 +606,6 @@ def test_a_wait_outlasts_a_restart_of_the_server_but_not_a_server_that_never_was
     assert found == [ROUND]
     with (
         Client(replace(config, s0=nowhere)) as lost,
-        pytest.raises(ServerUnreachable, match="is it running"),
+        pytest.raises(ServerUnreachable, match="could not be reached"),
     ):
         lost.wait_for_round()

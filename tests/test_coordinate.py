@@ -213,7 +213,9 @@ def test_every_round_has_the_participants_of_the_plan(folder: Path) -> None:
 def test_a_folder_that_cannot_be_written_ends_the_run(folder: Path) -> None:
     # where the first receipt would be written first
     (folder / "out/receipt-1.json.new").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"cannot write .*receipt-1.json: Is a dir.*Mend that"):
+    with pytest.raises(
+        ConfigError, match=r"cannot write the file: .*receipt-1.json .Is a dir.*mend that"
+    ):
         ran(folder, Fake("published"))
     (folder / "out/receipt-1.json.new").rmdir()
     # the round is published, and is not run again
@@ -377,11 +379,11 @@ def test_a_last_line_that_was_cut_short(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("rounds = 3", "rounds = 0", "rounds must be 1"),
+        ("rounds = 3", "rounds = 0", "invalid --rounds: 0; give 1"),
         ("retry_wait_s = 2", "retry_wait_s = -1", "retry_wait_s"),
         ("rounds = 3", "rounds = 3\nquorum = 1", "quorum is 1"),
         ("rounds = 3", "rounds = 3\nround_s = 1", "unknown round_s"),
-        ("rounds = 3", 'rounds = 3\nevaluate = "json:no"', "has no function"),
+        ("rounds = 3", 'rounds = 3\nevaluate = "json:no"', "has no such function"),
         ('method = "radix"', 'method = "median"', "method"),
         ("max_clients = 3", "max_clients = 3\nbuckets = 4\nschedule = 'scan'", "schedule"),
         ("[round]", "[range]\npolicy = 'odd'\n[round]", "odd"),

@@ -289,7 +289,7 @@ def test_what_servers_say_of_themselves_and_do_not_say() -> None:
     assert seen(one)["rounds"][0]["state"] == "none"
     zero.tell({"round": "2-00000000", "deadline_in_s": "soon", "state": "open"})
     one.look(0)
-    assert "deadline_in_s must be float" in seen(one)["servers"][0]["problem"]
+    assert "invalid deadline_in_s" in seen(one)["servers"][0]["problem"]
     assert len(seen(one)["rounds"]) == 1
 
 
@@ -379,7 +379,7 @@ def test_the_receipt_of_a_published_round_is_verified() -> None:
         (receipt_of("2-00000000", "key-a"), "it is that of round 2-00000000"),
         (receipt_of("1-00000000", "key-a", "key-b"), "of 2 clients"),
         (Receipt(RECORD.encode()), "not signed by s0 and s1"),
-        (Receipt(b"nothing"), "this is no record of a round"),
+        (Receipt(b"nothing"), "invalid record of a round"),
     ],
 )
 def test_a_receipt_that_does_not_hold_is_told_apart(receipt: Receipt, says: str) -> None:
@@ -415,7 +415,7 @@ def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     one.look(0)
     found = [each["receipt"] for each in seen(one)["rounds"]]
     assert [each and each["valid"] for each in found] == [True, False, None]
-    assert "this is no receipt" in found[1]["says"]
+    assert "invalid receipt" in found[1]["says"]
 
 
 # What is served

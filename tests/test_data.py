@@ -212,11 +212,11 @@ def test_labels_that_do_not_fit_the_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "raw", "said"),
     [
-        ("a", b"", "does not start as an IDX file"),
-        ("a", b"<html>not found</html>", "does not start as an IDX file"),
+        ("a", b"", "not an IDX file"),
+        ("a", b"<html>not found</html>", "not an IDX file"),
         ("a", idx(np.zeros((2, 3), np.uint8))[:-1], "download it again"),
         ("a", idx(np.zeros((2, 3), np.uint8)) + b"x", "download it again"),
-        ("a", idx(np.zeros((2, 3), np.uint8))[:9], "does not start as an IDX file"),
+        ("a", idx(np.zeros((2, 3), np.uint8))[:9], "not an IDX file"),
         ("a.gz", b"plain", "not a complete gzip"),
         (
             "a.gz",

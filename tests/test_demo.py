@@ -229,8 +229,8 @@ def test_mnist_reaches_its_accuracy(
     [
         ("bucketed --buckets 2", "buckets"),
         ("bucketed --buckets 7", "even number of buckets"),
-        ("bucketed --buckets 6", "Take more buckets"),
-        ("--range follow:initial=0.1", "leave it out for follow"),
+        ("bucketed --buckets 6", "take more buckets"),
+        ("--range follow:initial=0.1", "invalid option of follow"),
         ("--dataset digits --clients 1", "max_clients"),
         ("--dataset digits --images 5000", "images"),
         ("--clients 3", "so take 4 clients"),

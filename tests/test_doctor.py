@@ -323,7 +323,7 @@ def test_another_release(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "LOWEST_WIRE", WIRE + 1)
     monkeypatch.setattr(versions, "WIRE", WIRE + 2)
     wrong = found(pair.folder / "coordinator.toml", Level.WRONG)
-    assert [text[-9:] for text in wrong if "does not work with it" in text] == [
+    assert [text[-9:] for text in wrong if "do not work together" in text] == [
         "update S0",
         "update S1",
     ]

@@ -575,7 +575,7 @@ def test_a_state_folder_that_is_not_its_latest_fails_the_round_for_good(two: Two
     [
         (f"PRAGMA user_version = {STORE + 1}", f"another release .*version {STORE + 1} on disk"),
         ("PRAGMA user_version = 0", "install that release again"),
-        ("DROP TABLE cohorts", "no database of a server"),
+        ("DROP TABLE cohorts", "not a database of a server"),
     ],
 )
 def test_a_database_of_another_release_is_refused(other: str, said: str, tmp_path: Path) -> None:

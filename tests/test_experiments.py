@@ -511,7 +511,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         ("cronus-membership --methods alone", "not alone"),
         ("fig4 --with nothing.py", "nothing.py"),
         ("fig4 --with broken.py", "SyntaxError"),
-        ("fig4 --with text.txt", "end in .py"),
+        ("fig4 --with text.txt", "ends in .py"),
         ("fig4 --out file", "file"),
     ],
 )

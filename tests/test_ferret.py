@@ -475,7 +475,9 @@ def test_lanes_draw_other_matrices(base: BaseOts, small: ferret.Code) -> None:
 
 
 def test_the_parameter() -> None:
-    with pytest.raises(ConfigError, match="ot_extension must be one of softspoken, silent"):
+    with pytest.raises(
+        ConfigError, match="invalid ot_extension: .*; take one of softspoken, silent"
+    ):
         ProtocolParams(ot_extension="ferret")
     assert ProtocolParams().agreement() != ProtocolParams(ot_extension="silent").agreement()
 

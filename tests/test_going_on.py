@@ -519,6 +519,6 @@ def test_a_client_that_was_killed_knows_the_group_that_it_has_chosen(
     # and who has kept nothing is told so
     with (
         Client(replace(config, state_dir="")) as without,
-        pytest.raises(InputError, match="it is not known here which one your upload is for"),
+        pytest.raises(InputError, match="does not know which one your upload is for"),
     ):
         without.result(round_id)

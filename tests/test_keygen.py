@@ -131,8 +131,8 @@ def test_parties_made_alone_need_only_each_others_public_keys(
         (["--role", "client", "--name", 'a"b'], "--name"),
         (["--role", "s1", "--name", "beta"], "the name of a server is its role"),
         (["--clients", "a,,b"], "--clients: a name has"),
-        (["--clients", "a,b,a"], "the name of somebody else"),
-        (["--clients", "a,s0"], "the name of somebody else"),
+        (["--clients", "a,b,a"], "names somebody twice"),
+        (["--clients", "a,s0"], "names somebody twice"),
         (["--clients", "a"], "as many names"),
         # one file of two would forbid what the other allows
         (["--clients", "2"], "--min-clients 2 at both servers"),
@@ -288,8 +288,8 @@ def test_a_file_fills_no_place_but_that_of_its_name(
     assert "names no coordinator hospital-a" in said
     assert "names no client hospital-c" in refused("hospital-c.key", second)
     # whose role stands nowhere is nobody's
-    assert "a role is one of" in refused("s1.key", f'name = "s1"\npublic-key = "{KEYS[1]}"')
-    assert "a role is one of" in refused("hospital-a.key", f'public-key = "{KEYS[1]}"')
+    assert "invalid role" in refused("s1.key", f'name = "s1"\npublic-key = "{KEYS[1]}"')
+    assert "invalid role" in refused("hospital-a.key", f'public-key = "{KEYS[1]}"')
     path.write_text(f'{path.read_text()}\n[[clients]]\nname = "hospital-c"\npublic_key = ""\n')
     assert (
         cli.main(["keygen", "--join", str(path), "--keys", str(tmp_path / "hospital-c.key")]) == 0
@@ -312,7 +312,7 @@ def test_join_tells_what_is_still_missing(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no public key"),
+        ("", "no public key in the file"),
         (f"client a {KEYS[0]}", "is no public key"),
         (f"hello!\nclient a {KEYS[0]} DIGITS", "'hello!' is no public key"),
         (f"clint a {KEYS[0]} DIGITS", "is no public key"),
@@ -320,8 +320,8 @@ def test_join_tells_what_is_still_missing(
         (f"client a {KEYS[1]} DIGITS", "the key of a does not fit its fingerprint"),
         (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a does not fit its fingerprint"),
         (f'role = "client"\nname = "a"\npublic-key = "{KEYS[0][:-1]}"', "is no public key"),
-        (f'role = "owner"\npublic-key = "{KEYS[0]}"', "a role is one of"),
-        (f"s0 s0 {KEYS[0]} DIGITS", "comes without its signing key"),
+        (f'role = "owner"\npublic-key = "{KEYS[0]}"', "invalid role"),
+        (f"s0 s0 {KEYS[0]} DIGITS", "a key without its signing key"),
         (
             f'role = "s0"\nname = "beta"\npublic-key = "{KEYS[0]}"',
             "the name of a server is its role",
@@ -332,8 +332,8 @@ def test_join_tells_what_is_still_missing(
             "which has no",
         ),
         (f"s0 beta {KEYS[0]} {KEYS[1]} DIGITS", "the key of beta does not fit its fingerprint"),
-        (f'signing-secret = "{KEYS[1]}"', "this is a secret key"),
-        (f'public-key = "{KEYS[0]}"\nsecret-key = "{KEYS[1]}"', "this is a secret key"),
+        (f'signing-secret = "{KEYS[1]}"', "a secret key, which"),
+        (f'public-key = "{KEYS[0]}"\nsecret-key = "{KEYS[1]}"', "a secret key, which"),
     ],
 )
 def test_mistakes_in_keys_are_told_and_change_nothing(
@@ -400,7 +400,7 @@ def test_check_names_every_missing_and_doubtful_key(
     assert cli.main(["keygen", "--check", str(path)]) == 2
     said = capsys.readouterr()
     assert "[peer] s1 has this party's own key" in said.err
-    assert "[[clients]] 2 has no public key of hospital-b" in said.err
+    assert "[[clients]] 2 no public key in the file of hospital-b" in said.err
     assert "[[clients]] 1 hospital-a has the same key as [[coordinators]] 1 coordinator" in said.err
     printed = [line.split() for line in said.out.splitlines()]
     assert ["own", "key", "s0", fingerprint(own, signing)] in printed
@@ -468,7 +468,7 @@ def test_a_signing_key_and_its_secret_are_a_pair(tmp_path: Path) -> None:
     secret = alone(tmp_path, "s1", "s1").with_suffix(".key_secret")
     key = load_signing_key(secret)
     secret.write_text(secret.read_text().replace(key.public, SigningKey.new().public))
-    with pytest.raises(ConfigError, match="no pair"):
+    with pytest.raises(ConfigError, match="do not belong together"):
         load_signing_key(secret)
 
 
@@ -487,10 +487,10 @@ def test_a_key_file_that_went_through_windows_is_read_or_named(tmp_path: Path) -
     secret = keys.secret.decode()
     for wrong in (f"\u201c{secret}\u201d", f'"{secret}\u00a0"', f'"{secret[:-1]}"'):
         path.write_text(plain.replace(f'"{secret}"', wrong), "utf-8")
-        with pytest.raises(ConfigError, match="its secret-key is not 40 characters") as caught:
+        with pytest.raises(ConfigError, match="whose secret-key is not 40 characters") as caught:
             load_keys(path)
         assert secret[:8] not in str(caught.value)
-        with pytest.raises(ConfigError, match="its secret-key is not 40 characters"):
+        with pytest.raises(ConfigError, match="whose secret-key is not 40 characters"):
             load_signing_key(path)
 
 

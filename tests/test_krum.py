@@ -217,7 +217,9 @@ def test_sums_of_what_passes_the_check_do_not_wrap() -> None:
     assert longest < 1 << 23 and nearest.MOST_CLIENTS << 23 < 1 << 31
     apart = lengths.Soundness(nearest.ROWS).limit(int(2 * longest))
     assert (nearest.MOST_CLIENTS - 3) * apart < 1 << 63
-    with pytest.raises(ConfigError, match="max_clients of krum must be .* from 2 to 180"):
+    with pytest.raises(
+        ConfigError, match="invalid max_clients of krum: 181; give .* from 2 to 180"
+    ):
         RoundParams(Krum(), dim=9, max_clients=181)
 
 
@@ -259,10 +261,10 @@ def test_a_filled_pool_is_what_a_round_takes() -> None:
         ({"faulty": 1}, 3, "needs at least 4"),
         ({"faulty": 4}, 8, "needs at least 9"),
         ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients, .* of whom 2 may be faulty"),
-        ({"faulty": -2}, 7, "faulty must be a whole number from 0"),
-        ({"chosen": -1}, 7, "chosen must be a whole number from 0"),
-        ({"selection": "shown"}, 7, "selection must be one of hidden, opened"),
-        ({"weights": {"a": 1}}, 7, "weights is an option of .*: leave it out for krum"),
+        ({"faulty": -2}, 7, "invalid faulty: .*; give a whole number from 0"),
+        ({"chosen": -1}, 7, "invalid chosen: .*; give a whole number from 0"),
+        ({"selection": "shown"}, 7, "invalid selection: .*; take one of hidden, opened"),
+        ({"weights": {"a": 1}}, 7, "invalid option of krum: weights"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], clients: int, says: str) -> None:
@@ -276,7 +278,7 @@ def test_too_few_of_those_who_take_part_are_refused() -> None:
     params.check_included([str(number) for number in range(6)])
     with pytest.raises(ConfigError, match="those who take part are 5, of whom 2 may be faulty"):
         params.check_included([str(number) for number in range(5)])
-    with pytest.raises(ConfigError, match="needs at least 5, and those who take part are 4"):
+    with pytest.raises(ConfigError, match="needs at least 5: those who take part are 4"):
         params.check_included([str(number) for number in range(4)])
 
 

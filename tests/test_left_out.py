@@ -160,7 +160,7 @@ def test_a_silent_client_lowers_nothing_and_too_few_fail_in_words() -> None:
     # of eight, one is caught: three remain to be told from at most two
     few = for_those_left(params, [*reasons[2:], "its own policy refuses the round", UNFIT])
     few.check_included(list("abcd"))
-    with pytest.raises(ConfigError, match="needs at least 5, and those who take part are 4"):
+    with pytest.raises(ConfigError, match="needs at least 5: those who take part are 4"):
         for_those_left(params, reasons[2:]).check_included(list("abcd"))
 
 
@@ -194,9 +194,12 @@ def test_only_rounds_that_count_are_new_on_the_wire(options: dict[str, Any]) -> 
 def test_a_server_opens_no_round_whose_numbers_are_not_chosen(tmp_path: Path) -> None:
     """S1 says so to an S0 of release 1.0.0."""
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"method": "krum"}, "norm_bound is auto, for which S0 has to choose a number"),
-        ({"method": "radix", "neighbours": 1}, "S0 runs a release that does not: update S0"),
-        ({"method": "krum", "norm_bound": 2.0, "faulty": bounded.NOBODY}, "faulty is -1"),
+        ({"method": "krum"}, "norm_bound is auto; update S0, or give a number"),
+        ({"method": "radix", "neighbours": 1}, "neighbours 1; update S0"),
+        (
+            {"method": "krum", "norm_bound": 2.0, "faulty": bounded.NOBODY},
+            "faulty is for rounds that",
+        ),
     ]
     for at, (options, says) in enumerate(cases):
         params = RoundParams.from_dict({"dim": DIM, "max_clients": 5} | options)

@@ -75,7 +75,7 @@ def test_a_part_is_the_splits() -> None:
             assert np.array_equal(trainer.images, digits.images[part])
             assert np.array_equal(trainer.labels, digits.labels[part])
     for index in (-1, 3):
-        with pytest.raises(ConfigError, match="counted from 1"):
+        with pytest.raises(ConfigError, match="count parts from 1"):
             Trainer.of_part(digits, index, 3, seed=1)
 
 

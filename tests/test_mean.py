@@ -83,9 +83,13 @@ def test_clients_scale_by_weights_and_the_mean_is_divided(lanes: Lanes) -> None:
 def test_the_ring_holds_the_sum_of_all() -> None:
     """Headroom is for the clients: 8 of 24 fraction bits fit 31 bits, not 28."""
     RoundParams(Mean(norm_bound="off", ring_bits=31), dim=10, max_clients=8)
-    with pytest.raises(ConfigError, match="fraction_bits must be a whole number from 0 to 23"):
+    with pytest.raises(
+        ConfigError, match="invalid fraction_bits: .*; give a whole number from 0 to 23"
+    ):
         RoundParams(Mean(norm_bound="off", ring_bits=28), dim=10, max_clients=8)
-    with pytest.raises(ConfigError, match="too small for mean with 1000 clients: use 12 or more"):
+    with pytest.raises(
+        ConfigError, match="too small for mean with 1000 clients: .*; use 12 or more"
+    ):
         RoundParams(Mean(norm_bound="off", ring_bits=8, fraction_bits=0), dim=10, max_clients=1000)
     # the same with any weights
     heavy = {"a": 1 << 30, "b": 1 << 30, "c": 1 << 30}

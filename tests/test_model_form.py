@@ -92,7 +92,7 @@ def test_wrappers_of_a_module_change_no_name() -> None:
 
 
 def test_two_names_that_are_one_are_refused() -> None:
-    with pytest.raises(InputError, match="two entries are called '1'"):
+    with pytest.raises(InputError, match="two entries of the same name: '1'"):
         form_of({1: FC1, "1": FC2})
 
 
@@ -109,7 +109,7 @@ def test_two_names_that_are_one_are_refused() -> None:
         ('[[1,"float32",[8]]]', "invalid form"),
         ('[["a", "float32", [8]]]', "not canonical"),
         ('[["a","float32",[7]]]', "7 values, and the round takes 8"),
-        (json.dumps([["a" * MAX_FORM_BYTES, "float32", [8]]]), "characters, more than"),
+        (json.dumps([["a" * MAX_FORM_BYTES, "float32", [8]]]), "has more than .* characters"),
     ],
 )
 def test_a_form_from_outside_is_checked(text: str, said: str) -> None:
@@ -121,7 +121,7 @@ def test_a_form_goes_through_its_text() -> None:
     entries = (FormEntry("a", "float32", (2, 3)), FormEntry("schicht-ü", "bfloat16", ()))
     form = ModelForm.of(entries)
     assert ModelForm.parse(form.text, 7) == form
-    with pytest.raises(InputError, match="take .* bytes, more than"):
+    with pytest.raises(InputError, match="take more than .* bytes: "):
         ModelForm.of([FormEntry(f"{'x' * 90}{n}", "float32", (1,)) for n in range(3000)])
 
 

@@ -97,5 +97,5 @@ def test_a_block_is_what_its_whole_stream_gives() -> None:
     "sigma", [Fraction(0), Fraction(-1), Fraction(MAX_P + 1), Fraction(1, MAX_Q + 1)]
 )
 def test_noise_that_the_kernel_has_no_room_for_is_refused(sigma: Fraction) -> None:
-    with pytest.raises(InputError, match="no noise of standard deviation"):
+    with pytest.raises(InputError, match="invalid standard deviation of noise"):
         discrete_gaussian(sigma, 0, 1, SEED)

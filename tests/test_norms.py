@@ -220,11 +220,11 @@ def test_rounds_without_a_model_are_around_zero() -> None:
 
 def test_options_that_no_round_can_have() -> None:
     for bound in (0, -1.0, 1e9, True, "Auto", float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="norm_bound must be"):
+        with pytest.raises(ConfigError, match="invalid norm_bound"):
             Mean(norm_bound=bound)
-    with pytest.raises(ConfigError, match="lengths are checked in a ring of 64 bits: leave ring_b"):
+    with pytest.raises(ConfigError, match="lengths are checked in a ring of 64 bits only"):
         RoundParams(Mean(ring_bits=32), dim=10, max_clients=3)
-    with pytest.raises(ConfigError, match="1 to 16,777,216 can be checked: leave fraction_bits"):
+    with pytest.raises(ConfigError, match="1 to 16,777,216; leave fraction_bits"):
         RoundParams(Mean(norm_bound=2.0, fraction_bits=24), dim=10, max_clients=3)
     with pytest.raises(ConfigError, match="with fraction_bits 40 is 0 steps"):
         RoundParams(Mean(norm_bound=1e-320), dim=10, max_clients=3)
@@ -234,7 +234,7 @@ def test_options_that_no_round_can_have() -> None:
         {"quantile": 1.0, "norm_bound": 2.0},
     ):
         with pytest.raises(
-            ConfigError, match="has no bound to adapt: take a quantile below 1 with"
+            ConfigError, match="has no bound to adapt: .*; take a quantile below 1 with"
         ):
             RoundParams(Mean(**options), dim=10, max_clients=3)
     wrong: list[Any] = [-0.5, 1.5, float("nan"), True, "half"]

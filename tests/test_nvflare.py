@@ -629,7 +629,7 @@ def test_a_filter_without_the_aggregator_refuses_before_training(
 ) -> None:
     job = Job(pair, tmp_path)
     job.run(None)
-    assert "SecureMedianFilter needs the aggregator SecureMedian at the server" in caplog.text
+    assert "use the aggregator SecureMedian at the server" in caplog.text
     assert all(trainer.seen == [] for trainer in job.trainers.values())
     codes = {reply.get_return_code() for reply in job.left}
     assert codes == {ReturnCode.TASK_DATA_FILTER_ERROR}
@@ -717,7 +717,7 @@ def test_arrays_beside_the_weights_are_refused(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("", "this site does not say which client.toml is its own: put it, or a link to it"),
+        ("", "this site does not name its own client.toml: .*; put it, or a link to it"),
         ("/nowhere/client.toml", "/nowhere/client.toml"),
         ("{keys}/client-1.toml", "Do two nodes use client-1's keys?"),
         ("{keys}/coordinator.toml", "'round' is for a client"),

@@ -147,15 +147,21 @@ def test_the_moments_survive_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([], "expected a table"),
-        ({"optimiser": "sgd"}, "one of none, momentum, adam, not 'sgd'"),
-        ({"optimiser": "none", "rate": 1.0}, "rate is an option of momentum and adam"),
-        ({"optimiser": "momentum", "floor": 1.0}, "floor is an option of adam"),
-        ({"optimiser": "momentum", "rate": 0}, "rate must be above 0"),
-        ({"optimiser": "momentum", "rate": float("nan")}, "rate must be above 0"),
-        ({"optimiser": "momentum", "decay": 1.0}, "decay must be from 0 to below 1"),
-        ({"optimiser": "adam", "second_decay": -0.1}, "second_decay must be from 0"),
-        ({"optimiser": "adam", "floor": 0}, "floor must be above 0"),
+        ([], "not a table"),
+        ({"optimiser": "sgd"}, "'sgd'; take one of none, momentum, adam"),
+        ({"optimiser": "none", "rate": 1.0}, "rate, which belongs to momentum and adam"),
+        ({"optimiser": "momentum", "floor": 1.0}, "invalid option of momentum: floor"),
+        ({"optimiser": "momentum", "rate": 0}, "invalid optimiser rate: .*; give a number above 0"),
+        (
+            {"optimiser": "momentum", "rate": float("nan")},
+            "invalid optimiser rate: .*; give a number above 0",
+        ),
+        (
+            {"optimiser": "momentum", "decay": 1.0},
+            "invalid optimiser decay: 1.0; give a number from 0 to below 1",
+        ),
+        ({"optimiser": "adam", "second_decay": -0.1}, "invalid optimiser second_decay"),
+        ({"optimiser": "adam", "floor": 0}, "invalid optimiser floor: .*; give a number above 0"),
         ({"optimiser": "adam", "speed": 1}, "unknown speed"),
     ],
 )

@@ -124,9 +124,9 @@ def test_a_start_model_is_built_by_a_function_of_the_current_folder(
     [
         (":fails", "fails failed: ValueError: two lines"),
         (":words", "returned no model"),
-        (":lacks", "has no function 'lacks'"),
+        (":lacks", "has no such function: 'lacks'"),
         (".lacks:build", "cannot import"),
-        ("", "is not like package.module:function"),
+        ("", "write it like package.module:function"),
     ],
 )
 def test_a_build_that_gives_no_model_is_one_line(
@@ -211,7 +211,7 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
     config = toml(pair, "coordinator")
     opening = ["round", "open", config, "radix", "--max-clients", "2"]
     assert cli.main(opening) == 2
-    assert "S0 keeps no model: say how many values" in capsys.readouterr().err
+    assert "S0 keeps no model: dim is unknown" in capsys.readouterr().err
     files.write(tmp_path / "start.npy", START)
     ids = []
     for number in (1, 2):

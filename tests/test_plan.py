@@ -531,7 +531,7 @@ def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*given, "bucketed", "--buckets", "40"]) == 2
     assert "take radix with encoding buckets" in capsys.readouterr().err
     assert cli.main(["plan", "--dim", "200"]) == 2
-    assert "needs --clients, and --dim or --model" in capsys.readouterr().err
+    assert "lacks its sizes: --clients, and --dim or --model" in capsys.readouterr().err
     assert cli.main(["plan", "--clients", "1", "--dim", "200"]) == 2
     assert "max_clients" in capsys.readouterr().err
     with pytest.raises(SystemExit):

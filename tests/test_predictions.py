@@ -161,12 +161,15 @@ def test_a_round_says_what_it_exchanges() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"exchange": "gradients"}, "exchange must be one of parameters, predictions"),
-        ({"classes": 4}, "classes is an option of predictions: leave it out for parameters"),
-        ({"exchange": "predictions", "classes": 4}, "public_set must be the SHA-256"),
+        ({"exchange": "gradients"}, "invalid exchange: .*; take one of parameters, predictions"),
+        ({"classes": 4}, "invalid option of parameters: classes, which belongs to predictions"),
+        ({"exchange": "predictions", "classes": 4}, "invalid public_set: .*; give the SHA-256"),
         ({"public_set": "A" * 64, "classes": 4, "exchange": "predictions"}, "64 hex digits"),
         ({"public_set": "a" * 64, "classes": 1, "exchange": "predictions"}, "whole number from 2"),
-        ({"public_set": "a" * 64, "classes": 7, "exchange": "predictions"}, "no multiple of 7"),
+        (
+            {"public_set": "a" * 64, "classes": 7, "exchange": "predictions"},
+            "not a multiple of the 7",
+        ),
     ],
 )
 def test_parameters_that_no_round_can_have(given: dict[str, Any], message: str) -> None:
@@ -198,7 +201,7 @@ def test_what_is_no_prediction_is_refused(method: Method) -> None:
     good = soft_labels(1)[0].reshape(-1)
     encode_update(good, current)
     for bad, message in (
-        (np.nan, "predictions array has 1 NaN"),
+        (np.nan, "predictions array is not finite: 1 NaN"),
         (1.0001, r"1 predictions lie outside \[0, 1\], the first \(1.0001\) for class 2 of sample"),
         (-1e-9, "for class 2 of sample 5: send probabilities"),
         (np.inf, "outside"),
@@ -219,7 +222,7 @@ def test_a_public_set_in_a_folder(tmp_path: Path) -> None:
         PublicSet.load(tmp_path)
     np.savez(tmp_path / "inputs.npz", a=INPUTS)
     (tmp_path / "inputs.npz").rename(tmp_path / "inputs.npy")
-    with pytest.raises(InputError, match="is an archive"):
+    with pytest.raises(InputError, match="an archive"):
         PublicSet.load(tmp_path)
     np.save(tmp_path / "inputs.npy", np.array(["a"]))
     with pytest.raises(InputError, match="a row per sample"):
@@ -240,8 +243,8 @@ def test_a_coordinator_s_plan_names_the_public_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--public", "set"], "classes must be a whole number"),
-        (["--classes", "4"], "classes is an option of predictions: leave it out for parameters"),
+        (["--public", "set"], "invalid classes: 0; give a whole number"),
+        (["--classes", "4"], "invalid option of parameters: classes, which belongs to predictions"),
         (["--public", ".", "--classes", "4"], "has no inputs.npy"),
     ],
 )
@@ -260,7 +263,7 @@ def test_flags_that_do_not_fit_together(
 
 def test_a_worker_warms_up_for_predictions_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "none.toml", "--warm-up", "2"]) == 2
-    assert "--warm-up needs --public" in capsys.readouterr().err
+    assert "; give --public, too" in capsys.readouterr().err
 
 
 # With servers
@@ -327,9 +330,9 @@ def test_mistakes_are_told_before_anything_is_uploaded(
         outside = good.copy()
         outside[3, 1] = 1.5
         for bad, message in (
-            (good.T, r"\(samples, classes\) = \(30, 4\), and this update has \(4, 30\)"),
-            (good.reshape(-1), r"has \(120,\)"),
-            ({"a": good[:10], "b": good[10:]}, r"has \(10, 4\) and \(20, 4\)"),
+            (good.T, r"\(samples, classes\) = \(30, 4\): \(4, 30\)"),
+            (good.reshape(-1), r"= .*: \(120,\)"),
+            ({"a": good[:10], "b": good[10:]}, r"= .*: \(10, 4\) and \(20, 4\)"),
             (outside, "for class 1 of sample 3"),
             (np.where(good > 2, 0, np.nan), "NaN"),
         ):

@@ -107,7 +107,7 @@ def test_they_go_along_with_an_update(
         round_id = pair.open(method="radix", dim=3, max_clients=3)
         reported: list[str] = []
         with Client.from_config(one, report=reported.append) as client:
-            with pytest.raises(InputError, match="must be a finite number"):
+            with pytest.raises(InputError, match="is not a finite number"):
                 client.submit(np.ones(3), round_id, public_metrics={"loss": float("nan")})
             # an earlier process has sent others: the upload counts all the same
             pair.caller(pair.names[0], "s0").ask("tell", round=round_id, metrics={"loss": 9.0})
@@ -117,7 +117,7 @@ def test_they_go_along_with_an_update(
         for wrong in ("loss", "loss=x", "=1"):
             with pytest.raises(SystemExit):
                 cli.main([*command, "--public-metric", wrong])
-        assert "is not like examples=120" in capsys.readouterr().err
+        assert "write it like examples=120" in capsys.readouterr().err
         assert cli.main([*command, "--public-metric", "a=1", "--public-metric", "b=0.5"]) == 0
 
         def train(model: np.ndarray) -> None:

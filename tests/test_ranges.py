@@ -226,7 +226,7 @@ def test_uneven_buckets_refuse_what_is_no_number_and_no_bucket() -> None:
     lying = UnevenBuckets(1.0, [1.0, 2.0], [0.5, 1.5, 2.0])
     with pytest.raises(InputError, match="1 NaN"):
         lying.bucketize([0.0, math.nan], 0.0)
-    with pytest.raises(InputError, match=r"outside 0\.\.5"):
+    with pytest.raises(InputError, match=r"out of range"):
         lying.quantize(np.array([6]), 0.0)
     for scale in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="finite and greater than 0"):
@@ -411,18 +411,18 @@ def test_every_policy_has_a_scale_and_buckets(name: str) -> None:
         ({}, 4, "an even number of buckets"),
         ({}, 12, "would each span a factor of 3162"),
         ({"policy": "log"}, 12, "would each span a factor of 5623"),
-        ({"initial": 0.1}, 16, "initial is an option of coordinate .*: leave it out for follow"),
+        ({"initial": 0.1}, 16, "invalid option of follow: initial"),
         ({"policy": "coordinate", "lowest": 0.1}, 16, "lowest is an option of follow and log"),
         ({"policy": "log", "ratio": 2.0}, 16, "ratio is an option of follow"),
-        ({"ratio": 1.0}, 16, "range ratio must be"),
-        ({"ratio": math.inf}, 16, "range ratio must be"),
-        ({"top": 0.0}, 16, "range top must be"),
-        ({"policy": "log", "lowest": 0.0}, 16, "range lowest must be above"),
-        ({"policy": "log", "highest": math.inf}, 16, "range highest must be"),
-        ({"policy": "log", "lowest": math.nan}, 16, "range lowest must be"),
-        ({"lowest": 2.0, "highest": 1.0}, 16, "lowest must be below highest"),
-        ({"lowest": True}, 16, "lowest must be float"),
-        ({"policy": ["log"]}, 16, "range policy must be one of"),
+        ({"ratio": 1.0}, 16, "invalid range ratio"),
+        ({"ratio": math.inf}, 16, "invalid range ratio"),
+        ({"top": 0.0}, 16, "invalid range top"),
+        ({"policy": "log", "lowest": 0.0}, 16, "invalid range lowest: .*; give a number above"),
+        ({"policy": "log", "highest": math.inf}, 16, "invalid range highest"),
+        ({"policy": "log", "lowest": math.nan}, 16, "invalid range lowest"),
+        ({"lowest": 2.0, "highest": 1.0}, 16, "lowest is not below highest"),
+        ({"lowest": True}, 16, "invalid lowest: True; give a number"),
+        ({"policy": ["log"]}, 16, "invalid range policy: .*; take one of"),
     ],
 )
 def test_unusable_ranges_are_refused_when_a_round_opens(
@@ -435,7 +435,7 @@ def test_unusable_ranges_are_refused_when_a_round_opens(
 
 @pytest.mark.parametrize("junk", [None, 5, "follow", ["follow"]])
 def test_a_policy_that_is_no_table_is_refused(junk: Any) -> None:
-    with pytest.raises(ConfigError, match="expected a table"):
+    with pytest.raises(ConfigError, match="not a table"):
         policy_from(junk)
 
 
@@ -460,7 +460,7 @@ def test_a_flag_names_a_policy_and_its_options() -> None:
     assert parsed("--range", "follow:ratio=3,top=5") == FollowRange(ratio=3.0, top=5.0)
     assert parsed("--range", "mean") == MeanRange()
     for text, said in (
-        ("log:ratio=3", "leave it out for log"),
+        ("log:ratio=3", "invalid option of log: ratio"),
         ("log:lowest=little", "--range: lowest is no number: 'little'"),
         ("log:width=3", "unknown width"),
         ("none", "must be one of follow, log"),

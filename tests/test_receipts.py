@@ -104,7 +104,7 @@ def test_a_receipt_tells_the_groups_of_clients_where_these_are_visible_and_nowhe
     ):
         check(params, right)
         for groups in wrong:
-            with pytest.raises(ReceiptInvalid, match="does not say which|nobody should know"):
+            with pytest.raises(ReceiptInvalid, match="too few or too many clients"):
                 check(params, groups)
 
 
@@ -119,11 +119,11 @@ def test_a_record_has_all_its_fields_and_one_encoding() -> None:
 
 
 def test_a_signature_of_one_server_is_not_enough() -> None:
-    with pytest.raises(ReceiptInvalid, match="not signed by s1:"):
+    with pytest.raises(ReceiptInvalid, match="not signed by s1: round"):
         Receipt(RECORD.encode()).signed("s0", SIGNING[0]).check(PUBLIC)
     # nor is one server's signature in both places, or with its roles exchanged
     double = Receipt(RECORD.encode()).signed("s0", SIGNING[0]).signed("s1", SIGNING[0])
-    with pytest.raises(ReceiptInvalid, match="not signed by s1:"):
+    with pytest.raises(ReceiptInvalid, match="not signed by s1: round"):
         double.check(PUBLIC)
     with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1"):
         signed().check(PUBLIC[::-1])
@@ -167,13 +167,13 @@ def test_a_receipt_goes_through_a_file() -> None:
     ],
 )
 def test_what_is_no_receipt_is_said(text: str) -> None:
-    with pytest.raises(ReceiptInvalid, match="no receipt"):
+    with pytest.raises(ReceiptInvalid, match="invalid receipt"):
         Receipt.from_json(text)
 
 
 @pytest.mark.parametrize("encoded", [b"", b"x", RECORD.encode() + b"x", RECORD.encode()[:-1]])
 def test_what_is_no_record_is_said(encoded: bytes) -> None:
-    with pytest.raises(ReceiptInvalid, match="no record"):
+    with pytest.raises(ReceiptInvalid, match="invalid record"):
         _ = Receipt(encoded).record
 
 
@@ -295,7 +295,7 @@ def test_each_server_that_says_something_else_is_named() -> None:
     good, bad = answer_of(signed()), answer_of(replace(signed(), encoded=b"x"))
     assert outcomes.agreed({0: good, 1: good}, PUBLIC) == signed()
     for party, answers in ((0, {0: bad, 1: good}), (1, {1: bad}), (1, {0: good, 1: bad})):
-        with pytest.raises(ReceiptInvalid, match=f"what S{party} says is not to be believed"):
+        with pytest.raises(ReceiptInvalid, match=f"S{party}'s receipt is invalid"):
             outcomes.agreed(answers, PUBLIC)
     with pytest.raises(ReceiptInvalid, match="S1 says is not to be believed: the answer has no"):
         outcomes.agreed({1: wire.Message("result", {"form": "opened"})}, PUBLIC)
@@ -307,12 +307,12 @@ def test_each_server_that_says_something_else_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"round": "7-00000000"}, "is that of round '7-00000000'"),
-        ({"number": 8}, "is that of round"),
-        ({"service": "another"}, "is that of round"),
-        ({"cohort": "stroke"}, "of the cohort 'stroke', and not of default"),
+        ({"round": "7-00000000"}, "the receipt is not that of .*'7-00000000'"),
+        ({"number": 8}, "is not that of round"),
+        ({"service": "another"}, "is not that of round"),
+        ({"cohort": "stroke"}, "is not of the cohort default: 'stroke'"),
         ({"params": bytes(32)}, "other parameters"),
-        ({"start": bytes(32)}, "started from another model"),
+        ({"start": bytes(32)}, "vouch for another model"),
         ({"included": ["key-b", "key-c"], "left_out": {}}, "does not say why"),
         (
             {
@@ -354,7 +354,7 @@ def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -
         keys=SimpleNamespace(public=b"0"),
         wait=lambda party, look, *_: look(),
     )
-    with pytest.raises(ReceiptInvalid, match=f"S{failed} says that the round has failed"):
+    with pytest.raises(ReceiptInvalid, match=f"S{failed} says that it has failed"):
         Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
     service.servers[1 - failed].party = failed
     with pytest.raises(RoundFailed, match="we give up"):
@@ -508,7 +508,7 @@ def test_a_server_that_says_what_the_other_did_not_sign_is_noticed_by_everybody(
         assert np.array_equal(values, played.clients[0].result(played.id))
         played.lie(lie)
     for member in noticed:
-        with pytest.raises(ReceiptInvalid, match=r"what S0 says .* not signed by s1"):
+        with pytest.raises(ReceiptInvalid, match=r"S0's receipt is invalid: .* not signed by s1"):
             member.result(played.id)
 
 

@@ -136,7 +136,9 @@ def test_no_division_is_drawn_so_often_that_a_sum_has_digits() -> None:
     )
     assert np.mean([fitting[one] == 1 for one in opened.tolist()]) > 0.5
     few = Reclustered(clusters=2, reclusterings=4)
-    with pytest.raises(ConfigError, match="max_clients is 4, of whom there are 3 divisions into"):
+    with pytest.raises(
+        ConfigError, match="max_clients is 4, of whom there are too few divisions .*: 3;"
+    ):
         RoundParams(few, dim=10, max_clients=4)
     RoundParams(few, dim=10, max_clients=5).check_included(list("abcde"))
     with pytest.raises(ConfigError, match="those who take part are 4, of whom .* ask for fewer"):
@@ -432,7 +434,7 @@ def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
     monkeypatch.setattr(reclustered, "exposed", unlucky)
     pair = recorders()
     params = RoundParams(Reclustered(clustering="opened", clusters=3), dim=DIM, max_clients=12)
-    with pytest.raises(ConfigError, match="the updates of 1 of 12 clients would follow"):
+    with pytest.raises(ConfigError, match="tell updates: those of 1 of 12 clients"):
         run(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)), None)
     assert not [label for end in pair for label, _ in end.received if label.startswith("open")]
     accepting = Reclustered(clustering="opened", clusters=3, accept_leak=True)
@@ -495,31 +497,39 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "clients", "says"),
     [
-        ({"clusters": 4}, 3, "a cluster has 4 clients, and max_clients is 3"),
-        ({"clusters": 0}, 3, "clusters must be a whole number from 1"),
-        ({"reclusterings": 0}, 3, "reclusterings must be a whole number from 1"),
-        ({"reclusterings": 1025}, 3, "reclusterings must be a whole number from 1 to 1024"),
+        ({"clusters": 4}, 3, "max_clients is fewer than the 4 clients of a cluster: 3"),
+        ({"clusters": 0}, 3, "invalid clusters: .*; give a whole number from 1"),
+        ({"reclusterings": 0}, 3, "invalid reclusterings: .*; give a whole number from 1"),
+        (
+            {"reclusterings": 1025},
+            3,
+            "invalid reclusterings: .*; give a whole number from 1 to 1024",
+        ),
         ({"aggregator": "krum"}, 3, "krum is computed in the clear: ask for clustering opened"),
-        ({"aggregator": "mode"}, 3, "aggregator must be one of median, trimmed-mean, mean, krum"),
+        (
+            {"aggregator": "mode"},
+            3,
+            "invalid aggregator: .*; take one of median, trimmed-mean, mean, krum",
+        ),
         (
             {"clustering": "opened", "weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 1},
             3,
-            "without weights",
+            "takes no weights",
         ),
-        ({"clustering": "opened"}, 257, "max_clients with clustering opened must be .* to 256"),
+        ({"clustering": "opened"}, 257, "invalid max_clients with clustering opened: .* to 256"),
         (
             {"clustering": "opened", "aggregator": "krum", "clusters": 3},
             12,
-            r"of 12 clients there are 4 clusters: Krum needs 2 f \+ 3 = 5 updates for f = 1",
+            r"clusters, 4, of 12 clients: .* Krum with f = 1 faulty clients: 4; give 2 f \+ 3",
         ),
         (
             {"clustering": "opened", "clusters": 3, "reclusterings": 4},
             60,
-            "the updates of 60 of 60 clients would follow .* whose matrix has rank 60: ask for",
+            "whose matrix has rank 60, tell updates: those of 60 of 60 clients; ask for",
         ),
         ({"trim": 0.5}, 3, "more would leave nothing"),
-        ({"eta": 0}, 3, "eta must be above 0"),
-        ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "fraction_bits must be"),
+        ({"eta": 0}, 3, "invalid eta: .*; give a number above 0"),
+        ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "invalid fraction_bits"),
     ],
 )
 def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
@@ -533,7 +543,9 @@ def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
 def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
     params = RoundParams(Reclustered(clusters=4), dim=5, max_clients=9)
     params.check_included(["a", "b", "c", "d"])
-    with pytest.raises(ConfigError, match="a cluster has 4 clients, and those who take part are 3"):
+    with pytest.raises(
+        ConfigError, match="those who take part are fewer than the 4 clients of a cluster: 3"
+    ):
         params.check_included(["a", "b", "c"])
 
 

@@ -284,7 +284,10 @@ def test_a_stopping_server_takes_no_rounds_and_lets_a_run_finish(s0: Server) -> 
     s0.hear(s0.done())
     assert s0.state == ("published", "") and not s0.rounds.live
     refused = s0.ask(s0.coordinator, "open", params=PARAMS.to_dict(), range={}, reset=False)
-    assert refused.fields["code"] == "round-busy" and "being stopped" in refused.fields["message"]
+    assert (
+        refused.fields["code"] == "round-busy"
+        and "while a server stops" in refused.fields["message"]
+    )
 
 
 def test_a_stopping_server_leaves_its_rounds_to_the_next_start(s0: Server) -> None:

@@ -61,7 +61,7 @@ def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
         return server.ask(server.coordinator, "open", arrays, **fields)
 
     for refused, said in (
-        (opened(None), "give the model"),
+        (opened(None), "give .* the model to start from"),
         (opened(MODEL, reset=True), "no reset"),
         (opened(MODEL[1:]), "open without keeping the range"),
     ):

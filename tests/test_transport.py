@@ -580,7 +580,7 @@ def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="public key alone"):
         public.chmod(0o600)
         load_keys(public)
-    with pytest.raises(ConfigError, match="no key file"):
+    with pytest.raises(ConfigError, match="missing key file"):
         load_keys(tmp_path / "nobody.key_secret")
 
 

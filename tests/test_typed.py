@@ -29,7 +29,9 @@ def test_a_method_is_taken_by_its_name() -> None:
 @pytest.mark.parametrize("given", ["median", 3, None, Bucketed])
 def test_anything_else_is_refused_with_the_line(given: Any) -> None:
     said = (
-        "method must be one of bucketed" if given == "median" else r"as in RoundParams\(Radix\(\)"
+        "invalid method: .*; take one of bucketed"
+        if given == "median"
+        else r"as in RoundParams\(Radix\(\)"
     )
     with pytest.raises(ConfigError, match=said):
         RoundParams(method=given, **SIZE)
@@ -40,7 +42,9 @@ def test_a_method_that_needs_options_is_shown(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setitem(METHODS, "needy", needy)
     given: Any = "needy"
-    with pytest.raises(ConfigError, match=r"method needs options: 'needy'; write needy\(..\)"):
+    with pytest.raises(
+        ConfigError, match=r"method without its options: 'needy'; write needy\(..\)"
+    ):
         RoundParams(method=given, **SIZE)
 
 

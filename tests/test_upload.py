@@ -138,7 +138,7 @@ def test_bad_updates_are_refused() -> None:
                 policy=CoordinateRange(),
             ),
         )
-    with pytest.raises(ConfigError, match="the model and the range"):
+    with pytest.raises(ConfigError, match="needs a model and a range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))
 
 

@@ -213,7 +213,9 @@ def test_a_cap_above_a_third_counts_as_a_third() -> None:
         assert params.weights_of(list(params.weights)) == [1, 1, 1]
         assert RoundParams.from_dict(params.to_dict()) == params
     for weights, cap in (([1, 1], 1 / 3), ([1, 1], 1.0), ([1, 1, 1], 0.3)):
-        with pytest.raises(ConfigError, match="and none may weigh more than .* or leave weights"):
+        with pytest.raises(
+            ConfigError, match="none of which may weigh more than .* or leave weights"
+        ):
             Radix(weights=named(weights), weight_cap=cap)
 
 
@@ -224,7 +226,7 @@ def test_those_who_remain_count_as_enough_or_nothing_is_opened() -> None:
     assert effective(params.weights_of(everybody)) == Fraction(36, 10)
     params.check_included(everybody)
     params.check_included(everybody, 3)
-    with pytest.raises(TooFewClients, match=r"4 clients .* as 3\.6 of equal weight, and 4 are nee"):
+    with pytest.raises(TooFewClients, match=r"4 count as much as 3\.6 of equal weight, below 4;"):
         params.check_included(everybody, 4)
     with pytest.raises(ConfigError, match="one client weighs 2 of the 5 of all .*than a third"):
         params.check_included(everybody[:3])

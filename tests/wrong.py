@@ -21,15 +21,15 @@ UPDATES: list[tuple[Callable[[Arrays], Arrays], str]] = [
 
 # options of a run, and what the refusal says
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"method": "median"}, "method must be one of"),
+    ({"method": "median"}, "invalid method: .*; take one of"),
     ({"options": {"buckets": 8, "trim": 0.1}}, "trim is an option of trimmed-mean"),
-    ({"on_failure": "retry"}, "on_failure must be one of stop, skip"),
-    ({"min_clients": 1}, "min_clients must be from 2"),
+    ({"on_failure": "retry"}, "invalid on_failure: .*; take one of stop, skip"),
+    ({"min_clients": 1}, "invalid min_clients: 1; give 2"),
     (
         {"method": "pairwise", "options": {"result_to": "clients"}},
         "the training needs the result here",
     ),
-    ({"wait_s": 0}, "wait_s must be more than 0"),
-    ({"deadline_s": 0}, "deadline_s must be more than 0"),
+    ({"wait_s": 0}, "invalid wait_s: 0; give more than 0"),
+    ({"deadline_s": 0}, "invalid deadline_s: 0; give more than 0"),
     ({"options": {"dim": 5}}, "dim: the model and the nodes decide that"),
 ]

@@ -110,7 +110,8 @@ def _is_address(name: str) -> bool:
 
 def _missing() -> ConfigError:
     return ConfigError(
-        "the dashboard needs starlette and uvicorn: pip install '.[dashboard]' in a clone"
+        "starlette or uvicorn is missing: the dashboard needs both; run pip install "
+        "'.[dashboard]' in a clone"
     )
 
 

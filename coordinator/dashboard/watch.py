@@ -101,7 +101,8 @@ def vouching(
         record = receipt.record
         if (record.round, len(record.included)) != (status.round, len(status.included)):
             raise ReceiptInvalid(
-                f"it is that of round {record.round} of {len(record.included)} clients"
+                f"the receipt is that of another round: {record.round} of "
+                f"{len(record.included)} clients; remove the file"
             )
     except ReceiptInvalid as error:
         return Vouching(False, str(error))

@@ -41,11 +41,13 @@ def load(directory: str | Path | None = None, name: str | None = None) -> Datase
     name, the folder or its files are not known.
     """
     if name is not None and name not in SOURCES:
-        raise ConfigError(f"a data set is one of {', '.join(SOURCES)}, not {name!r}")
+        raise ConfigError(f"unknown data set: {name!r}; take one of {', '.join(SOURCES)}")
     if directory is None:
         source = SOURCES[name] if name else DIGITS
         if source.files:
-            raise ConfigError(f"{source.name} is read from a folder: name one. {source.advice}")
+            raise ConfigError(
+                f"a data set that is read from a folder: {source.name}; name one. {source.advice}"
+            )
         return source.read(Path())
     folder = Path(directory)
     return (SOURCES[name] if name else _recognise(folder)).read(folder)
@@ -57,9 +59,10 @@ def _recognise(directory: Path) -> Source:
         return found[0]
     if found:
         raise ConfigError(
-            f"{directory} has files of {' and of '.join(source.name for source in found)}: "
-            "put each data set into a folder of its own"
+            f"a folder with several data sets: {directory} has files of "
+            f"{' and of '.join(source.name for source in found)}; put each data set into a "
+            "folder of its own"
         )
     what = "has the files of no data set that is known" if directory.is_dir() else "is not a folder"
     advice = "; ".join(source.advice for source in SOURCES.values() if source.files)
-    raise ConfigError(f"{directory} {what}. {advice}")
+    raise ConfigError(f"no data set: {directory} {what}; {advice}")

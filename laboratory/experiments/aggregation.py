@@ -250,7 +250,7 @@ def check(name: str, clients: int, attackers: int) -> None:
     The error is a ConfigError for an unknown name, and an aggregator's InputError for its numbers.
     """
     if name not in names():
-        raise ConfigError(f"there is no method {name!r}: choose from {', '.join(names())}")
+        raise ConfigError(f"unknown method: {name!r}; choose from {', '.join(names())}")
     if name in PREDICTED:
         PREDICTED[name](np.zeros((clients, 2), np.float32), attackers, 2)
     elif name not in (*SECURE, ALONE):

@@ -121,8 +121,9 @@ def _by_range(design: Design) -> list[Curve]:
     ranged = list(filter(aggregation.has_range, aggregation.names()))
     if len(design.methods) != 1 or len(design.attacks) != 1 or design.methods[0] not in ranged:
         raise ConfigError(
-            "an experiment on the bucket range is of one method with such a range "
-            f"({', '.join(ranged)}) and of one attack or none"
+            "an experiment on the bucket range is of one method with such a range and of one "
+            f"attack or none: {', '.join([*design.methods, *design.attacks])}; take a method of "
+            f"{', '.join(ranged)}"
         )
     (method,), (attack,) = design.methods, design.attacks
     return [
@@ -180,15 +181,20 @@ def _by_network(design: Design) -> list[Curve]:
     """
     if (networks := MIXED.get(design.data.name)) is None:
         raise ConfigError(
-            f"there are no two networks for {design.data.name}: take one of {', '.join(MIXED)}"
+            f"no two networks for this data set: {design.data.name}; take one of {', '.join(MIXED)}"
         )
     if len(design.attacks) != 1:
-        raise ConfigError("an experiment on different networks is of one attack or none")
+        raise ConfigError(
+            f"an experiment on different networks is of one attack or none: {design.attacks}; "
+            "name one"
+        )
     (attack,), curves = design.attacks, list[Curve]()
     for network in networks:
         for method in design.methods:
             if not aggregation.is_of_predictions(method):
-                raise ConfigError(f"{method} has one common model, and not different networks")
+                raise ConfigError(
+                    f"one common model, and not different networks: {method}; choose another method"
+                )
             kinds: dict[str, tuple[str, ...]] = {"alone": (network,)}
             if method != aggregation.ALONE:
                 kinds = {f"{method}, its own kind": (network,), f"{method}, mixed": networks}
@@ -203,8 +209,9 @@ def _by_inference(design: Design) -> list[Curve]:
     """Return one panel for inference on a client's update, and one for that on the aggregate."""
     if design.attackers or aggregation.ALONE in design.methods:
         raise ConfigError(
-            "membership inference is measured where all clients are honest and exchange something: "
-            f"take --attackers 0, and not {aggregation.ALONE}"
+            "membership inference is measured where all clients are honest and exchange "
+            f"something: {design.attackers} attackers; take --attackers 0, and not "
+            f"{aggregation.ALONE}"
         )
     shown = {membership.UPDATE: "a client's update", membership.AGGREGATE: "the aggregate"}
     curves = []
@@ -340,7 +347,7 @@ class Experiment:
                 f"{self.name} needs {self.needs}, whose folder --data names: {error}"
             ) from error
         if design.rate is not None and not 0 < design.rate < math.inf:
-            raise ConfigError(f"--rate must be above 0, not {design.rate}")
+            raise ConfigError(f"invalid --rate: {design.rate}; give more than 0")
         for flag, value, least in (
             ("--rounds", design.rounds, 1),
             ("--epochs", 1 if design.epochs is None else design.epochs, 1),
@@ -350,9 +357,11 @@ class Experiment:
             ("--seeds", min(design.seeds), 0),
         ):
             if value < least:
-                raise ConfigError(f"{flag} must be {least} or more, not {value}")
+                raise ConfigError(f"invalid {flag}: {value}; give {least} or more")
         if not design.attackers and set(design.attacks) != {"none"}:
-            raise ConfigError("an attack needs attackers: give their number with --attackers")
+            raise ConfigError(
+                "an attack without attackers: --attackers 0; give their number with --attackers"
+            )
         for seed in design.seeds:
             own = design.data
             if any(map(aggregation.is_of_predictions, design.methods)):
@@ -360,7 +369,7 @@ class Experiment:
             own.parts(design.clients, seed, design.split, design.images)
         if not 0 <= design.attackers < design.clients:
             raise ConfigError(
-                f"--attackers must be from 0 to {design.clients - 1}, not {design.attackers}: "
+                f"invalid --attackers: {design.attackers}; give 0 to {design.clients - 1}, for "
                 "at least one client must be honest"
             )
         for method in design.methods:

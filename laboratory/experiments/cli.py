@@ -128,12 +128,15 @@ def _experiment(options: argparse.Namespace) -> None:
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
         raise ConfigError(
-            f"name an experiment: {', '.join(catalogue.EXPERIMENTS)}. "
+            f"no experiment: NAME; name one of {', '.join(catalogue.EXPERIMENTS)}. "
             "`securemedian experiment --list` describes them"
         )
     if options.json:
         if experiment.analysis is None:
-            raise ConfigError(f"--json is for analyses, and {experiment.name} is of runs")
+            raise ConfigError(
+                f"--json is for analyses, and this experiment is of runs: {experiment.name}; "
+                "leave it out"
+            )
         files.check_writable(options.json)
     plots.check()
     models.use_one_thread()
@@ -173,17 +176,21 @@ def _extend(paths: Sequence[Path]) -> dict[str, str]:
         try:
             digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
+            raise InputError(
+                f"cannot read the file: {path} ({error.strerror}); name one that you may read"
+            ) from error
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:
-            raise ConfigError(f"--with takes Python files, whose names end in .py, not {path}")
+            raise ConfigError(f"--with takes Python files: {path}; name one that ends in .py")
         module = importlib.util.module_from_spec(spec)
         # dataclasses look up the module that defines them
         sys.modules[path.stem] = module
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"the file cannot be run: {path} ({type(error).__name__}: {error}); correct it"
+            ) from error
     return digests
 
 

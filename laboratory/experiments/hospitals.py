@@ -32,7 +32,10 @@ def find(design: Design) -> list[dict[str, Any]]:
     and, behind it, the deviation.
     """
     if design.data.name != "heart":
-        raise ConfigError("this experiment is on the hospitals' patients: take --dataset heart")
+        raise ConfigError(
+            f"this experiment is on the hospitals' patients: {design.data.name}; take --dataset "
+            "heart"
+        )
     faults = [("none", len(HOSPITALS) - 1)]
     faults += [
         (attack, place)

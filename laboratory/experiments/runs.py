@@ -293,7 +293,8 @@ class RunRecord:
             # as it is after it has been written and read
             if values["run"] != json.loads(json.dumps(run.to_dict())):
                 raise ConfigError(
-                    f"{path} is of another run: move it away, or choose another folder with --out"
+                    f"a file of another run: {path}; move it away, or choose another folder "
+                    "with --out"
                 )
             rounds = [
                 Figures(**(one | {"cost": ServerCost(**one["cost"]) if one["cost"] else None}))
@@ -302,7 +303,7 @@ class RunRecord:
             return cls(rounds, bool(values["diverged"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path} is damaged: remove it, or redo everything with --fresh"
+                f"a damaged file: {path}; remove it, or redo everything with --fresh"
             ) from error
 
 

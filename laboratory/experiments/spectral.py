@@ -30,8 +30,8 @@ def filtered_mean(
     n, drop = len(predictions), ceil(f / 2)
     if n <= PASSES * drop:
         raise InputError(
-            f"the spectral filter drops up to {PASSES * drop} points for f = {f} faulty clients, "
-            f"and there are {n}"
+            f"the spectral filter drops up to {PASSES * drop} points for f = {f} faulty "
+            f"clients: {n} points; give more"
         )
     limit = f / n if bound is None else bound
     # (samples, clients, classes)

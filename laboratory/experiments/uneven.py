@@ -120,10 +120,12 @@ def find(design: Design) -> list[dict[str, Any]]:
     """
     if unknown := [method for method in design.methods if method not in RULES]:
         raise ConfigError(
-            f"{', '.join(unknown)} has no rule in this experiment: take some of {', '.join(RULES)}"
+            f"no rule in this experiment: {', '.join(unknown)}; take some of {', '.join(RULES)}"
         )
     if design.clients != len(SITES):
-        raise ConfigError(f"this experiment has {len(SITES)} sites, not {design.clients} clients")
+        raise ConfigError(
+            f"this experiment has {len(SITES)} sites: {design.clients} clients; leave --clients out"
+        )
     faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
     rows = []
     # methods of one rule share what it reaches

@@ -28,9 +28,8 @@ def check_fits(model: Model, data: Dataset) -> None:
     """Raise ConfigError unless the model takes the images of the data set."""
     if (data.images.shape[1], data.classes) != (model.inputs, model.classes):
         raise ConfigError(
-            f"{model.name} takes images of {model.inputs:,} values in {model.classes} classes, "
-            f"{data.name} has images of {data.images.shape[1]:,} in {data.classes}: "
-            "choose another model"
+            f"{model.name} takes images of {model.inputs:,} values in {model.classes} classes: "
+            f"{data.name} has {data.images.shape[1]:,} in {data.classes}; choose another model"
         )
 
 
@@ -156,5 +155,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("training needs PyTorch: pip install '.[train]' in a clone") from error
+        raise ConfigError(
+            "PyTorch is missing: training needs it; run pip install '.[train]' in a clone"
+        ) from error
     return torch

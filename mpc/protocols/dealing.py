@@ -250,7 +250,8 @@ class OwnDealing:
         shape = self.shape
         if index.shape != (shape.dim,) or (index >= shape.buckets).any():
             raise InputError(
-                f"{shape.dim} bucket indices below {shape.buckets} are needed to rotate a dealing"
+                f"invalid bucket indices: shape {index.shape}; give {shape.dim} below "
+                f"{shape.buckets}"
             )
         if self._rotated:
             raise LocalProtocolError("a dealing rotates one update only: deal again")
@@ -683,7 +684,7 @@ def _add_entries(
     """
     shape, stop = uploads[0].shape, start + out.shape[1]
     if start % SLICE_ALIGN:
-        raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
+        raise InputError(f"invalid start of a slice: {start}; take a multiple of {SLICE_ALIGN}")
     mask = ring.mask(bits)
     for part in shape.parts:
         for low in range(max(start, part.start), min(stop, part.stop), CHUNK):

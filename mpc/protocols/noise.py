@@ -28,8 +28,8 @@ def discrete_gaussian(sigma: Fraction, begin: int, end: int, seed: bytes) -> NDA
     """
     if not 1 <= sigma.numerator <= gaussian.MAX_P or sigma.denominator > gaussian.MAX_Q:
         raise InputError(
-            f"there is no noise of standard deviation {sigma}: it must be above 0 and at most "
-            "2^54, and its denominator at most 2^31"
+            f"invalid standard deviation of noise: {sigma}; give one above 0 and at most 2^54, "
+            "with a denominator of at most 2^31"
         )
     blocks = range(begin // BLOCK, -(-end // BLOCK))
     if not blocks:

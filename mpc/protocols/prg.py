@@ -31,7 +31,7 @@ class Stream:
 
     def __init__(self, seed: bytes, nonce: int = 0, block: int = 0) -> None:
         if len(seed) != SEED_BYTES:
-            raise InputError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
+            raise InputError(f"a seed of the wrong length: {len(seed)} bytes; give {SEED_BYTES}")
         start = nonce.to_bytes(8, "big") + block.to_bytes(8, "big")
         # xor(data, out) writes `data` XOR the next bytes of the stream; both are buffers of bytes.
         # It is the cipher's own method, so that a call takes no detour through Python.

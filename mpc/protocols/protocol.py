@@ -45,13 +45,13 @@ class ProtocolParams:
         check_one_of("ot_extension", self.ot_extension, OT_EXTENSIONS)
         if self.ot_field_bits not in (1, 2, 4, 8):
             raise ConfigError(
-                f"ot_field_bits must be 1, 2, 4 or 8, not {quoted(self.ot_field_bits)}"
+                f"invalid ot_field_bits: {quoted(self.ot_field_bits)}; take 1, 2, 4 or 8"
             )
         check_whole("lanes", self.lanes, 1, 16)
         check_whole("chunk", self.chunk, SLICE_ALIGN, 1 << 24)
         check_whole("batch", self.batch, SLICE_ALIGN, 1 << 26)
         if type(self.native_aes) is not bool:
-            raise ConfigError(f"native_aes must be true or false, not {quoted(self.native_aes)}")
+            raise ConfigError(f"invalid native_aes: {quoted(self.native_aes)}; write true or false")
 
     @property
     def silent(self) -> bool:

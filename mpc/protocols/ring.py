@@ -21,7 +21,7 @@ def check_bits(bits: int) -> int:
     """Return `bits`; raise ConfigError unless it is a whole number from 2 to 64."""
     if type(bits) is not int or not MIN_BITS <= bits <= MAX_BITS:
         raise ConfigError(
-            f"ring bits must be a whole number from {MIN_BITS} to {MAX_BITS}, not {quoted(bits)}"
+            f"invalid ring bits: {quoted(bits)}; give a whole number from {MIN_BITS} to {MAX_BITS}"
         )
     return bits
 

@@ -90,7 +90,7 @@ def split(
     Raises InputError if `values` has another number of axes.
     """
     if values.ndim != 2:
-        raise InputError(f"split takes a (rows, columns) array, not shape {values.shape}")
+        raise InputError(f"invalid shape to split: {values.shape}; give a (rows, columns) array")
     layout = Layout(values.shape[0], values.shape[1], bits)
     seeded = SeedUpload(layout, entropy(16))
     packed = np.empty((layout.rows, layout.row_words), np.uint64)
@@ -143,7 +143,7 @@ def words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
     Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     if start % SLICE_ALIGN:
-        raise InputError(f"a slice starts at a multiple of {SLICE_ALIGN}, not at {start}")
+        raise InputError(f"invalid start of a slice: {start}; take a multiple of {SLICE_ALIGN}")
     first = start * layout.bits // 64
     return first, min(first + ring.packed_words(stop - start, layout.bits), layout.row_words)
 
@@ -151,5 +151,8 @@ def words_of(layout: Layout, start: int, stop: int) -> tuple[int, int]:
 def combine(one: RingShare, other: RingShare, bits: int) -> PublicValues:
     """Return [x]_0 + [x]_1 mod 2^l. Raises InputError if the two shares differ in shape."""
     if one.shape != other.shape:
-        raise InputError(f"shares of shapes {one.shape} and {other.shape} do not belong together")
+        raise InputError(
+            f"shares that do not belong together: shapes {one.shape} and {other.shape}; give "
+            "both of one update"
+        )
     return PublicValues(ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), bits))

@@ -33,7 +33,9 @@ def sketch(
     multiple of 4.
     """
     if begin % PER_BYTE or rows % BLOCK_BYTES:
-        raise InputError(f"no sketch of {rows} rows begins at coordinate {begin}")
+        raise InputError(
+            f"invalid start of a sketch of {rows} rows: {begin}; begin where a row does"
+        )
     seed = digest("sketch", coin)[:SEED_BYTES]
     # values of 16 bits or less, which lengths are hardly ever of, are not worth a kernel
     own = np.ascontiguousarray(shares, max(shares.dtype, np.dtype(np.uint32)))

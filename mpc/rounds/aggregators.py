@@ -151,11 +151,11 @@ AGGREGATORS: dict[str, Callable[[Updates, int], Vector]] = {
 def _need(updates: Updates, f: int, least: int, name: str, formula: str) -> int:
     """Return the number of updates; raise InputError if it is below `least`, given by `formula`."""
     if f < 0:
-        raise InputError(f"the number of faulty clients is 0 or more, not {f}")
+        raise InputError(f"invalid number of faulty clients: {f}; give 0 or more")
     if len(updates) < least:
         number = formula if formula == f"{least}" else f"{formula} = {least}"
         raise InputError(
-            f"{name} needs {number} updates for f = {f} faulty clients, and has {len(updates)}"
+            f"too few updates for {name} with f = {f} faulty clients: {len(updates)}; give {number}"
         )
     return len(updates)
 

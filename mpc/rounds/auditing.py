@@ -117,7 +117,10 @@ class Auditor:
         """
         shape, channels = check_audited(params), [party.channel for party in parties]
         if not len(uploads) == len(masks) > 0:
-            raise InputError(f"{len(masks)} masks for the uploads of {len(uploads)} clients")
+            raise InputError(
+                f"one mask per upload is needed: {len(masks)} masks for {len(uploads)} clients; "
+                "give as many of both"
+            )
         protocol = replace(
             protocol,
             lanes=len(parties),
@@ -175,7 +178,8 @@ class Auditor:
         words = (binding.fold_words(self._shape),)
         if [fold.shape for fold in folds] != [words] * len(self._uploads):
             raise InputError(
-                f"{len(self._uploads)} folds of {words[0]} words are compared, one per client"
+                f"one fold per client is compared: {len(self._uploads)} folds of {words[0]} "
+                "words; give as many"
             )
         self._begin("compare", "prove")
         meter = Meter([lane.party for lane in self._lanes])
@@ -222,7 +226,10 @@ class Auditor:
         """
         params, buckets = self._params, self._buckets
         if values.shape != (params.dim,) or (values >= buckets).any():
-            raise InputError(f"{params.dim} buckets below {buckets} are proved, one per coordinate")
+            raise InputError(
+                f"one bucket per coordinate is proved: {params.dim} buckets below {buckets}; "
+                "give as many"
+            )
         self._begin("prove", "")
         meter = Meter([lane.party for lane in self._lanes])
         report = Report(params.dim, progress)
@@ -297,8 +304,8 @@ def check_audited(params: RoundParams) -> Dealing:
     shape = params.dealing
     if shape is None or params.method.groups > 1 or shape.bits > macs.MAX_BITS:
         raise ConfigError(
-            "only rounds of bucketed can be audited, with uploads dealt, one group and at most "
-            f"{macs.MAX_BITS} ring_bits"
+            f"audit takes bucketed with uploads dealt, one group and at most {macs.MAX_BITS} "
+            f"ring_bits: {params.method.label}; take that, or leave audit out"
         )
     return shape
 

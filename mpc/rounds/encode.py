@@ -31,8 +31,8 @@ def check_finite(values: NDArray[Any], what: str) -> None:
 def _check_none(bad: NDArray[np.bool_], what: str, kind: str) -> None:
     if bad.any():
         raise NotFinite(
-            f"{what} has {int(bad.sum())} {kind}, the first at index "
-            f"{int(np.flatnonzero(bad)[0])}: train again or leave this round out"
+            f"{what} is not finite: {int(bad.sum())} {kind}, the first at index "
+            f"{int(np.flatnonzero(bad)[0])}; train again or leave this round out"
         )
 
 
@@ -47,8 +47,8 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
     check_bits(bits)
     if not 0 <= fraction_bits <= bits - 2 - headroom:
         raise ConfigError(
-            f"fraction bits must be 0..{bits - 2 - headroom} in a ring of {bits} bits, "
-            f"not {fraction_bits}"
+            f"invalid fraction bits in a ring of {bits} bits: {fraction_bits}; give 0 to "
+            f"{bits - 2 - headroom}"
         )
     # what overflows float64 becomes inf, and saturates
     with np.errstate(over="ignore"):
@@ -158,8 +158,8 @@ def check_buckets(buckets: int) -> None:
     """Raise ConfigError unless `buckets` is a number of buckets that a round can have."""
     if type(buckets) is not int or not 3 <= buckets <= 1 << 16:
         raise ConfigError(
-            f"buckets must be a whole number from 3 to 65536, not {quoted(buckets)}: "
-            "the outer two are unbounded and one must lie between"
+            f"invalid buckets: {quoted(buckets)}; give a whole number from 3 to 65536, for the "
+            "outer two are unbounded and one must lie between"
         )
 
 
@@ -167,14 +167,17 @@ def check_scale(scale: ArrayLike) -> NDArray[np.float64]:
     """Return a scale as float64. Raises ConfigError unless it is above 0 and finite everywhere."""
     scale = np.asarray(scale, np.float64)
     if not (np.isfinite(scale) & (scale > 0)).all():
-        raise ConfigError("the bucket range must be finite and greater than 0 in every coordinate")
+        raise ConfigError(
+            f"invalid bucket range: {quoted(scale)}; give one that is finite and greater than 0 "
+            "in every coordinate"
+        )
     return scale
 
 
 def _checked(index: NDArray[Any], buckets: int) -> NDArray[Any]:
     y = np.asarray(index)
     if ((y < 0) | (y > buckets - 1)).any():
-        raise InputError(f"a bucket index outside 0..{buckets - 1}")
+        raise InputError(f"a bucket index out of range: shape {y.shape}; give 0 to {buckets - 1}")
     return y
 
 

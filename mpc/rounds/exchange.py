@@ -83,16 +83,16 @@ class Predictions(Exchange):
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.public_set):
             raise ConfigError(
-                "public_set must be the SHA-256 of the public set in 64 hex digits, "
-                f"not {quoted(self.public_set)}"
+                f"invalid public_set: {quoted(self.public_set)}; give the SHA-256 of the public "
+                "set in 64 hex digits"
             )
         check_whole("classes", self.classes, 2, 1 << 20)
 
     def check_round(self, dim: int) -> None:
         if dim % self.classes:
             raise ConfigError(
-                f"dim is the number of public samples times that of classes, and {dim} is no "
-                f"multiple of {self.classes}"
+                f"dim is not a multiple of the {self.classes} classes: {dim}; give the number "
+                "of public samples times that of classes"
             )
 
     def check_shape(self, shapes: list[tuple[int, ...]], dim: int) -> None:
@@ -100,8 +100,8 @@ class Predictions(Exchange):
         if shapes != [expected]:
             given = " and ".join(map(str, shapes[:3])) or "nothing"
             raise InputError(
-                f"the round takes predictions, one array (samples, classes) = {expected}, "
-                f"and this update has {given}: predict all of the public set, a row per sample"
+                f"predictions of another shape than (samples, classes) = {expected}: {given}; "
+                "predict all of the public set, a row per sample"
             )
 
     def check_values(self, vector: NDArray[Any]) -> None:
@@ -110,8 +110,8 @@ class Predictions(Exchange):
         if outside.size:
             sample, label = divmod(int(outside[0]), self.classes)
             raise InputError(
-                f"{outside.size:,} predictions lie outside [0, 1], the first "
-                f"({values[outside[0]]:g}) for class {label} of sample {sample}: send "
+                f"{outside.size:,} predictions lie outside [0, 1]: the first is "
+                f"{values[outside[0]]:g} for class {label} of sample {sample}; send "
                 "probabilities, as softmax gives them"
             )
 
@@ -135,8 +135,8 @@ def public_digest(inputs: NDArray[Any]) -> str:
     """
     if inputs.ndim < 1 or not inputs.size or inputs.dtype.kind not in "biuf":
         raise InputError(
-            "a public set is an array of numbers with a row per sample, "
-            f"not {inputs.dtype} of shape {inputs.shape}"
+            f"invalid public set: {inputs.dtype} of shape {inputs.shape}; give an array of "
+            "numbers with a row per sample"
         )
     # of one byte order, and row by row
     plain = np.ascontiguousarray(inputs, inputs.dtype.newbyteorder("<"))

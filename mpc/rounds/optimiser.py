@@ -139,7 +139,7 @@ class Adam(Optimiser):
         _check_rate(self.rate)
         _check_part("decay", self.decay)
         _check_part("second_decay", self.second_decay)
-        check_number("optimiser floor", self.floor, 0, 1, "above 0 and at most 1")
+        check_number("optimiser floor", self.floor, 0, 1, "a number above 0 and at most 1")
 
     def step(self, moments: Float64s, movement: Float64s) -> tuple[Float64s, Float64s]:
         mean = self.decay * moments[0] + (1 - self.decay) * movement
@@ -162,9 +162,13 @@ def optimiser_from(values: object) -> Optimiser:
 
 
 def _check_rate(rate: object) -> None:
-    check_number("optimiser rate", rate, 0, GREATEST_RATE, f"above 0 and at most {GREATEST_RATE:g}")
+    check_number(
+        "optimiser rate", rate, 0, GREATEST_RATE, f"a number above 0 and at most {GREATEST_RATE:g}"
+    )
 
 
 def _check_part(name: str, part: object) -> None:
     if type(part) not in (int, float) or not 0 <= part < 1:  # type: ignore[operator]
-        raise ConfigError(f"optimiser {name} must be from 0 to below 1, not {quoted(part)}")
+        raise ConfigError(
+            f"invalid optimiser {name}: {quoted(part)}; give a number from 0 to below 1"
+        )

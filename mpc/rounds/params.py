@@ -67,25 +67,28 @@ class RoundParams:
         check_whole("max_clients", self.max_clients, 2, MAX_CLIENTS)
         if type(self.min_clients) is not int or not 2 <= self.min_clients <= self.max_clients:
             raise ConfigError(
-                f"min_clients must be from 2 to max_clients ({self.max_clients}), "
-                f"not {quoted(self.min_clients)}: "
-                "the median of a single client is that client's update"
+                f"invalid min_clients: {quoted(self.min_clients)}; give 2 to max_clients "
+                f"({self.max_clients}), for the median of a single client is that client's "
+                "update"
             )
         if type(self.deadline_s) not in (int, float) or not 0 < self.deadline_s <= 7 * 86400:
             raise ConfigError(
-                f"deadline_s must be more than 0 and at most a week, not {quoted(self.deadline_s)}"
+                f"invalid deadline_s: {quoted(self.deadline_s)}; give more than 0 and at most a "
+                "week"
             )
         results = self.method.most_results
         if results * self.dim > MAX_RESULT_VALUES:
             raise ConfigError(
-                f"{results} results of {self.dim:,} values are more than the {MAX_RESULT_VALUES:,} "
-                "that a server decodes: ask for fewer ranks, or cut the update into several rounds"
+                f"more values than the {MAX_RESULT_VALUES:,} that a server decodes: {results} "
+                f"results of {self.dim:,}; ask for fewer ranks, or cut the update into several "
+                "rounds"
             )
         self.method.check_round(self.max_clients)
         self.exchange.check_round(self.dim)
         if self.method.groups > 1 and self.exchange.fixed is not None:
             raise ConfigError(
-                f"a round of {self.exchange.name} has no models to choose from: leave groups out"
+                f"a round of {self.exchange.name} has no models to choose from: "
+                f"{self.method.groups} groups; leave groups out"
             )
 
     def _take_method(self) -> None:
@@ -98,11 +101,11 @@ class RoundParams:
                 object.__setattr__(self, "method", METHODS[given]())
             except TypeError as error:
                 raise ConfigError(
-                    f"method needs options: {given!r}; write {METHODS[given].__name__}(..), as in "
-                    f"{like}"
+                    f"a method without its options: {given!r}; write "
+                    f"{METHODS[given].__name__}(..), as in {like}"
                 ) from error
         elif not isinstance(given, Method):
-            raise ConfigError(f"method is not one: {quoted(given)}; write it as in {like}")
+            raise ConfigError(f"invalid method: {quoted(given)}; write it as in {like}")
 
     # What the method says of a round of these numbers
 
@@ -181,11 +184,11 @@ class RoundParams:
         if outside.any():
             first = int(np.flatnonzero(outside)[0])
             raise InputError(
-                f"the start model has {int(outside.sum()):,} values beyond the range of "
-                f"{self.method.name}, the first {models.reshape(-1)[first]:g} at index "
-                f"{first % self.dim}: with {self.dim:,} values and {self.max_clients} clients it "
-                f"takes {taken}; take another method or fewer fraction_bits, or keep that layer "
-                "local"
+                f"the start model leaves the range of {self.method.name} in "
+                f"{int(outside.sum()):,} values: the first is {models.reshape(-1)[first]:g} at "
+                f"index {first % self.dim}, and with {self.dim:,} values and {self.max_clients} "
+                f"clients it takes {taken}; take another method or fewer fraction_bits, or keep "
+                "that layer local"
             )
 
     @property
@@ -223,9 +226,9 @@ class RoundParams:
         weights, least = self.weights_of(clients), least or self.min_clients
         if self.weights and (counted := effective(weights)) < least:
             raise TooFewClients(
-                f"by their weights the {len(clients)} clients who take part count as much as "
-                f"{float(counted):.3g} of equal weight, and {least} are needed: nothing was "
-                "opened. Wait for more clients, or set a lower weight_cap"
+                "by their weights too few clients take part, and nothing was opened: "
+                f"{len(clients)} count as much as {float(counted):.3g} of equal weight, below "
+                f"{least}; wait for more clients, or set a lower weight_cap"
             )
         self.method.check_total(sum(weights))
 
@@ -298,7 +301,10 @@ class RoundParams:
         """
         where = "round parameters"
         if not isinstance(values, dict):
-            raise ConfigError(f"{where}: expected a table of settings, not {type(values).__name__}")
+            raise ConfigError(
+                f"{where}: not a table of settings but {type(values).__name__}; write name = "
+                "value lines"
+            )
         name = values.get("method", DEFAULT_METHOD)
         try:
             check_one_of("method", name, list(METHODS))

@@ -364,7 +364,9 @@ def open_passed(
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
     if not 1 <= len(uploads) <= params.max_clients:
-        raise InputError(f"{len(uploads)} uploads for a round of 1 to {params.max_clients} clients")
+        raise InputError(
+            f"a round takes 1 to {params.max_clients} uploads: {len(uploads)}; give as many"
+        )
 
 
 def fill(

@@ -98,9 +98,9 @@ def predict(
     ots = demand(params, weights, chunks[0].dim).ots
     if ots > MAX_CHUNK_OTS:
         raise ConfigError(
-            f"{params.method.name} with {len(weights)} clients needs {ots:.1e} OTs for a chunk of "
-            f"{chunks[0].dim} coordinates, more than can be rehearsed or computed in sensible "
-            "time: use radix, whose cost is linear in the clients, or bucketed"
+            f"{params.method.name} takes too many OTs to rehearse or compute in sensible time: "
+            f"{ots:.1e} for {len(weights)} clients and a chunk of {chunks[0].dim} coordinates; "
+            "use radix, whose cost is linear in the clients, or bucketed"
         )
     # the kernels are loaded first, because their memory is no chunk's
     loading = _Rehearsal(params, weights, protocol)

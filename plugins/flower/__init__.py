@@ -14,7 +14,7 @@ try:
     import flwr  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "securemedian.flower needs Flower: pip install '.[flower]' in a clone"
+        "Flower is missing: securemedian.flower needs it; run pip install '.[flower]' in a clone"
     ) from error
 
 from securemedian.flower.mod import securemedian_mod

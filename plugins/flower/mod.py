@@ -34,8 +34,9 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
         reply = call_next(message, context)
         if reply.has_content() and reply.content.array_records:
             raise InputError(
-                f"the reply to {message.metadata.message_type!r} has arrays, which must not leave "
-                "this node: a ClientApp may return arrays from its train functions alone"
+                "arrays that must not leave this node are in a reply: "
+                f"{message.metadata.message_type!r}; return arrays from the ClientApp's train "
+                "functions alone"
             )
         return reply
     # mistakes are found before hours of training
@@ -49,8 +50,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     found = reply.content.array_records
     if len(found) != 1:
         raise InputError(
-            f"the reply has {len(found)} records of arrays, and one is needed, with the "
-            "trained parameters"
+            "the reply needs one record of arrays, the trained parameters: it has "
+            f"{len(found)}; return one"
         )
     ((key, trained),) = found.items()
     update = same_form(records.to_arrays(trained), sent)
@@ -70,14 +71,14 @@ def _config_file(context: Context) -> Path:
     named = context.node_config.get(CONFIG_KEY) or context.run_config.get(CONFIG_KEY)
     if not named:
         raise ConfigError(
-            "this node does not say which client.toml is its own: start its SuperNode with "
-            f"--node-config '{CONFIG_KEY}=\"/path/to/client.toml\"'"
+            f"this node does not name its own client.toml: {CONFIG_KEY} is not set; start its "
+            f"SuperNode with --node-config '{CONFIG_KEY}=\"/path/to/client.toml\"'"
         )
     partition = context.node_config.get("partition-id")
     if "{client}" in str(named) and not isinstance(partition, int):
         raise ConfigError(
-            f"{CONFIG_KEY} is {named}, and this node has no partition-id to put in place of "
-            "{client}: name the file itself in the SuperNode's --node-config"
+            f"this node has no partition-id to put into {{client}}: {CONFIG_KEY} is {named}; "
+            "name the file itself in the SuperNode's --node-config"
         )
     if isinstance(partition, int):
         named = str(named).replace("{client}", str(partition + 1))

@@ -49,8 +49,8 @@ def receive(content: RecordDict, state: RecordDict) -> tuple[RecordDict, Arrays,
     about, arrays = content.get(ROUND), content.get(ARRAYS)
     if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise ConfigError(
-            "this train message names no round to submit to, so nothing was trained: "
-            "securemedian_mod needs the strategy SecureMedian in the ServerApp"
+            f"this train message names no round to submit to, and nothing was trained: {ROUND}; "
+            "use the strategy SecureMedian in the ServerApp"
         )
     usual, round_id = str(about["arrays"]), str(about["round"])
     kept = about.get("keep-local", [])

@@ -97,8 +97,8 @@ class SecureMedian(Strategy):
         self._strategy = FedAvg() if strategy is None else strategy
         if not isinstance(self._strategy, FedAvg):
             raise ConfigError(
-                f"{type(strategy).__name__} is not a strategy that works on an average, such as "
-                "FedAvg, FedProx or FedAdam"
+                f"not a strategy that works on an average: {type(strategy).__name__}; take one "
+                "such as FedAvg, FedProx or FedAdam"
             )
         # the id of the round that nodes are training for
         self._round_id = ""
@@ -150,8 +150,8 @@ class SecureMedian(Strategy):
             return []
         if len(messages) < least:
             raise ConfigError(
-                f"{type(inner).__name__} has sampled {len(messages)} nodes, fewer than "
-                f"min_clients ({least}): raise its min_train_nodes or fraction_train"
+                f"{type(inner).__name__} has sampled fewer nodes than min_clients ({least}): "
+                f"{len(messages)}; raise its min_train_nodes or fraction_train"
             )
         self._sent = records.to_arrays(arrays)
         try:
@@ -292,8 +292,8 @@ class SecureMedian(Strategy):
         ]
         if nodes:
             raise AggregationError(
-                f"{listed(nodes)} sent arrays to this ServerApp, in the clear: "
-                "securemedian_mod must be the first of the ClientApp's mods"
+                f"nodes sent arrays to this ServerApp in the clear: {listed(nodes)}; put "
+                "securemedian_mod first among the ClientApp's mods"
             )
 
     def _why(self, error: SecureMedianError, round_id: str, errors: list[str]) -> str:

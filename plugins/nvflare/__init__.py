@@ -15,7 +15,7 @@ try:
     import nvflare  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "securemedian.nvflare needs NVFlare: pip install '.[nvflare]' in a clone"
+        "NVFlare is missing: securemedian.nvflare needs it; run pip install '.[nvflare]' in a clone"
     ) from error
 
 from securemedian.nvflare.aggregator import SecureMedian

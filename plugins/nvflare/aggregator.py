@@ -109,7 +109,9 @@ class SecureMedian(ModelAggregator):
                 "SecureMedianFilter must be the last of the clients' filters",
                 self.fl_ctx,
             )
-            raise InputError("weights in the clear")
+            raise InputError(
+                "weights in the clear: the result of a client; put SecureMedianFilter before it"
+            )
         if params.get(tasks.ROUND) != self._round_id:
             # late, from a round that is over
             return
@@ -146,17 +148,22 @@ class SecureMedian(ModelAggregator):
                 )
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
             if not model:
-                raise ConfigError("the controller has no persistor, from which the model comes")
+                raise ConfigError(
+                    "the controller has no persistor, from which the model comes: "
+                    f"{self._persistor}; give the recipe a model"
+                )
             clients = len(fl_ctx.get_engine().get_clients())
             if clients < self.min_clients:
                 raise ConfigError(
-                    f"{clients} clients are connected, fewer than min_clients ({self.min_clients})"
+                    f"fewer connected clients than min_clients ({self.min_clients}): {clients}; "
+                    "connect more, or lower it"
                 )
             self._sent = tasks.in_order(model[ModelLearnableKey.WEIGHTS])
-            if not all(isinstance(array, np.ndarray) for array in self._sent.values()):
+            other = [name for name, one in self._sent.items() if not isinstance(one, np.ndarray)]
+            if other:
                 raise ConfigError(
-                    "the model has weights that are no arrays of numpy's: give the recipe "
-                    "server_expected_format=ExchangeFormat.NUMPY"
+                    f"the model has weights that are not numpy's arrays: {other[0]!r}; give the "
+                    "recipe server_expected_format=ExchangeFormat.NUMPY"
                 )
             self._round_id = self._rounds.open(self._sent, clients)
         except ROUND_LOST as error:
@@ -173,7 +180,7 @@ class SecureMedian(ModelAggregator):
         round_id, self._round_id = self._round_id, None
         try:
             if not round_id or self._rounds is None:
-                raise RoundFailed("there was no round")
+                raise RoundFailed("no result: there was no round; see why none was opened")
             return self._rounds.result(round_id, self._sent)
         except ROUND_LOST as error:
             why = f"securemedian: {error}"

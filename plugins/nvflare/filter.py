@@ -63,9 +63,9 @@ class SecureMedianFilter(DXOFilter):
         result = super().process(shareable, fl_ctx)
         if found := list(tasks.arrays_in(result)):
             raise InputError(
-                f"the result of {fl_ctx.get_prop(FLContextKey.TASK_NAME)!r} has arrays at "
-                f"{found[0]}, which must not leave this site: only the weights of a round may be "
-                "arrays"
+                "arrays that must not leave this site are in the result of "
+                f"{fl_ctx.get_prop(FLContextKey.TASK_NAME)!r}: {found[0]}; return only the "
+                "weights of a round as arrays"
             )
         return result
 
@@ -108,17 +108,17 @@ class SecureMedianFilter(DXOFilter):
         own = Path(fl_ctx.get_workspace().get_file_path_in_site_config(CONFIG_FILE))
         if own.exists():
             return ClientConfig.load(own.resolve())
+        site = fl_ctx.get_identity_name()
         if not self.config:
             raise ConfigError(
-                "this site does not say which client.toml is its own: "
-                f"put it, or a link to it, at {own}"
+                f"this site does not name its own client.toml: {site!r}; put it, or a link to "
+                f"it, at {own}"
             )
-        site = fl_ctx.get_identity_name()
         number = re.search(r"\d+$", site)
         if "{client}" in self.config and not number:
             raise ConfigError(
-                f"the job's client.toml is {self.config}, and {site!r} has no number at its end to "
-                f"put in place of {{client}}: put this site's own, or a link to it, at {own}"
+                f"{site!r} has no number at its end to put into {{client}}: the job's "
+                f"client.toml is {self.config}; put this site's own, or a link to it, at {own}"
             )
         named = self.config.replace("{client}", number[0]) if number else self.config
         return ClientConfig.load(Path(named).expanduser())
@@ -133,6 +133,6 @@ def _after(sent: Any, change: Any) -> Any:
 
 def _no_round(fl_ctx: FLContext) -> ConfigError:
     return ConfigError(
-        f"the task {fl_ctx.get_prop(FLContextKey.TASK_NAME)!r} names no round to submit to: "
-        "SecureMedianFilter needs the aggregator SecureMedian at the server"
+        f"the task names no round to submit to: {fl_ctx.get_prop(FLContextKey.TASK_NAME)}; use "
+        "the aggregator SecureMedian at the server"
     )

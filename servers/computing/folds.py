@@ -41,13 +41,18 @@ class Folds:
         round, and DuplicateUpload if another one of the client is here.
         """
         if not self.binding or binding != self.binding or client not in self.clients:
-            raise RoundClosed("this server no longer asks you for this fold: ask what is `bound`")
+            raise RoundClosed(
+                f"this server no longer asks you for this fold: {client}; ask what is `bound`"
+            )
         if fold.dtype != np.uint64 or fold.shape != (self._words,):
             raise BadUpload(
-                f"a fold for this round is uint64 ({self._words},), not {fold.dtype} {fold.shape}"
+                f"a fold of another shape: {fold.dtype} {fold.shape}; send uint64 ({self._words},)"
             )
         if not np.array_equal(self._of.setdefault(client, fold), fold):
-            raise DuplicateUpload("another fold of yours is here already; the first one counts")
+            raise DuplicateUpload(
+                f"another fold of yours is here already: {client}; leave it, for the first one "
+                "counts"
+            )
         if len(self._of) == len(self.clients):
             self._complete.set()
 

@@ -28,8 +28,8 @@ def limits_of(hard: int) -> tuple[int, int]:
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if most < LEAST:
         raise ConfigError(
-            f"a server needs {LEAST} descriptors or more, and may open {most}: raise the hard "
-            "limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"
+            f"this server may open fewer than the {LEAST} descriptors that it needs: {most}; "
+            "raise the hard limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"
         )
     return most, most - int(most * RESERVED)
 

@@ -85,7 +85,9 @@ class PeerWatch:
         Raises PeerUnavailable, ParametersDiffer or VersionsDiffer if it is not.
         """
         if not self.linked:
-            raise PeerUnavailable(f"{self.problem}: try again when both are ready")
+            raise PeerUnavailable(
+                f"the other server is not ready: {self.problem}; try again when both are"
+            )
         if self.misfit:
             raise type(self.misfit)(self.problem)
         if params:
@@ -116,8 +118,8 @@ class PeerWatch:
             return error
         if differing := differences(in_words(self._agreement), in_words(message.agreement)):
             return ParametersDiffer(
-                f"{self.name} is configured differently: {differing}: make the two configurations "
-                "alike and restart"
+                f"the other server is configured differently: {self.name} differs in "
+                f"{differing}; make the two configurations alike and restart"
             )
         return None
 
@@ -151,8 +153,8 @@ class PeerWatch:
             return None
         if not self.instance:
             raise PeerUnavailable(
-                f"{self._lost_why}, and peer_wait_s is over: "
-                "start it, and check [peer] and the public keys at both"
+                f"{self._lost_why}: peer_wait_s is over; start it, and check [peer] and the "
+                "public keys at both"
             )
         return self._lose(f"{self.name} has given no sign of life for {self._timeout_s:g} s")
 

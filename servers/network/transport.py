@@ -161,12 +161,11 @@ def _bind(socket: Socket, endpoint: str) -> None:
         else:
             socket.bind(endpoint)
     except zmq.ZMQBindError as error:
-        raise NoSocket(
-            f"no port of {endpoint} is free: give [engine] ports more of them"
-        ) from error
+        raise NoSocket(f"no free port: {endpoint}; give [engine] ports more of them") from error
     except zmq.ZMQError as error:
         raise ConfigError(
-            f"cannot listen at {endpoint}: {zmq.strerror(error.errno or 0)}"
+            f"cannot listen on this address: {endpoint} ({zmq.strerror(error.errno or 0)}); "
+            "choose another"
         ) from error
 
 
@@ -326,8 +325,8 @@ class PeerPort:
             self._set_up(socket, name, keep, silent_ms)
         except zmq.ZMQError as error:
             raise NoSocket(
-                f"this server cannot open a socket: {zmq.strerror(error.errno or 0)}. "
-                "Limit who can connect, or raise LimitNOFILE (docs/servers.md)"
+                f"this server cannot open a socket: {zmq.strerror(error.errno or 0)}; limit who "
+                "can connect, or raise LimitNOFILE (docs/servers.md)"
             ) from error
         return socket
 

@@ -97,13 +97,14 @@ class RunKeeper:
 def _with_model(kept: RunState, model: Float32s | None, reset: bool) -> RunState:
     if model is None or reset:
         raise ConfigError(
-            "to keep the range, give the model that the run goes on with, and no reset"
+            "keeping the range goes with the model that the run continues with: keep_range "
+            "with a reset or without a model; give that model, and no reset"
         )
     of = np.stack(kept.models) if kept.groups else kept.model
     if of is not None and of.shape != model.shape:
         raise InputError(
-            f"the range that is kept is that of a model of shape {of.shape}, and this one "
-            f"has shape {model.shape}: open without keeping the range"
+            f"the kept range is that of a model of shape {of.shape}: this one has shape "
+            f"{model.shape}; open without keeping the range"
         )
     if kept.groups:
         runs = zip(kept.groups, model, strict=True)

@@ -128,7 +128,9 @@ class PeerControl:
         """
         self.watch.require()
         if self._register.live:
-            raise RoundBusy("a round is under way, and the link is measured between rounds alone")
+            raise RoundBusy(
+                "the link is measured between rounds alone: a round is under way; wait for its end"
+            )
         self._probe.begin(told)
 
     def send(self, message: RoundMessage) -> None:
@@ -225,13 +227,15 @@ class PeerControl:
             self.watch.require()
             if not self._register.has(asked.cohort):
                 raise UnknownCohort(
-                    f"it has no cohort {asked.cohort!r}: add it to [[cohorts]] there"
+                    f"it has no such cohort: {asked.cohort!r}; add it to [[cohorts]] there"
                 )
             if other := self._register.live_of(asked.cohort):
                 self._fail(other, f"was told of another round, {asked.round}")
             kept = self._engines.of(asked.cohort).session_id
             if not asked.new_session and asked.session != kept:
-                raise PeerUnavailable("s1 has no session to keep: open again, for a new one")
+                raise PeerUnavailable(
+                    "the other server has no session to keep: s1; open again, for a new one"
+                )
             entry = self._register.admit(asked, RoundParams.from_dict(asked.params), RunState())
         except SecureMedianError as error:
             reason = cut(f"{self._config.name}: {error}")

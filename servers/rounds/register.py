@@ -112,9 +112,10 @@ class Register:
             cohort = entry.server_round.cohort
             if cohort not in config.members:
                 raise ConfigError(
-                    f"round {entry.server_round.round_id} of cohort {cohort} has not ended, "
-                    f"and no table of [[cohorts]] is called {quoted(cohort)}: put the table "
-                    "back, and let the round end, or abort it, before you remove the table"
+                    "a cohort with a round that has not ended lacks its table: "
+                    f"{quoted(cohort)}, round {entry.server_round.round_id}; put the table back "
+                    "into [[cohorts]], and let the round end, or abort it, before you remove "
+                    "the table"
                 )
 
     def reload(self, config: ServerConfig) -> None:
@@ -167,7 +168,7 @@ class Register:
         known = (
             f"the latest is {mine[-1].server_round.round_id}" if mine else "there has been none yet"
         )
-        raise UnknownRound(f"{self._config.name} knows no round {quoted(round_id)}; {known}")
+        raise UnknownRound(f"{self._config.name} knows no such round: {quoted(round_id)}; {known}")
 
     def has(self, cohort: str) -> bool:
         return cohort in self._config.members
@@ -207,7 +208,9 @@ class Register:
         """
         config = self._config
         if self._closed:
-            raise RoundBusy(f"{config.name} is being stopped")
+            raise RoundBusy(
+                f"no round opens while a server stops: {config.name}; wait until it is back"
+            )
         begun = self._rounds_of_the_hour(asked.cohort)
         spent = max(self.spent(asked.cohort), asked.spent)
         params.method.check_settled()
@@ -227,13 +230,13 @@ class Register:
         upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
-                f"an upload has {upload_bytes} bytes, and {config.name} takes at most "
-                f"{config.max_message_bytes} (max_message_bytes)"
+                f"an upload has more bytes than max_message_bytes of {config.name} "
+                f"({config.max_message_bytes}): {upload_bytes}; raise that at both servers"
             )
         if params.method.groups > 1 and params.min_clients < config.min_clients:
             raise ConfigError(
-                f"min_clients is {params.min_clients} for each group, and {config.name} asks for "
-                f"at least {config.min_clients} clients"
+                f"min_clients for each group is below the {config.min_clients} clients that "
+                f"{config.name} asks for: {params.min_clients}; raise it"
             )
         bound = self._store.database.bound(asked.cohort)
         if bound.number != asked.number or _lifts(asked, bound):
@@ -311,8 +314,8 @@ class Register:
         if (before := entry.public_metrics.get(key)) is not None:
             if before != metrics:
                 raise DuplicateUpload(
-                    f"you have sent other public metrics for round {round_id}, which takes them "
-                    "once"
+                    f"you have sent other public metrics already: round {round_id}; leave them, "
+                    "for the first ones count"
                 )
             return
         with self._store.database.transaction():

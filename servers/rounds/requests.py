@@ -178,8 +178,7 @@ class AbortFields(OneRound):
 def _check_round_id(text: str) -> None:
     if not is_round_id(text):
         raise UnknownRound(
-            f"no round is called {quoted(text)}: an id is like 7-3fa9c1d2, "
-            "a number and 8 hex digits"
+            f"invalid round id: {quoted(text)}; write it like 7-3fa9c1d2, a number and 8 hex digits"
         )
 
 
@@ -274,7 +273,9 @@ class Desk:
         """
         # the connection is older than the lists
         if key not in self._callers:
-            raise NotAllowed(f"this key was taken off the list of {self._config.name}")
+            raise NotAllowed(
+                f"this key was taken off the list: {self._config.name}; ask its operator"
+            )
         if message.type not in OPS:
             known = ", ".join(OPS)
             raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
@@ -283,10 +284,11 @@ class Desk:
         if role not in op.roles:
             who = " or a ".join(op.roles)
             raise NotAllowed(
-                f"{message.type!r} is for a {who}, and the key of {name!r} is a {role}'s"
+                f"{message.type!r} is for a {who}: the key of {name!r} is a {role}'s; use the "
+                f"{who}'s key"
             )
         if op.leader_only and self._config.party != 0:
-            raise NotAllowed(f"s0 answers {message.type!r}: ask there")
+            raise NotAllowed(f"only s0 answers this request: {message.type!r}; ask there")
         if not set(message.arrays) <= op.arrays:
             names = quoted(", ".join(message.arrays))
             raise FrameError(f"{message.type!r} has arrays that it does not take: {names}")
@@ -343,8 +345,8 @@ class Desk:
         theirs = self._cohorts_of(call.key)
         if name not in theirs:
             raise UnknownCohort(
-                f"{self._config.name} has no cohort {quoted(name)} for {call.name!r}, "
-                f"who takes part in {', '.join(theirs) or 'none'}: set `cohort`"
+                f"{self._config.name} has no such cohort for {call.name!r}: {quoted(name)}; set "
+                f"`cohort` to one of {', '.join(theirs) or 'none'}"
             )
         return name
 
@@ -455,7 +457,9 @@ class Desk:
         """
         entry = self._latest(call)
         if entry is None:
-            raise UnknownRound("there has been no round yet: wait for the coordinator to open one")
+            raise UnknownRound(
+                f"no round so far: {self._config.name}; wait for the coordinator to open one"
+            )
         server_round = entry.server_round
         _check_listed(call, server_round)
         # who speaks none of these versions leaves the rest unread
@@ -582,10 +586,12 @@ class Desk:
         server_round = entry.server_round
         _check_listed(call, server_round)
         if not server_round.audited:
-            raise BadUpload(f"round {server_round.round_id} is not audited, and takes no folds")
+            raise BadUpload(f"only audited rounds take folds: {server_round.round_id}; send none")
         fold, folds = _array_of(call, "fold"), self._folds(server_round)
         if folds is None:
-            raise RoundClosed(f"round {server_round.round_id} takes no folds now")
+            raise RoundClosed(
+                f"the round takes no folds now: {server_round.round_id}; wait for its result"
+            )
         folds.put(call.key, call.fields.binding, fold)
         return Answer()
 
@@ -639,7 +645,8 @@ class Desk:
         private = server_round.params.result_to == "clients"
         if private and call.fields.values and call.role != CLIENT:
             raise NotAllowed(
-                f"the result of round {server_round.round_id} is for its clients alone"
+                f"the result is for the round's clients alone: {server_round.round_id}; ask a "
+                "client"
             )
         if server_round.state is State.FAILED:
             raise RoundFailed(server_round.reason)
@@ -695,8 +702,8 @@ class Desk:
             listed = ", ".join(sorted({quoted(name) for name in unknown}))
             raise ConfigError(
                 cut(
-                    f"{where}: no client of cohort {cohort} at {self._config.name} is called "
-                    f"{listed}"
+                    f"{where}: not clients of cohort {cohort} at {self._config.name}: {listed}; "
+                    "correct the names"
                 )
             )
         return {name: keys[name] for name in names}
@@ -742,13 +749,14 @@ def _check_start(call: Call, server_round: ServerRound) -> None:
     """
     if call.fields.params != server_round.params.digest:
         raise BadUpload(
-            f"this {call.op!r} was made for other parameters than those of round "
-            f"{server_round.round_id}"
+            f"this {call.op!r} was made for other parameters than the round's: "
+            f"{server_round.round_id}; ask for its parameters again"
         )
     if call.fields.start.hex() != server_round.asked.start:
         raise BadUpload(
-            f"this {call.op!r} was made for another model or range than those that round "
-            f"{server_round.round_id} starts from: one server does not tell the truth"
+            f"this {call.op!r} was made for another model or range than the round starts from: "
+            f"{server_round.round_id}; ask both operators, for one server does not tell the "
+            "truth"
         )
 
 
@@ -757,12 +765,14 @@ def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
     masks = call.arrays.get("masks")
     if not server_round.audited:
         if masks is not None:
-            raise BadUpload(f"round {server_round.round_id} is not audited: leave out `masks`")
+            raise BadUpload(
+                f"only audited rounds take masks: {server_round.round_id}; leave out `masks`"
+            )
         return None
     if masks is None or masks.dtype != np.uint8 or masks.shape != (SEED_BYTES,):
         raise BadUpload(
-            f"an upload for round {server_round.round_id}, which is audited, needs {SEED_BYTES} "
-            "random bytes as the array `masks`"
+            f"an upload for an audited round needs {SEED_BYTES} random bytes: "
+            f"{server_round.round_id}; send them as the array `masks`"
         )
     return masks.tobytes()
 

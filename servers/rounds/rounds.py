@@ -187,8 +187,8 @@ class Rounds:
         self.peer.require(params)
         if entry := self.register.live_of(cohort):
             raise RoundBusy(
-                f"round {entry.server_round.round_id} is {entry.server_round.state}: "
-                "close or abort it, or wait for its end"
+                f"the last round has not ended: {entry.server_round.round_id} is "
+                f"{entry.server_round.state}; close or abort it, or wait for its end"
             )
         kept = self._engines.of(cohort).session_id
         asked = Open(
@@ -224,7 +224,8 @@ class Rounds:
         if params.exchange.fixed is not None:
             if form:
                 raise ConfigError(
-                    f"a round of {params.exchange.name} has no model: leave out `model_form`"
+                    f"a round of this exchange has no model: {params.exchange.name}; leave out "
+                    "`model_form`"
                 )
             return ""
         goes_on = not opening.reset and (not new_model or opening.keep_range)
@@ -344,7 +345,9 @@ class Rounds:
                 try:
                     self._store(entry, [share])
                 except LocalProtocolError:
-                    closed = RoundClosed("the round has just been closed: it has all its clients")
+                    closed = RoundClosed(
+                        "the round has just been closed: it has all its clients; wait for the next"
+                    )
                     share.when_stored(closed)
 
     def _store(self, entry: Entry, shares: Sequence[_Share]) -> None:

@@ -50,8 +50,7 @@ class Opening:
     def __post_init__(self) -> None:
         if self.request and not _REQUEST.fullmatch(self.request):
             raise ConfigError(
-                f"`request` is 32 hex digits that you have drawn, or empty; "
-                f"not {quoted(self.request)}"
+                f"invalid `request`: {quoted(self.request)}; draw 32 hex digits, or leave it empty"
             )
 
 
@@ -76,8 +75,8 @@ def begin(
     if params.exchange.fixed is not None:
         if model is not None or range_options or optimiser_options:
             raise ConfigError(
-                f"a round of {params.exchange.name} has no model, range or optimiser: "
-                "leave them out, clients keep models of their own"
+                "a round of this exchange has no model, range or optimiser, because clients "
+                f"keep models of their own: {params.exchange.name}; leave them out"
             )
         return RunState() if reset else kept
     groups = params.method.groups
@@ -86,13 +85,13 @@ def begin(
     models = [None] * groups if model is None else list(model)
     if model is None and len(kept.groups) != groups:
         raise ConfigError(
-            f"a round of groups = {groups} needs a model for each, and {len(kept.models)} are kept "
-            "here: give them when opening, or change groups"
+            f"a round of groups = {groups} needs a model for each: {len(kept.models)} are kept "
+            "here; give them when opening, or change groups"
         )
     if model is not None and (model.ndim != 2 or len(model) != groups):
         raise InputError(
             f"a round of {groups} groups needs the global models as float32 ({groups}, "
-            f"{params.dim}), not {model.dtype} {model.shape}: change them or groups"
+            f"{params.dim}): {model.dtype} {model.shape}; change them or groups"
         )
     before = kept.groups if model is None else [kept] * groups
     runs = [
@@ -144,7 +143,7 @@ def _begin(
 def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
     if not (np.isfinite(scale) & (scale > 0)).all():
         raise ConfigError(
-            f"the bucket range (policy {policy.name!r}) is not finite and above 0 in float32: "
+            f"the bucket range is not finite and above 0 in float32: policy {policy.name!r}; "
             "open with reset"
         )
     policy.buckets(scale, buckets)
@@ -153,8 +152,8 @@ def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
 def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
     if params.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
         raise ConfigError(
-            f"the optimiser {optimiser.name} takes its step from the result, which only the "
-            "clients learn: leave it out, or let the servers learn the result"
+            "the optimiser takes its step from the result, which only the clients learn: "
+            f"{optimiser.name}; leave it out, or let the servers learn the result"
         )
 
 
@@ -162,14 +161,14 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
     if model is None:
         if params.uses_range:
             raise ConfigError(
-                "a round on buckets needs a global model, and none is kept here: "
-                "give one when opening (--model FILE.npy, which `securemedian init` makes)"
+                "a round on buckets needs a global model: S0 keeps none; give one when opening "
+                "(--model FILE.npy, which `securemedian init` makes)"
             )
         return
     if model.dtype != np.float32 or model.shape != (params.dim,):
         raise InputError(
-            f"the global model must be float32 ({params.dim},), not {model.dtype} {model.shape}: "
-            "change it or `dim`, or start anew with `reset`"
+            f"the global model must be float32 ({params.dim},): {model.dtype} {model.shape}; "
+            "change it or `dim`, or start over with `reset`"
         )
     if not np.isfinite(model).all():
-        raise InputError("the global model has NaN or infinite values: give another one")
+        raise InputError("the global model is not finite: NaN or infinite values; give another one")

@@ -242,7 +242,10 @@ class RoundRunner:
         The link may have broken while an event was stored.
         """
         if self._engine(entry).opened_session != entry.server_round.session:
-            raise PeerUnavailable("the session that was prepared is gone: another one is made")
+            raise PeerUnavailable(
+                "the session that was prepared is gone: the link broke; wait, for the servers "
+                "make another"
+            )
 
     def _publish(self, entry: Entry) -> None:
         if entry.after:

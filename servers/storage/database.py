@@ -165,8 +165,8 @@ class Database:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"cannot use {path}: {error}. If it is damaged, restore the state folder from a "
-                "backup, or remove it to start without rounds and model"
+                f"cannot use the database: {path} ({error}); if it is damaged, restore the "
+                "state folder from a backup, or remove it to start without rounds and model"
             ) from error
 
     def _set_up(self) -> None:
@@ -193,8 +193,8 @@ class Database:
             script = "".join(UPGRADES[older] for older in range(version, versions.STORE))
         else:
             raise ConfigError(
-                f"{path} is no database of a server: set another state_dir, or remove the file to "
-                "start without rounds and model"
+                f"not a database of a server: {path}; set another state_dir, or remove the file "
+                "to start without rounds and model"
             )
         if version != versions.STORE:
             number = f"PRAGMA user_version = {versions.STORE}"

@@ -159,9 +159,15 @@ class WordsFile:
         try:
             data = os.pread(self._file.fileno(), count, begin)
         except OSError as error:
-            raise DamagedUpload(f"a stored upload cannot be read: {error.strerror}") from error
+            raise DamagedUpload(
+                f"a stored upload cannot be read: {error.strerror}; check the disk, and open a "
+                "new round"
+            ) from error
         if len(data) != count:
-            raise DamagedUpload("a stored upload is shorter than when it was written")
+            raise DamagedUpload(
+                f"a stored upload is shorter than when it was written: {len(data)} of {count} "
+                "bytes; check the disk, and open a new round"
+            )
         return data
 
     def chunks(self, begin: int, count: int) -> Iterator[bytes]:
@@ -177,6 +183,6 @@ def storing(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotStored(
-            f"this server cannot store {what}: {error.strerror}. Its operator must see to the disk "
-            "of its state_dir; then send it again"
+            f"this server cannot store {what}: {error.strerror}; have its operator look at the "
+            "disk of its state_dir, then send it again"
         ) from error

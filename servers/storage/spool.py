@@ -230,7 +230,8 @@ class Spool:
             same = row.seed is None and self._holds(row.begin, words, piece)
         if not same:
             raise DuplicateUpload(
-                "another dealing of yours for this round is stored already; the first one counts"
+                f"another dealing of yours is stored already for this round: {client}; leave "
+                "it, for the first one counts"
             )
         return True
 
@@ -246,7 +247,7 @@ class Spool:
         # how much there is to be cut into pieces
         whole, count = 1 if piece.form == "seed" else words, piece.count
         if not 0 <= piece.number < count or (count - 1) * -(-whole // count) >= whole:
-            raise BadUpload(f"there is no {piece}, which has {whole} words or is one seed")
+            raise BadUpload(f"an unknown piece: {piece}; send those of {whole} words or one seed")
         size = -(-words // count)
         length = min(size, words - piece.number * size)
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -262,7 +263,8 @@ class Spool:
         due = partial.due if partial and partial.pieces == piece.count else 0
         if piece.number not in (0, due):
             raise BadUpload(
-                f"{piece} came where piece {due} is due: send all pieces in order, from 0 on"
+                f"a piece out of order: {piece}, where piece {due} is due; send all pieces in "
+                "order, from 0 on"
             )
         packed = np.ascontiguousarray(piece.share)
         with storing("the dealing"):
@@ -321,8 +323,8 @@ class Spool:
         row = self._rows.get((client, UPLOAD))
         if row and row.form != "seed" and (row.seed or b"") != masks:
             raise DuplicateUpload(
-                "your upload for this round is stored already, with other masks; the first ones "
-                "count"
+                f"your upload is stored already for this round, with other masks: {client}; "
+                "leave it, for the first ones count"
             )
 
     def dealing(self, client: str) -> Upload:
@@ -360,8 +362,8 @@ class Spool:
                 digest.update(chunk)
             if digest.digest() != row.sha256[:SHA256_BYTES]:
                 raise DamagedUpload(
-                    f"the {row.kind} of a client is not what it has sent: the disk of this "
-                    "server is damaged. The round has failed for good, open a new one"
+                    f"the disk of this server is damaged, for a stored {row.kind} is not what "
+                    f"the client sent: {row.client}; the round has failed for good, open a new one"
                 )
 
         def examine() -> None:
@@ -374,7 +376,10 @@ class Spool:
     @property
     def _file(self) -> WordsFile:
         if self._words_file is None:
-            raise SecureMedianError("this round has ended, and its uploads are deleted")
+            raise SecureMedianError(
+                f"this round has ended, and its uploads are deleted: {self._folder.name}; open "
+                "another"
+            )
         return self._words_file
 
     def drop(self) -> None:
@@ -405,12 +410,11 @@ def _check_share(
     """Raise BadUpload unless `share` has the dtype and shape of its form."""
     if form not in shapes:
         raise BadUpload(
-            f"the form of {what} for this round is {' or '.join(shapes)}, not {quoted(form)}"
+            f"{what} for this round has an unknown form: {quoted(form)}; send {' or '.join(shapes)}"
         )
     dtype, shape = shapes[form]
     if share.dtype != dtype or share.shape != shape:
         raise BadUpload(
-            f"{what} of form {quoted(form)} for this round is {np.dtype(dtype)} {shape}, "
-            f"not {share.dtype} {share.shape}: "
-            "encode it with the parameters that the server gave"
+            f"{what} of form {quoted(form)} is not {np.dtype(dtype)} {shape}: {share.dtype} "
+            f"{share.shape}; encode it with the parameters that the server gave"
         )

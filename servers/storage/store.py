@@ -79,7 +79,10 @@ class Store:
             self.reserve = Reserve(folder / "reserve")
             sync_folder(folder)
         except OSError as error:
-            raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot use the state folder: {folder} ({error.strerror}); choose one that "
+                "this user may write to"
+            ) from error
         self.database = Database(folder / DATABASE)
 
     def close(self) -> None:
@@ -102,7 +105,10 @@ class Store:
         `leaves`.
         """
         if not is_round_id(round_id):
-            raise SecureMedianError(f"{quoted(round_id)} is no round id and cannot name a folder")
+            raise SecureMedianError(
+                f"invalid round id, which cannot name a folder: {quoted(round_id)}; write "
+                "NUMBER-HEX8"
+            )
         spool = self._spools / round_id
         made = Spool(spool, self.reserve, layout, shape, self._opening, rows, self._native_aes)
         self.reserve.add(spool, leaves)
@@ -175,6 +181,6 @@ class Store:
             return json.loads(str(arrays.pop(_FIELDS))), arrays
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
-                f"{path} is missing or damaged: restore the state folder from a backup, "
-                "or remove it to start without a model"
+                f"a missing or damaged file: {path}; restore the state folder from a backup, or "
+                "remove it to start without a model"
             ) from error

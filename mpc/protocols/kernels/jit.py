@@ -153,9 +153,8 @@ def _another_folder() -> Path:
         os.environ["NUMBA_CACHE_DIR"] = str(folder)
         return folder
     raise ConfigError(
-        "there is no folder to keep compiled kernels in: neither NUMBA_CACHE_DIR nor the package's "
-        f"own folder nor {' nor '.join(why)} can be used: set NUMBA_CACHE_DIR to a folder that "
-        "this user, and nobody else, may write"
+        "no folder to keep compiled kernels in: NUMBA_CACHE_DIR, the package's own folder or "
+        f"{' or '.join(why)}; set NUMBA_CACHE_DIR to a folder that this user alone may write"
     )
 
 

@@ -79,7 +79,8 @@ class Published:
     def _around(self, buckets: int) -> tuple[NDArray[np.float32], Buckets]:
         if self.model is None or self.scale is None or self.policy is None:
             raise ConfigError(
-                "a round on buckets needs the model and the range that S0 published, and has none"
+                "a round on buckets needs a model and a range: S0 has published none; open it "
+                "with both"
             )
         return self.model, self.policy.buckets(self.scale, buckets)
 
@@ -405,7 +406,9 @@ class Method(ABC):
     def check_total(self, total: int) -> None:
         """Raise ConfigError if clients that weigh `total` together have no result."""
         if total < 1:
-            raise ConfigError("nobody takes part")
+            raise ConfigError(
+                f"no client takes part: their weights sum to {total}; wait for clients"
+            )
 
     # The protocol
 
@@ -616,14 +619,14 @@ class Weighted(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("weight_cap", self.weight_cap, 0, 1, "above 0 and at most 1")
+        check_number("weight_cap", self.weight_cap, 0, 1, "a number above 0 and at most 1")
         for client, weight in self.weights.items():
-            check_whole(f"the weight of {quoted(client)}", weight, 1, MOST_WEIGHT)
+            check_whole(f"weight of {quoted(client)}", weight, 1, MOST_WEIGHT)
         if self.weights and len(self.counted) * self._cap < 1:
             raise ConfigError(
-                f"{len(self.counted)} clients have weights, and none may weigh more than "
-                f"{float(self._cap):.3g} of all: name {ceil(1 / self._cap)} or more, or leave "
-                "weights out"
+                "too few clients with weights, none of which may weigh more than "
+                f"{float(self._cap):.3g} of all: {len(self.counted)}; name "
+                f"{ceil(1 / self._cap)} or more, or leave weights out"
             )
 
     @property
@@ -662,8 +665,9 @@ class Weighted(Method):
         total = sum(weights)
         if clients and max(weights) > MOST_SHARE * total:
             raise ConfigError(
-                f"one client weighs {max(weights)} of the {total} of all who take part, more than "
-                "a third: nothing was opened. Wait for more clients, or set a lower weight_cap"
+                "one client weighs more than a third of all who take part, and nothing was "
+                f"opened: {max(weights)} of {total}; wait for more clients, or set a lower "
+                "weight_cap"
             )
         return weights
 
@@ -707,8 +711,8 @@ class Counting(Weighted):
         needed, total = self._needed(max_clients), self.max_total(max_clients)
         if self.bits_for(max_clients) < needed:
             raise ConfigError(
-                f"ring_bits {self.ring_bits} cannot count a total weight of {total}: "
-                f"use {needed} or more, or 0 for the smallest"
+                f"too few bits to count a total weight of {total}: ring_bits {self.ring_bits}; use "
+                f"{needed} or more, or 0 for the smallest"
             )
         super().check_round(max_clients)
 
@@ -739,8 +743,8 @@ class FixedPoint(Method):
         most = self.value_bits - 2 - self.headroom(max_clients)
         if most < 0:
             raise ConfigError(
-                f"ring_bits {self.value_bits} is too small for {self.name} with {max_clients} "
-                f"clients: use {self.headroom(max_clients) + 2} or more"
+                f"ring_bits is too small for {self.name} with {max_clients} clients: "
+                f"{self.value_bits}; use {self.headroom(max_clients) + 2} or more"
             )
         check_whole("fraction_bits", self.fraction_bits, 0, most)
 

@@ -114,15 +114,15 @@ class Bounded(FixedPoint):
             return
         if self.value_bits != BITS:
             raise ConfigError(
-                f"ring_bits is {self.value_bits}, and lengths are checked in a ring of 64 bits: "
-                "leave ring_bits out, or norm_bound off"
+                "lengths are checked in a ring of 64 bits only: ring_bits is "
+                f"{self.value_bits}; leave ring_bits out, or take norm_bound off"
             )
         super().check_round(max_clients)
         if not 1 <= self.longest <= self.most_length:
             raise ConfigError(
-                f"norm_bound {self.norm_bound:g} with fraction_bits {self.fraction_bits} is "
-                f"{self.longest:,} steps of the fixed point, and 1 to {self.most_length:,} can be "
-                "checked: leave fraction_bits out"
+                f"norm_bound {self.norm_bound:g} with fraction_bits {self.fraction_bits} cannot "
+                f"be checked: {self.longest:,} steps of the fixed point, beyond 1 to "
+                f"{self.most_length:,}; leave fraction_bits out"
             )
 
     @property
@@ -150,7 +150,7 @@ class Bounded(FixedPoint):
         super().check_settled()
         if self.norm_bound == AUTO:
             raise ConfigError(
-                "norm_bound is auto, for which S0 has to choose a number before it opens a round: "
+                "S0 has chosen no number before it opened the round: norm_bound is auto; "
                 "update S0, or give a number"
             )
 
@@ -215,8 +215,7 @@ def check_asked(name: str, faulty: int) -> None:
     """Raise ConfigError if F, the option `name`, is one that a round only comes to."""
     if faulty == NOBODY:
         raise ConfigError(
-            f"{name} is {NOBODY}: this is what a round comes to once all its faulty clients are "
-            "left out; ask for a number of 1 or more"
+            f"{name} is for rounds that lost all their faulty clients: {NOBODY}; ask for 1 or more"
         )
 
 

@@ -103,8 +103,8 @@ class Bucketed(Grouped, Counting):
             self._check_slots()
         elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
             raise ConfigError(
-                f"{self.buckets} buckets are too many to deal, which takes at most {MAX_BUCKETS}: "
-                "take radix with encoding buckets, whose words are always valid"
+                f"more than the {MAX_BUCKETS} buckets that can be dealt: {self.buckets}; take "
+                "radix with encoding buckets, whose words are always valid"
             )
 
     def _check_auditable(self) -> None:
@@ -112,17 +112,21 @@ class Bucketed(Grouped, Counting):
         for name, value in needed.items():
             if (given := getattr(self, name)) != value:
                 raise ConfigError(
-                    f"{name} {given} cannot be audited, only {name} {value}: take that, or leave "
+                    f"audit takes {name} {value} only: {name} {given}; take that, or leave "
                     "audit out"
                 )
 
     def _check_slots(self) -> None:
         if self.uploads != "dealt":
-            raise ConfigError("hidden groups need uploads dealt, which show that each votes once")
+            raise ConfigError(
+                "hidden groups need uploads dealt, which show that each votes once: uploads "
+                f"{self.uploads}; take uploads dealt"
+            )
         if self.slots > MAX_SLOTS:
             raise ConfigError(
-                f"{self.groups} groups of {self.buckets} buckets are {self.slots} to deal, which "
-                f"takes at most {MAX_SLOTS}: take fewer buckets or groups, or membership visible"
+                f"{self.groups} groups of {self.buckets} buckets are more than the {MAX_SLOTS} "
+                f"that can be dealt: {self.slots}; take fewer buckets or groups, or membership "
+                "visible"
             )
 
     def check_round(self, max_clients: int) -> None:
@@ -130,8 +134,8 @@ class Bucketed(Grouped, Counting):
         dealing = self.dealing(1, max_clients) if self.audit else None
         if dealing and dealing.bits > MAX_BITS:
             raise ConfigError(
-                f"counts of {dealing.bits} bits cannot be audited, which takes at most "
-                f"{MAX_BITS}: let fewer clients take part, or leave audit out"
+                f"counts of more than {MAX_BITS} bits cannot be audited: {dealing.bits} bits; "
+                "let fewer clients take part, or leave audit out"
             )
 
     @property

@@ -57,7 +57,7 @@ class Clustered(Weighted, FixedPoint):
         super().__post_init__()
         check_whole("clusters", self.clusters, 1, 1 << 15)
         check_whole("reclusterings", self.reclusterings, 1, 1 << 10)
-        check_number("eta", self.eta, 0, 1e6, "above 0 and at most 1e6")
+        check_number("eta", self.eta, 0, 1e6, "a number above 0 and at most 1e6")
 
     def check_round(self, max_clients: int) -> None:
         self.check_filled(max_clients, "max_clients is")
@@ -79,14 +79,15 @@ class Clustered(Weighted, FixedPoint):
         """
         if clients < self.clusters:
             raise ConfigError(
-                f"a cluster has {self.clusters} clients, and {what} {clients}: "
-                "ask for smaller clusters or more clients"
+                f"{what} fewer than the {self.clusters} clients of a cluster: {clients}; ask "
+                "for smaller clusters or more clients"
             )
         count = divisions(clients, self.clusters_among(clients))
         if 1 < count < math.comb(self.reclusterings, 2):
             raise ConfigError(
-                f"{what} {clients}, of whom there are {count} divisions into clusters, too few for "
-                f"{self.reclusterings} reclusterings: ask for fewer, or have more clients"
+                f"{what} {clients}, of whom there are too few divisions into clusters for "
+                f"{self.reclusterings} reclusterings: {count}; ask for fewer, or have more "
+                "clients"
             )
 
     def clusters_among(self, clients: int) -> int:

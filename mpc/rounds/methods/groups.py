@@ -45,13 +45,13 @@ class Grouped(Method):
             return
         if self.named_weights:
             raise ConfigError(
-                "several groups take no weights, with which one client may decide a group alone: "
-                "leave weights out"
+                "several groups take no weights, with which one client may decide a group "
+                f"alone: {self.groups} groups; leave weights out"
             )
         if not (self.visible or self.hides_groups):
             raise ConfigError(
-                f"{self.name} cannot hide which group a client chose: take bucketed, or choose "
-                "membership visible, with which everybody learns it"
+                f"cannot hide the group that a client chose: method {self.name}; take bucketed, "
+                "or choose membership visible, with which everybody learns it"
             )
 
     @property

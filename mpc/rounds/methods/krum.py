@@ -102,13 +102,13 @@ class Krum(Tolerating, AlwaysBounded):
         least = max(faulty + 3, 2 * faulty + 1)
         if clients < least:
             raise ConfigError(
-                f"krum with {faulty} faulty clients needs at least {least}, and {what} "
-                f"{clients}: lower faulty or have more clients"
+                f"krum with {faulty} faulty clients needs at least {least}: {what} {clients}; "
+                "lower faulty or have more clients"
             )
         if self.chosen > clients - self._faulty(clients):
             raise ConfigError(
-                f"krum would average {self.chosen} clients, and {what} {clients}, of whom "
-                f"{self._faulty(clients)} may be faulty: lower chosen or have more clients"
+                f"krum would average {self.chosen} clients: {what} {clients}, of whom "
+                f"{self._faulty(clients)} may be faulty; lower chosen or have more clients"
             )
 
     def single_clients(self, least: int) -> bool:

@@ -102,8 +102,9 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
     def check_round(self, max_clients: int) -> None:
         if self.quantile and (not self.bounded or self.quantile == 1):
             raise ConfigError(
-                f"quantile {self.quantile:g} with norm_bound {self.norm_bound} has no bound to "
-                "adapt: take a quantile below 1 with norm_bound auto or a number, or leave it out"
+                f"quantile {self.quantile:g} has no bound to adapt: norm_bound "
+                f"{self.norm_bound}; take a quantile below 1 with norm_bound auto or a number, "
+                "or leave it out"
             )
         if self.noise_multiplier:
             self._check_noise()
@@ -112,18 +113,18 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
     def _check_noise(self) -> None:
         if isinstance(self.norm_bound, str):
             raise ConfigError(
-                f"noise_multiplier {self.noise_multiplier:g} needs a number for norm_bound, not "
-                f"{self.norm_bound}: what the noise hides is what one client can add"
+                f"noise_multiplier {self.noise_multiplier:g} hides one client's most, which "
+                f"norm_bound does not limit: {self.norm_bound}; give norm_bound a number"
             )
         if self.quantile:
             raise ConfigError(
-                "noise_multiplier takes no quantile: the count of clipped clients has no noise; "
-                "leave quantile out"
+                "noise_multiplier takes no quantile, because the count of clipped clients has "
+                f"no noise: quantile {self.quantile:g}; leave quantile out"
             )
         if self.named_weights:
             raise ConfigError(
-                "noise_multiplier takes no weights: the noise for the heaviest client would drown "
-                "the others"
+                "noise_multiplier takes no weights: the noise for the heaviest client would "
+                "drown the others; leave weights out"
             )
 
     def headroom(self, max_clients: int) -> int:

@@ -83,12 +83,13 @@ class Neighbours(Tolerating):
             object.__setattr__(self, "fraction_bits", given)
         if self.neighbours and (self.named_weights or self.groups > 1):
             raise ConfigError(
-                "neighbours counts every client once, for one model: leave weights and groups out"
+                "neighbours counts every client once, for one model: neighbours "
+                f"{self.neighbours} with weights or groups; leave weights and groups out"
             )
         if self.neighbours and self.result_to != "servers":
             raise ConfigError(
-                "with neighbours the result is divided by a number that clients do not know: "
-                "leave result_to out"
+                "neighbours divides the result by a number that clients do not know: result_to "
+                f"{self.result_to}; leave result_to out"
             )
 
     def check_round(self, max_clients: int) -> None:
@@ -106,8 +107,8 @@ class Neighbours(Tolerating):
         """Raise ConfigError if so many clients are too few; `what` names them."""
         if clients <= 2 * self._far:
             raise ConfigError(
-                f"neighbours {self._far} needs more than {2 * self._far} clients, and "
-                f"{what} {clients}: lower neighbours or have more clients"
+                f"neighbours {self._far} needs more than {2 * self._far} clients: {what} "
+                f"{clients}; lower neighbours or have more clients"
             )
 
     def single_clients(self, least: int) -> bool:
@@ -134,8 +135,8 @@ class Neighbours(Tolerating):
         bounded.check_asked("neighbours", self.neighbours)
         if self.neighbours and not self.counts_left_out:
             raise ConfigError(
-                "a round with neighbours counts who is left out, and S0 runs a release that does "
-                "not: update S0, or leave neighbours out"
+                "S0 runs a release that does not count who is left out: neighbours "
+                f"{self.neighbours}; update S0, or leave neighbours out"
             )
 
     def without(self, caught: int) -> Self:
@@ -282,7 +283,9 @@ class Mixing(Neighbours, SizedFixedPoint):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.neighbours and self.ring_bits:
-            raise ConfigError("neighbours has a ring of its own: leave ring_bits out")
+            raise ConfigError(
+                f"neighbours has a ring of its own: ring_bits {self.ring_bits}; leave ring_bits out"
+            )
 
     @property
     def value_bits(self) -> int:

@@ -103,27 +103,29 @@ class Radix(Neighbours, Grouped, Counting):
         check_whole("word_bits", self.word_bits, 2, 64)
         if self.neighbours and (self.encoding != "float32" or self.midpoint):
             raise ConfigError(
-                "neighbours has words of its own, of sums in fixed point: leave encoding and "
-                "midpoint out"
+                "neighbours has words of its own, sums in fixed point: encoding "
+                f"{self.encoding}; leave encoding and midpoint out"
             )
         if self.encoding == "fixed":
             check_whole("fraction_bits", self.fraction_bits, 0, self.word_bits - 2)
         if self.encoding == "unit":
             check_whole("word_bits with encoding unit", self.word_bits, 2, 32)
         for q in self.quantiles:
-            check_number("a quantile", q, 0, 1, "above 0 and at most 1")
+            check_number("quantile", q, 0, 1, "a number above 0 and at most 1")
         if self.groups > 1 and (self.ranks or self.quantiles or self.midpoint):
             raise ConfigError(
-                "several groups have a median each: leave out ranks, quantiles and midpoint"
+                f"several groups have one median each: {self.groups} groups; leave out ranks, "
+                "quantiles and midpoint"
             )
         if self.weights and (self.ranks or self.quantiles):
             raise ConfigError(
-                "ranks and quantiles take no weights, which tell whose a value is: leave one of "
-                "them out"
+                f"ranks and quantiles with weights tell whose a value is: {len(self.weights)} "
+                "weights; leave one of them out"
             )
         if self.midpoint and (self.ranks or self.quantiles or self.weights):
             raise ConfigError(
-                "midpoint is for the unweighted median: leave out ranks, quantiles and weights"
+                "midpoint is for the unweighted median: midpoint with ranks, quantiles or "
+                "weights; leave these out"
             )
 
     @property
@@ -132,7 +134,7 @@ class Radix(Neighbours, Grouped, Counting):
 
     def check_round(self, max_clients: int) -> None:
         for rank in self.ranks:
-            check_whole("a rank", rank, 1, self.max_total(max_clients))
+            check_whole("rank", rank, 1, self.max_total(max_clients))
         super().check_round(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
@@ -144,7 +146,8 @@ class Radix(Neighbours, Grouped, Counting):
         ranks = [*self.ranks, *quantiles]
         if ranks and max(ranks) > total:
             raise ConfigError(
-                f"rank {max(ranks)} was asked for, and those who take part weigh {total} in all"
+                f"a rank beyond the total weight {total} of all who take part: {max(ranks)}; "
+                "ask for a lower rank"
             )
         return ranks or [median]
 

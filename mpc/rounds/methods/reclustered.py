@@ -88,11 +88,14 @@ class Reclustered(Clustered, SizedFixedPoint):
         check_whole("faulty_clusters", self.faulty_clusters, 0, 1 << 15)
         if not self._opens and self.aggregator not in HIDDEN:
             raise ConfigError(
-                f"{self.aggregator} is computed in the clear: ask for clustering opened, or for "
-                f"one of {', '.join(HIDDEN)}"
+                f"clustering hidden cannot compute this aggregator: {self.aggregator}; take "
+                f"clustering opened, or one of {', '.join(HIDDEN)}"
             )
         if self._opens and self.weights:
-            raise ConfigError("clustering opened is without weights: leave them out, or use hidden")
+            raise ConfigError(
+                f"clustering opened takes no weights: {len(self.weights)} weights; leave them "
+                "out, or use hidden"
+            )
 
     @property
     def _opens(self) -> bool:
@@ -117,7 +120,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             self._in_the_clear(np.zeros((self.clusters_among(clients), 1)))
         except InputError as error:
             raise ConfigError(
-                f"of {clients} clients there are {self.clusters_among(clients)} clusters: {error}"
+                f"too few clusters, {self.clusters_among(clients)}, of {clients} clients: {error}"
             ) from error
 
     def _check_exposure(self, coin: bytes, clients: int) -> None:
@@ -125,9 +128,9 @@ class Reclustered(Clustered, SizedFixedPoint):
         found = exposed(coin, clients, self.clusters_among(clients), self.reclusterings)
         if found.clients and not self.accept_leak:
             raise ConfigError(
-                f"the updates of {len(found.clients)} of {clients} clients would follow from the "
-                f"opened sums of {self.reclusterings} reclusterings, whose matrix has rank "
-                f"{found.rank}: ask for fewer reclusterings or clustering hidden, or accept_leak"
+                f"the opened sums of {self.reclusterings} reclusterings, whose matrix has rank "
+                f"{found.rank}, tell updates: those of {len(found.clients)} of {clients} "
+                "clients; ask for fewer reclusterings or clustering hidden, or accept_leak"
             )
 
     # The sizes of a round

@@ -115,7 +115,8 @@ def check_trim(trim: object) -> None:
     """Raise ConfigError unless `trim` is a share of the values that leaves some."""
     if type(trim) not in (int, float) or not 0 <= trim < 0.5:  # type: ignore[operator]
         raise ConfigError(
-            f"trim must be at least 0 and below 0.5, not {quoted(trim)}: more would leave nothing"
+            f"invalid trim: {quoted(trim)}; give at least 0 and below 0.5, for more would leave "
+            "nothing"
         )
 
 

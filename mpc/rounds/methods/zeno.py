@@ -78,19 +78,20 @@ class Zeno(AlwaysBounded, Clustered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("rho", self.rho, 0, 1e6, "above 0 and at most 1e6")
-        check_number("epsilon", self.epsilon, 0, 1e6, "above 0 and at most 1e6")
+        check_number("rho", self.rho, 0, 1e6, "a number above 0 and at most 1e6")
+        check_number("epsilon", self.epsilon, 0, 1e6, "a number above 0 and at most 1e6")
         if self.weights and self.validator not in self.weights:
             raise ConfigError(
-                f"the validator {quoted(self.validator)} has no weight, and so could not upload: "
-                "name it in weights, where its number counts for nothing"
+                "the validator has no weight, and so could not upload: "
+                f"{quoted(self.validator)}; name it in weights, where its number counts for "
+                "nothing"
             )
 
     def check_round(self, max_clients: int) -> None:
         if self._heaviest > HEAVIEST:
             raise ConfigError(
-                f"a cluster may weigh {self._heaviest:,}, and lengths have room for {HEAVIEST}: "
-                "ask for smaller clusters"
+                f"a cluster may weigh more than the {HEAVIEST} for which lengths have room: "
+                f"{self._heaviest:,}; ask for smaller clusters"
             )
         super().check_round(max_clients)
         self.check_filled(max_clients - 1, "those besides the validator are at most")
@@ -98,15 +99,16 @@ class Zeno(AlwaysBounded, Clustered):
         slope, start = self._line(Fraction(self._heaviest))
         if max(slope << BITS, ROWS * start) >= 1 << (WIDE_BITS - 3):
             raise ConfigError(
-                f"eta / rho is {self.eta / self.rho:,.3g} and epsilon {self.epsilon:g}, too much "
-                f"for scores of {WIDE_BITS} bits: raise rho, or lower epsilon or fraction_bits"
+                f"eta / rho and epsilon are too much for scores of {WIDE_BITS} bits: "
+                f"{self.eta / self.rho:,.3g} and {self.epsilon:g}; raise rho, or lower epsilon "
+                "or fraction_bits"
             )
 
     def check_members(self, clients: Collection[str]) -> None:
         if self.validator not in clients:
             raise ConfigError(
-                f"the validator {quoted(self.validator)} is none of the clients: name one with "
-                "validator"
+                f"the validator is not a client of the round: {quoted(self.validator)}; name "
+                "one with validator"
             )
 
     def single_clients(self, least: int) -> bool:
@@ -147,7 +149,10 @@ class Zeno(AlwaysBounded, Clustered):
         Raises ConfigError if it takes no part, as if the others do not fill one cluster.
         """
         if self.validator not in clients:
-            raise ConfigError("the validator takes no part, and nobody can be judged without it")
+            raise ConfigError(
+                "the validator takes no part, and nothing can be judged without it: "
+                f"{quoted(self.validator)}; wait for it, or name another"
+            )
         others = super().weights_of([one for one in clients if one != self.validator])
         others.insert(list(clients).index(self.validator), 0)
         return others

@@ -78,8 +78,8 @@ class LogRange(RangePolicy):
             check_edge(f"range {name}", getattr(self, name))
         if not self.lowest < self.highest:
             raise ConfigError(
-                f"range lowest must be below highest, and {self.lowest:g} is not below "
-                f"{self.highest:g}"
+                f"range lowest is not below highest: {self.lowest:g} and {self.highest:g}; "
+                "lower one or raise the other"
             )
 
     def start(self) -> Float32s:
@@ -102,9 +102,9 @@ class LogRange(RangePolicy):
         ratio = (highest / edge) ** (Decimal(1) / steps)
         if ratio > WIDEST:
             raise ConfigError(
-                f"{buckets} buckets of the range policy {self.name} would each span a factor of "
-                f"{ratio:.0f}, and a result could be off by as much: at most {WIDEST} is allowed. "
-                "Take more buckets, or narrow the range lowest to highest"
+                f"{buckets} buckets of the range policy {self.name} are too coarse: each spans "
+                f"a factor of {ratio:.0f}, by which a result could be off, beyond {WIDEST}; "
+                "take more buckets, or narrow the range lowest to highest"
             )
         edges = [edge]
         for _ in range(steps - 1):
@@ -118,9 +118,9 @@ class LogRange(RangePolicy):
         """Raise ConfigError unless half of so many buckets lie above the model, at least three."""
         if buckets % 2 or buckets < 6:
             raise ConfigError(
-                f"the range policy {self.name} needs an even number of buckets from 6 on, because "
-                f"half of them lie above 0 and half below, not {buckets}: change buckets, or take "
-                "the range policy coordinate"
+                f"the range policy {self.name} needs an even number of buckets from 6 on, half "
+                f"of them above 0 and half below: {buckets}; change buckets, or take the range "
+                "policy coordinate"
             )
 
 
@@ -167,7 +167,9 @@ class FollowRange(LogRange):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_edge("range top", self.top)
-        check_number("range ratio", self.ratio, 1, GREATEST, f"above 1 and at most {GREATEST:g}")
+        check_number(
+            "range ratio", self.ratio, 1, GREATEST, f"a number above 1 and at most {GREATEST:g}"
+        )
 
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
@@ -201,8 +203,8 @@ class FollowRange(LogRange):
             edges.insert(0, edges[0] / ratio)
         if edges[0] < LEAST:
             raise ConfigError(
-                f"of {buckets} buckets with the range ratio {self.ratio:g} the innermost would end "
-                f"below {LEAST:g}: lower ratio or buckets"
+                f"with the range ratio {self.ratio:g} and {buckets} buckets the innermost would "
+                f"end too near to 0: below {LEAST:g}; lower ratio or buckets"
             )
         values = [float(edges[0] / 2), *(float(edge * ratio.sqrt()) for edge in edges[:-1])]
         factors = [max(LEAST_FACTOR, min(math.sqrt(v), OUTERMOST_FACTOR)) for v in values]
@@ -213,7 +215,7 @@ class FollowRange(LogRange):
 
 def check_edge(name: str, value: object) -> None:
     """Raise ConfigError unless `value` is a number that an edge of buckets may be."""
-    check_number(name, value, LEAST, GREATEST, f"above {LEAST:g} and at most {GREATEST:g}")
+    check_number(name, value, LEAST, GREATEST, f"a number above {LEAST:g} and at most {GREATEST:g}")
 
 
 def _floats(numbers: list[Decimal]) -> tuple[float, ...]:

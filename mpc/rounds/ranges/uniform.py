@@ -26,7 +26,8 @@ class UniformRange(RangePolicy):
     def __post_init__(self) -> None:
         if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
             raise ConfigError(
-                f"the bucket range must start above 0 and finite, not {quoted(self.initial)}"
+                f"invalid start of the bucket range: {quoted(self.initial)}; give one above 0 "
+                "and finite"
             )
 
     def start(self) -> Float32s:
@@ -60,7 +61,7 @@ class Following(UniformRange):
         super().__post_init__()
         if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
             raise ConfigError(
-                f"range decay must be above 0 and finite, not {quoted(self.decay)}: "
+                f"invalid range decay: {quoted(self.decay)}; give one above 0 and finite, for "
                 "the range must never reach 0"
             )
 

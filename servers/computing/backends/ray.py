@@ -233,9 +233,9 @@ def check_guarded(engine: EngineConfig) -> None:
     ]
     if engine.address and missing and not engine.insecure:
         raise ConfigError(
-            f"[engine] address {engine.address}: without {' and '.join(missing)} in the "
-            "environment whoever reaches the cluster may see every share: set what docs/scaling.md "
-            "says on all nodes and for this server, or write insecure = true"
+            "[engine] address lets everybody who reaches the cluster see every share, without "
+            f"{' and '.join(missing)} in the environment: {engine.address}; set them as "
+            "docs/scaling.md says on all nodes and for this server, or write insecure = true"
         )
 
 
@@ -284,27 +284,31 @@ class RayBackend:
             self._connected.result(INIT_S)
         except TimeoutError:
             raise ConfigError(
-                f"{self._where} has not let this server in within {INIT_S:g} s: is it Ray that "
-                "answers there, and can this machine reach its other ports, too?"
+                f"the cluster has not let this server in within {INIT_S:g} s: {self._where}; "
+                "see that Ray answers there, and that this machine reaches its other ports, too"
             ) from None
         engine = self._engine
         workers = RayWorkers(self._party, self._protocol, engine)
         begun = time.monotonic()
         while len(workers.there()) < engine.workers:
             if self._ended.wait(LOOK_S):
-                raise NoWorker("this server ends before its workers have started")
+                raise NoWorker(
+                    f"this server ends before its workers have started: {self._where}; start it "
+                    "again"
+                )
             waited = time.monotonic() - begun
             if waited > ROOM_S:
                 self._check_room()
             if waited > START_S:
                 raise NoWorker(
-                    f"{len(workers.there())} of {engine.workers} workers have started within "
-                    f"{START_S:g} s on {self._where}: see what Ray says of it (ray status)"
+                    f"too few workers have started within {START_S:g} s: {len(workers.there())} "
+                    f"of {engine.workers} on {self._where}; see what Ray says of it (ray status)"
                 )
         if other := workers.releases() - {securemedian.__version__}:
             raise ConfigError(
-                f"workers on {self._where} run release {', '.join(sorted(other))} of securemedian, "
-                f"and this server {securemedian.__version__}: install the same on all nodes"
+                f"workers on {self._where} run another release than this server's "
+                f"{securemedian.__version__}: {', '.join(sorted(other))}; install the same on "
+                "all nodes"
             )
         logs.event(
             "workers-there",
@@ -368,15 +372,16 @@ class RayBackend:
                 socket.create_connection(host_and_port(address), CONNECT_S).close()
             except OSError as error:
                 raise ConfigError(
-                    f"nothing answers at [engine] address {address} ({error.strerror or error}): "
-                    "start the cluster there (ray start --head), or correct the address"
+                    f"nothing answers at [engine] address: {address} "
+                    f"({error.strerror or error}); start the cluster there (ray start --head), "
+                    "or correct the address"
                 ) from error
             options["address"] = address
         else:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
             if len(os.fsencode(self._folder)) > LONGEST_FOLDER:
                 raise ConfigError(
-                    f"state_dir {self._folder} is too long for the names of Ray's sockets: "
+                    f"state_dir is too long for the names of Ray's sockets: {self._folder}; "
                     f"choose one of at most {LONGEST_FOLDER} bytes"
                 )
             os.environ["RAY_TMPDIR"] = str(self._folder)
@@ -393,14 +398,15 @@ class RayBackend:
         except Exception as error:
             first = cut(_first_line(error), 300)
             raise ConfigError(
-                f"{self._where} takes no workers of this server ({first}): it must run "
-                f"Ray {self._ray.__version__}, with the token of this server if it asks for one"
+                f"the cluster takes no workers of this server: {self._where} ({first}); run Ray "
+                f"{self._ray.__version__} there, with the token of this server if it asks for "
+                "one"
             ) from error
 
     def _check_room(self) -> None:
         cpus = self._ray.cluster_resources().get("CPU", 0.0)
         if cpus < self._engine.workers:
             raise NoWorker(
-                f"{self._where} has {cpus:g} CPUs, and [engine] workers = {self._engine.workers} "
-                "take one each: lower workers, or add nodes"
+                f"{self._where} has fewer CPUs than [engine] workers = {self._engine.workers} "
+                f"take: {cpus:g}; lower workers, or add nodes"
             )

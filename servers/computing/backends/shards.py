@@ -206,7 +206,10 @@ class _Bell:
         try:
             self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as error:
-            raise NoSocket(f"this server cannot open an eventfd: {error.strerror}") from error
+            raise NoSocket(
+                f"this server cannot open an eventfd: {error.strerror}; raise the limit on open "
+                "files"
+            ) from error
         self._lock, self._closed = threading.Lock(), False
 
     def fileno(self) -> int:
@@ -425,7 +428,7 @@ class _Crew:
         if not there:
             if time.monotonic() > seat.wanted_since + WORKER_WAIT_S:
                 raise NoWorker(
-                    f"none of s{self._party}'s workers has been there for {WORKER_WAIT_S:g} s: "
+                    f"no worker of s{self._party} has been there for long: {WORKER_WAIT_S:g} s; "
                     "look after the nodes of its Ray cluster"
                 )
             return
