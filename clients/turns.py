@@ -132,8 +132,9 @@ def load(
     exchange, method = current.params.exchange, current.params.method
     if exchange.fixed is not None:
         raise ConfigError(
-            f"round {current.round_id} exchanges {exchange.name}, and fit() parameters: "
-            "call wait_for_round(), submit() and result() in a loop of your own"
+            f"fit() exchanges parameters, and round {current.round_id} exchanges something "
+            f"else: {exchange.name}; call wait_for_round(), submit() and result() in a loop of "
+            "your own"
         )
 
     def loss_of(vector: NDArray[np.float32]) -> float:
@@ -146,7 +147,7 @@ def load(
     if group is None and method.groups > 1:
         if loss is None:
             raise InputError(
-                f"round {current.round_id} has {method.groups} groups: give fit() the "
+                f"a round with {method.groups} groups: {current.round_id}; give fit() the "
                 "function `loss`, which says how well a model fits your data"
             )
         group = current.choose(loss_of)

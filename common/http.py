@@ -20,7 +20,9 @@ def listening(listen: str) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen at {listen}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot listen on this address: {listen} ({error.strerror or error}); choose another"
+        ) from error
 
 
 def server_of(app: Any, **settings: Any) -> "Server":

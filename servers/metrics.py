@@ -214,8 +214,8 @@ class Monitor:
             from prometheus_client import CollectorRegistry, ProcessCollector
         except ImportError as error:
             raise ConfigError(
-                "[metrics] needs prometheus-client, starlette and uvicorn: "
-                "pip install '.[metrics]' in a clone"
+                "prometheus-client, starlette or uvicorn is missing: [metrics] needs all "
+                "three; run pip install '.[metrics]' in a clone"
             ) from error
         self._config, self._tally = config, tally
         self._snapshot, self._turned, self._due = Snapshot(), time.monotonic(), 0.0

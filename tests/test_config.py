@@ -111,7 +111,11 @@ def test_both_samples_agree() -> None:
         ),
         ("lanes = 2", "lane = 2", "unknown lane"),
         ('public_key = "', 'public_key = "#', "is no public key"),
-        ('address = "tcp://', 'listen = "tcp://0.0.0.0:1"\naddress = "tcp://', "both or neither of its addresses"),
+        (
+            'address = "tcp://',
+            'listen = "tcp://0.0.0.0:1"\naddress = "tcp://',
+            "both or neither of its addresses",
+        ),
         ("client-2", "client-1", "'client-1' appears 2 times"),
         ('name = "client-3"', 'name = ""', "a name has 1 to 40 characters"),
         ("[[coordinators]]", "[coordinators]", "write [[coordinators]]"),

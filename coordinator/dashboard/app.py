@@ -131,7 +131,7 @@ def serve(
     except ImportError as error:
         raise _missing() from error
     if output and output.exists() and not output.is_dir():
-        raise InputError(f"{output} is no folder: it is the `output` of a run")
+        raise InputError(f"not a folder: {output}; name the `output` of a run")
     host, _ = host_and_port(listen)
     watch = Watch(
         connect(config, load_keys(config.key_file), ANSWER_S),

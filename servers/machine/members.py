@@ -35,8 +35,8 @@ def check_group(here: ServerRound, group: int) -> bool:
     groups = here.params.method.groups if visible else 1
     if not 0 <= group < groups:
         raise BadUpload(
-            f"an upload for round {here.round_id} names a group from 0 to {groups - 1}, "
-            f"not {quoted(group)}"
+            f"an upload for round {here.round_id} names an unknown group: {quoted(group)}; name "
+            f"one from 0 to {groups - 1}"
         )
     return visible
 
@@ -47,7 +47,9 @@ def check_dealing(here: ServerRound, client: str) -> None:
     Raises BadUpload, RoundClosed or NotAllowed if it may not.
     """
     if not here.dealt:
-        raise BadUpload(f"nobody deals for round {here.round_id}: upload shares of your update")
+        raise BadUpload(
+            f"clients do not deal in this round: {here.round_id}; upload shares of your update"
+        )
     _check_sender(here, client, "dealings")
 
 
@@ -58,9 +60,13 @@ def check_asked(here: ServerRound, client: str) -> None:
     any more.
     """
     if client not in here.dealt_here:
-        raise BadUpload(f"no whole dealing of yours for round {here.round_id} is stored here")
+        raise BadUpload(
+            f"no whole dealing of yours is stored here for the round: {here.round_id}; deal first"
+        )
     if here.state is not State.OPEN and client not in here.failed:
-        raise RoundClosed(f"round {here.round_id} is {here.state} and takes no uploads")
+        raise RoundClosed(
+            f"round {here.round_id} takes no uploads: it is {here.state}; wait for the next one"
+        )
 
 
 def is_repeated(here: ServerRound, stored: bytes | None, digest: bytes, what: str) -> bool:
@@ -70,8 +76,8 @@ def is_repeated(here: ServerRound, stored: bytes | None, digest: bytes, what: st
     """
     if stored not in (None, digest):
         raise DuplicateUpload(
-            f"another {what} of yours for round {here.round_id} is stored already; "
-            "the first one counts"
+            f"another {what} of yours is stored already for the round: {here.round_id}; leave "
+            "it, for the first one counts"
         )
     return stored == digest
 
@@ -84,31 +90,37 @@ def check_upload(here: ServerRound, client: str) -> None:
     _check_sender(here, client, "uploads")
     if here.dealt and client not in here.dealt_here:
         raise BadUpload(
-            f"no whole dealing of yours for round {here.round_id} is stored here: "
-            "deal before you upload"
+            f"no whole dealing of yours is stored here for the round: {here.round_id}; deal "
+            "before you upload"
         )
 
 
 def _check_sender(here: ServerRound, client: str, what: str) -> None:
     """Check that this client may send `what` now. Raises RoundClosed or NotAllowed."""
     if here.state is not State.OPEN:
-        raise RoundClosed(f"round {here.round_id} is {here.state} and takes no {what}")
+        raise RoundClosed(
+            f"round {here.round_id} takes no {what}: it is {here.state}; wait for the next one"
+        )
     if client not in here.members:
         raise NotAllowed(why_not_for_you(here))
     if here.params.weights and client not in here.params.weights:
         raise NotAllowed(
-            f"round {here.round_id} is weighted, and its coordinator gave you no weight"
+            f"a weighted round, whose coordinator gave you no weight: {here.round_id}; ask the "
+            "coordinator for one"
         )
     if here.repeats and client not in here.repeats:
-        raise NotAllowed(f"round {here.round_id} takes no upload of yours: {here.repeats_whom()}")
+        raise NotAllowed(
+            f"round {here.round_id} takes no upload of yours: {here.repeats_whom()}; wait for "
+            "the next one"
+        )
     if reason := here.members[client].declined:
         raise NotAllowed(
-            f"you have declined round {here.round_id} ({DECLINED[reason]}): wait for the next one"
+            f"you have declined round {here.round_id}: {DECLINED[reason]}; wait for the next one"
         )
     if client in here.failed:
         raise NotAllowed(
-            f"your dealing for round {here.round_id} failed the check: "
-            "you are left out of this round"
+            f"your dealing failed the check, and you are left out: round {here.round_id}; wait "
+            "for the next one"
         )
 
 
@@ -122,8 +134,9 @@ def check_decline(here: ServerRound, client: str) -> None:
         raise NotAllowed(why_not_for_you(here))
     if here.state is not State.OPEN or client in here.here:
         raise RoundClosed(
-            f"round {here.round_id} is {here.state}, and it is too late to decline: "
-            f"your upload is {'stored' if client in here.here else 'not expected any more'}"
+            f"too late to decline: round {here.round_id} is {here.state}, and your upload is "
+            f"{'stored' if client in here.here else 'not expected any more'}; wait for its "
+            "result"
         )
 
 
@@ -139,7 +152,9 @@ def why_not_for_you(here: ServerRound) -> str:
 def check_close(here: ServerRound) -> None:
     """Raise RoundClosed unless the coordinator may close the round now."""
     if here.state is not State.OPEN:
-        raise RoundClosed(f"round {here.round_id} is {here.state} and cannot be closed")
+        raise RoundClosed(
+            f"round {here.round_id} cannot be closed: it is {here.state}; see `round status`"
+        )
 
 
 def check_abort(here: ServerRound) -> None:
@@ -148,10 +163,10 @@ def check_abort(here: ServerRound) -> None:
     Once the round may have opened values, it may not.
     """
     if not here.live:
-        raise RoundClosed(f"round {here.round_id} is {here.state} already")
+        raise RoundClosed(f"round {here.round_id} has ended: it is {here.state}; open another")
     if here.state in (State.STARTING, State.RUNNING) or here.ran:
         raise RoundClosed(
-            f"round {here.round_id} is {here.state} and may have opened values: wait for its end"
+            f"round {here.round_id} may have opened values: it is {here.state}; wait for its end"
         )
 
 
@@ -297,12 +312,15 @@ def check_clients(here: ServerRound) -> None:
     """
     if lost := [here.names[key] for key in here.included if key in here.unfolded]:
         raise ClientsDiffer(
-            f"an earlier run may have opened values, and cannot be repeated: no fold of "
-            f"{cut(', '.join(lost), MAX_QUOTE)} came that fits"
+            "an earlier run may have opened values, and cannot be repeated without folds of "
+            f"all its clients: {cut(', '.join(lost), MAX_QUOTE)}; open another round"
         )
     count = len(here.included)
     if here.repeats and set(here.included) != here.repeats:
-        raise ClientsDiffer(f"{count} complete uploads: {here.repeats_whom()}")
+        raise ClientsDiffer(
+            f"other clients than in the earlier run: {count} complete uploads; "
+            f"{here.repeats_whom()}"
+        )
     if count < here.needed:
         raise TooFewClients(
             f"{count} complete upload{'' if count == 1 else 's'}, "
@@ -312,9 +330,9 @@ def check_clients(here: ServerRound) -> None:
     validator = getattr(here.params.method, "validator", "")
     if validator and validator not in here.included:
         raise ConfigError(
-            f"the validator {quoted(here.names[validator])} is left out "
-            f"({_why_left_out(here, validator)}), and nobody can be judged without it: open a "
-            "round with another validator"
+            f"the validator is left out ({_why_left_out(here, validator)}), and no client can "
+            f"be judged without it: {quoted(here.names[validator])}; open a round with another "
+            "validator"
         )
     # the method's own rules, for so many clients with these weights
     here.computed.check_included(here.included, here.needed)

@@ -163,26 +163,32 @@ class ServerRound:
         made = cls(party, asked, params, members, floor, limits, session, new, runs, **own)
         if floor > params.max_clients:
             raise ConfigError(
-                f"max_clients is {params.max_clients}, and s{party} asks for at least {floor} "
-                "clients: for fewer the files of both servers need min_clients"
+                f"max_clients is below the {floor} clients that s{party} asks for: "
+                f"{params.max_clients}; for fewer lower min_clients in the files of both servers"
             )
         if len(made.repeats) > params.max_clients:
-            raise ClientsDiffer(f"max_clients is {params.max_clients}: {made.repeats_whom()}")
+            raise ClientsDiffer(
+                f"other clients could take part with max_clients {params.max_clients}: "
+                f"{made.repeats_whom()}; repeat the round with the same clients"
+            )
         if not asked.participants:
             return made
         participants = set(asked.participants)
         if unlisted := sorted(participants - members.keys()):
             raise ClientsDiffer(
-                f"s{party} has no such clients of cohort {made.cohort} as some of the "
-                f"participants: {cut(', '.join(unlisted), MAX_QUOTE)}"
+                f"participants that s{party} does not have in cohort {made.cohort}: "
+                f"{cut(', '.join(unlisted), MAX_QUOTE)}; correct the names"
             )
         if len(participants) < made.needed:
             raise ConfigError(
-                f"there are {len(participants)} participants, and s{party} asks for at least "
-                f"{made.needed} clients (min_clients)"
+                f"fewer participants than the {made.needed} that s{party} asks for "
+                f"(min_clients): {len(participants)}; name more"
             )
         if not made.repeats <= participants:
-            raise ClientsDiffer(f"the participants are others: {made.repeats_whom()}")
+            raise ClientsDiffer(
+                f"the participants are others: {made.repeats_whom()}; repeat the round with the "
+                "same clients"
+            )
         return replace(made, members={k: one for k, one in members.items() if k in participants})
 
     @property
