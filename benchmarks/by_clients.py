@@ -27,8 +27,7 @@ from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.dealing import DealtUpload, deal
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import ServerConfig

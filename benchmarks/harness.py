@@ -15,8 +15,7 @@ import zmq
 
 from securemedian.benchmarks.work import Point, round_params
 from securemedian.mpc.errors import SecureMedianError
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 
 START_LIMIT_S = 180.0

@@ -21,7 +21,7 @@ from securemedian.benchmarks.link import LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.protocols.compiling import compile_kernels
-from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import allocator
 from securemedian.servers.computing.backends.threads import SWITCH_S, establish

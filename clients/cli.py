@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from securemedian.clients import files, receipts
 from securemedian.clients.flags import add_cohort, add_keep_local, add_public
 from securemedian.common.durable import say
-from securemedian.common.public_metrics import check_public_metrics
-from securemedian.common.status import by_reason
+from securemedian.common.status import by_reason, check_public_metrics
 from securemedian.common.terminal import Teller
 from securemedian.mpc.errors import ConfigError
 

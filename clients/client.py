@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from numpy.typing import NDArray
 
-from securemedian.clients import turns, upload
 from securemedian.clients import update as updates
+from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.folder import Folder
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
     Journal,
@@ -34,12 +33,10 @@ from securemedian.clients.journal import (
 )
 from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
-from securemedian.clients.public import PublicSet
 from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
-from securemedian.common.public_metrics import check_public_metrics
-from securemedian.common.status import POLICY, SERVERS
+from securemedian.common.status import POLICY, SERVERS, check_public_metrics
 from securemedian.common.terminal import Progress, Report, Teller, unseen
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -59,6 +56,10 @@ from securemedian.mpc.protocols.prg import Entropy
 from securemedian.mpc.rounds.encode import check_finite
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    from securemedian.clients.public import PublicSet
+    from securemedian.clients.turns import Turn
 
 _say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
@@ -102,7 +103,7 @@ class Client(Member):
     """A data owner's access to the service. Not for two threads at once."""
 
     def __init__(
-        self, config: ClientConfig, public: PublicSet | None = None, **options: Any
+        self, config: ClientConfig, public: "PublicSet | None" = None, **options: Any
     ) -> None:
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
         super().__init__(config, trained=self._trained, **options)
@@ -114,8 +115,7 @@ class Client(Member):
         except BaseException:
             super().close()
             raise
-        self._folder = Folder(self._journal, self.service)
-        self.service.meanwhile = self._folder.tend
+        self.service.meanwhile = self._tend
         self._lookup = Lookup(self.service, self.outcomes, self._journal)
         self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
@@ -144,6 +144,14 @@ class Client(Member):
         _open_here[here] = self
         self._here = here
         return made
+
+    def _tend(self) -> None:
+        """Answer what the servers of audited rounds ask this client."""
+        if self._journal.upheld:
+            # the protocol of audits takes a while to import
+            from securemedian.clients.folder import Folder
+
+            Folder(self._journal, self.service).tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -355,6 +363,8 @@ class Client(Member):
         Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model` does not fit
         the round, and ConfigError if the round does not exchange parameters.
         """
+        from securemedian.clients import turns
+
         check_one_of("on_error", on_error, ("raise", "decline"))
         sent = {"progress": progress, "keep_local": keep_local, "saturate": saturate}
         done = 0
@@ -393,9 +403,9 @@ class Client(Member):
         self,
         count: int | None = None,
         timeout_s: float | None = None,
-        lost: tuple[type[SecureMedianError], ...] = turns.ROUND_LOST,
+        lost: tuple[type[SecureMedianError], ...] = (),
         all_count: bool = False,
-    ) -> Iterator[turns.Turn]:
+    ) -> Iterator["Turn"]:
         """Yield a `Turn` for each round that comes, for a loop of your own.
 
             for turn in client.rounds(3):
@@ -405,10 +415,13 @@ class Client(Member):
 
         Ends after `count` rounds with a result, or after all that come with `all_count`. Without a
         `count` it ends when no round opens within `timeout_s` (default: `wait_timeout_s`). Errors
-        of the classes `lost`, NaN in an update, and rounds that this client's policy refuses cost
-        that round alone, and are reported. Raises what `wait_for_round` raises.
+        of the classes `lost` (default: those that concern one round), NaN in an update, and rounds
+        that this client's policy refuses cost that round alone, and are reported. Raises what
+        `wait_for_round` raises.
         """
-        return turns.rounds(self, count, timeout_s, lost, all_count)
+        from securemedian.clients import turns
+
+        return turns.rounds(self, count, timeout_s, lost or turns.ROUND_LOST, all_count)
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.

@@ -9,15 +9,14 @@ compares the sum of them. It may be asked again, for another binding, until the 
 from contextlib import suppress
 from typing import Any
 
+from securemedian.clients.connection import Service
 from securemedian.clients.journal import Journal, Upheld
-from securemedian.clients.service import Service
 from securemedian.clients.upload import by_server
 from securemedian.mpc.errors import PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.audit.binding import fold
 from securemedian.mpc.protocols.dealing import DealtUpload
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload, WordsUpload
 
 ENDED = "published", "failed"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from securemedian.clients.connection import Service
 from securemedian.clients.journal import Journal
 from securemedian.clients.outcomes import Outcomes
-from securemedian.clients.service import Service
 from securemedian.clients.upload import Round
 from securemedian.common.model_form import ModelForm
 from securemedian.mpc.errors import (

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection
+from securemedian.clients.connection import Connection, Service
 from securemedian.clients.outcomes import Outcomes, Trained, untrained
-from securemedian.clients.service import Service
-from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.receipts import Receipt
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import RoundStatus, check_public_metrics
 from securemedian.common.terminal import Report
 from securemedian.mpc.errors import PeerProtocolError
 from securemedian.mpc.rounds.methods.base import Published

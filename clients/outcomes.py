@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.service import Limit, Service
+from securemedian.clients.connection import Limit, Service
 from securemedian.clients.upload import number_of
 from securemedian.common.receipts import (
     SERVICE,

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, pauses
+from securemedian.clients.connection import Connection, Limit, Service, pauses
 from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
-from securemedian.clients.service import Limit, Service
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
 from securemedian.common.versions import agree

@@ -1,12 +1,25 @@
-"""What a server says of a round: the answer to `status` (docs/wire.md)."""
+"""A round as servers and callers speak of it: its cohort, status and public metrics.
 
+`RoundStatus` is the answer to `status` (docs/wire.md).
+"""
+
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, Self
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.mpc.canonical import build, flat
-from securemedian.mpc.errors import ConfigError, PeerProtocolError
+from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
+
+# the cohort that is always there, and needs no name
+DEFAULT_COHORT = "default"
+_COHORT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?", re.ASCII)
+
+# public metrics per client and round, and characters in the name of one
+MOST_METRICS = 16
+LONGEST_NAME = 64
 
 # how the problem of a server begins whose kernels are not compiled yet
 COMPILING = "this server still compiles its kernels"
@@ -118,3 +131,42 @@ class RoundStatus:
             return build(cls, known, "status")
         except ConfigError as error:
             raise PeerProtocolError(f"a server sent no status of a round: {error}") from error
+
+
+def check_cohort(name: str) -> None:
+    """Raise ConfigError unless a cohort can have this name."""
+    if not _COHORT.fullmatch(name):
+        raise ConfigError(
+            f"invalid cohort name: {quoted(name)}; use a to z, digits, dots and dashes, at most "
+            "40 characters, with a letter or a digit at both ends"
+        )
+
+
+def check_public_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
+    """Return finite numbers by name, as they are sent. Raises InputError for anything else."""
+    if len(metrics) > MOST_METRICS:
+        raise InputError(f"too many public metrics: {len(metrics)}; send at most {MOST_METRICS}")
+    return {_name(name): _number(name, value) for name, value in metrics.items()}
+
+
+def _name(name: object) -> str:
+    if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()):
+        raise InputError(
+            f"invalid name of a public metric: {quoted(name)}; use 1 to {LONGEST_NAME} "
+            "printable characters"
+        )
+    return name
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise InputError(
+        f"the public metric {quoted(name)} is not a finite number: {quoted(value)}; leave it "
+        "out or correct it"
+    )

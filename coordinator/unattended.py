@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients.start import function_of, in_one_line
-from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.durable import lock_folder, replace_file
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import DEFAULT_COHORT, RoundStatus, check_cohort
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.round_plan import RoundPlan
 from securemedian.coordinator.rounds import Hooks, Patience, Rounds

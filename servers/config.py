@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
-from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
 from securemedian.common.keys import check_key_places, check_public_key
 from securemedian.common.policy import Policy
 from securemedian.common.security import SWITCH, WAY_OUT, Security, check_security, without_switch
+from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut, quoted
 from securemedian.mpc.options import check_number, check_one_of, check_whole
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.network.control import MOST_RUNS
 
 # The list of a round's clients travels in the header of one frame (mpc.wire.MAX_HEADER_BYTES),
 # which has room for this many names, and for this many bytes of names in UTF-8.
@@ -29,6 +28,8 @@ MAX_NAMES_BYTES = MAX_CLIENTS * MAX_NAME
 # Each cohort may have lanes and pools of its own.
 MAX_COHORTS = 256
 WEEK_S = 7 * 86400
+# the most runs of the protocol for one round
+MOST_RUNS = 1000
 # where a server may compute, and into how many shards it cuts a round at most
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024

@@ -12,9 +12,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.keys import SigningKey
 from securemedian.common.policy import Policy
+from securemedian.common.status import DEFAULT_COHORT
 from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.protocols import wire

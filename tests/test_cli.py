@@ -21,7 +21,7 @@ import pytest
 import securemedian
 from securemedian import cli
 from securemedian.clients import client, files
-from securemedian.clients.service import Limit, Service
+from securemedian.clients.connection import Limit, Service
 from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common import terminal

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.policy import RISKS, RISKY_ABOVE, Policy, risks_of
+from securemedian.common.status import DEFAULT_COHORT
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.registry import METHODS

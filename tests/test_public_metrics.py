@@ -10,7 +10,7 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.client import Client
-from securemedian.common.public_metrics import LONGEST_NAME, MOST_METRICS, check_public_metrics
+from securemedian.common.status import LONGEST_NAME, MOST_METRICS, check_public_metrics
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import InputError, NotStored, PeerProtocolError
 from tests.daemons import Pair, running

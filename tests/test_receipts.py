@@ -16,8 +16,8 @@ import pytest
 from securemedian import cli
 from securemedian.clients import outcomes, receipts
 from securemedian.clients.client import Client
+from securemedian.clients.connection import Limit
 from securemedian.clients.outcomes import Outcomes, untrained
-from securemedian.clients.service import Limit
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record, differences, digest_of
 from securemedian.coordinator.coordinator import Coordinator

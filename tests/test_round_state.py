@@ -36,8 +36,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.machine import conditions, members, step
 from securemedian.servers.machine.conditions import always

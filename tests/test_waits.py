@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.service import Service
+from securemedian.clients.connection import Service
 from securemedian.common import terminal
 from securemedian.common.status import COMPILING
 from securemedian.common.terminal import Teller, Wait

@@ -19,8 +19,8 @@ from securemedian.laboratory.plots import Line, Panel, Picture
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.party import SESSION_BYTES, Session
-from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.clusters import Members, exposed
 from securemedian.mpc.rounds.methods.base import Published

@@ -17,10 +17,8 @@ from securemedian.mpc.protocols.ot.extension import Direction
 from securemedian.mpc.protocols.ot.ferret import FerretReceiver, FerretSender
 from securemedian.mpc.protocols.ot.ggm import receiver_setup, sender_setup
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
-from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
+from securemedian.mpc.protocols.prg import SESSION_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
-
-SESSION_BYTES = 16
 
 
 @dataclass(eq=False, repr=False)

@@ -11,6 +11,8 @@ from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols.kernels.native import aes, processor
 
 SEED_BYTES = 16
+# of the id that both parties give a session
+SESSION_BYTES = 16
 # An AES block is 128 bits, two 64-bit words.
 BLOCK_WORDS = 2
 

@@ -31,8 +31,8 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender, corrections_shape
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
-from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge
 from securemedian.mpc.rounds.cutting import Does, Piece, Step, surveyor

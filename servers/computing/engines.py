@@ -8,8 +8,7 @@ sets.
 from collections.abc import Callable
 from functools import partial
 
-from securemedian.common.cohorts import DEFAULT_COHORT
-from securemedian.common.status import COMPILING
+from securemedian.common.status import COMPILING, DEFAULT_COHORT
 from securemedian.mpc.errors import SecureMedianError
 from securemedian.servers.computing.engine import Engine, Result
 

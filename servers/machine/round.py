@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import Receipt, for_those_left
 from securemedian.common.states import LIVE, State
-from securemedian.common.status import POLICY
+from securemedian.common.status import DEFAULT_COHORT, POLICY
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import MAX_QUOTE, ClientsDiffer, ConfigError, cut
 from securemedian.mpc.protocols.prg import SEED_BYTES

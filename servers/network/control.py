@@ -12,20 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-from securemedian.common.cohorts import DEFAULT_COHORT, check_cohort
+from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, FrameError, cut, quoted
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import SEED_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
+from securemedian.servers.config import MOST_RUNS
 
 _ROUND_ID = re.compile(r"[1-9][0-9]{0,17}-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SHA256_BYTES = 32
 # of a piece with which the link is measured: many packets, and no wait for the hellos behind it
 LOAD_BYTES = 1 << 16
-# the most runs of the protocol for one round
-MOST_RUNS = 1000
 
 
 def new_round_id(number: int) -> str:

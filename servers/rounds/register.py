@@ -27,8 +27,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import OPENING_BYTES
-from securemedian.mpc.protocols.party import SESSION_BYTES
-from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.mpc.rounds.run_state import RunState

@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.model_form import digest_of
-from securemedian.common.public_metrics import check_public_metrics
 from securemedian.common.states import State
-from securemedian.common.status import DECLINED, POLICY, RoundStatus
+from securemedian.common.status import (
+    DECLINED,
+    DEFAULT_COHORT,
+    POLICY,
+    RoundStatus,
+    check_public_metrics,
+)
 from securemedian.common.versions import own_versions
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import (

@@ -31,7 +31,7 @@ from securemedian.mpc.errors import (
     cut,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import logs

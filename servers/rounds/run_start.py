@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.status import DEFAULT_COHORT
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser, optimiser_from

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from securemedian.common.cohorts import DEFAULT_COHORT
+from securemedian.common.status import DEFAULT_COHORT
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")

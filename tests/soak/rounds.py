@@ -12,9 +12,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.receipts import for_those_left
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import DEFAULT_COHORT, RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.servers import SERVERS

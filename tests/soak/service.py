@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from securemedian.clients.config import ClientConfig
-from securemedian.common.cohorts import DEFAULT_COHORT
 from securemedian.common.policy import Policy
+from securemedian.common.status import DEFAULT_COHORT
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory.processes import Hear, Processes
 from securemedian.laboratory.servers import SERVE, SERVERS, configure

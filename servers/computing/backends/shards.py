@@ -45,7 +45,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
-from securemedian.mpc.protocols.party import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import cutting, pipeline
 from securemedian.mpc.rounds.cost import Cost, joined

@@ -12,8 +12,8 @@ from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, Opened
-from securemedian.mpc.protocols.party import SESSION_BYTES, Party, Session
-from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
