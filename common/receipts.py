@@ -58,8 +58,8 @@ class Record:
     # those of whom a server holds an upload, or that failed a check, and that were left out all the
     # same, by the reason for it
     left_out: dict[str, list[str]]
-    # `RunState.digest` of what the round started from, which S0 knows and S1 was told beforehand: of
-    # range policy, optimiser, number, and shape and SHA-256 of model, scale and moments
+    # `RunState.digest` of the round's start, which S0 knows and S1 was told beforehand: of range
+    # policy, optimiser, number, and shape and SHA-256 of model, scale and moments
     start: bytes
     # `digest_of` the opened values; empty where the result is for the clients alone
     opened: bytes

@@ -149,8 +149,8 @@ class SecureMedian(ModelAggregator):
             model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
             if not model:
                 raise ConfigError(
-                    "the controller has no persistor, from which the model comes: "
-                    f"{self._persistor}; give the recipe a model"
+                    f"the controller has no persistor for the model: {model!r}; give the recipe "
+                    "a model"
                 )
             clients = len(fl_ctx.get_engine().get_clients())
             if clients < self.min_clients:
