@@ -4,8 +4,8 @@ A `Channel` carries arrays over a `Link`, which is anything that moves frames in
 queues here, zmq sockets in `servers.network.transport`. Every message has a label and a sequence
 number, so that two programs that have drifted apart fail at the first message and say where.
 
-Rounds are counted as in the literature: a message's depth is one more than that of the deepest
-message its sender had received, and `rounds` is the depth of the deepest message seen. Messages
+Rounds are counted as in the literature. A message's depth is one more than that of the deepest
+message that its sender had received. `rounds` is the depth of the deepest message seen. Messages
 that do not wait for each other share a round.
 
 Shares of something that becomes public go through `Channel.open`: a *rushing* party, which waits
@@ -15,9 +15,9 @@ message, the share, and random bytes that hide it. The party's number keeps one 
 other's commitment back, and a commitment is good for one message alone. The party that opens last
 still sees the other's share first, and may break off then.
 
-Number and depth travel in the header's one field "at", always 8 bytes long, so that the size of a
-message is a function of its label, dtype and shape alone: `frame_size`, with which `plan` tells
-the bytes of a round beforehand.
+Number and depth travel in the header's one field "at", always 8 bytes long. So the size of a
+message depends on its label, dtype and shape alone: `frame_size`, with which `plan` predicts the
+bytes of a round.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ class Link(Protocol):
 
 @dataclass
 class Traffic:
-    """What a channel counted. Bytes are those of whole frames, headers included."""
+    """The counts of a channel. Bytes are those of whole frames, headers included."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -107,8 +107,8 @@ class Channel:
     def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         """Receive the next message and return its array, which is read-only.
 
-        Raises ChannelClosed if messages before it were lost, as happens when a connection is cut
-        and made anew, and PeerProtocolError unless it has this label, dtype and shape.
+        Raises ChannelClosed if messages before it were lost, as when a connection is cut and made
+        again, and PeerProtocolError unless it has this label, dtype and shape.
         """
         parts = self._link.recv()
         message = wire.unpack(parts)

@@ -40,7 +40,7 @@ from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 PROCESSES = 8
 # Limit of all of it. Two cores take half a minute.
 LIMIT_S = 3600.0
-# what ends a process: one that is being started is not left half started
+# signals that end a process: one that is being started is not left half started
 _ENDING = {
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, 0))
 }

@@ -1,8 +1,8 @@
 """Uploads that cannot lie: random one-hot vectors, dealt ahead of the upload and checked.
 
-A client shares random one-hot vectors e_r of W slots over Z_2^l ahead of its upload, and later
-sends the rotation m = y - r mod W for each bucket y. Each server rotates its share of e_r by m and
-has one of e_y. Nothing of m can be malformed, and the two servers check the vectors between them:
+A client shares random one-hot vectors e_r of W slots over Z_2^l ahead of its upload. Later it sends
+the rotation m = y - r mod W for each bucket y. Each server rotates its share of e_r by m and has
+one of e_y. Nothing of m can be malformed, and the two servers check the vectors between them:
 
     deal    per coordinate one *kept* vector, and (B-1) N + g *others*, r uniform in 0..W-1. The
             entries 0..W-2 are shared; the last is 1 minus their sum, so every vector sums to 1.
@@ -19,15 +19,15 @@ has one of e_y. Nothing of m can be malformed, and the two servers check the vec
             knows what has to be opened, and sends its rotations only if both opened just that
             (`OwnDealing.opened`) and both let it pass.
 
-A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are no one-hot
-vectors, its dealing passes only if exactly their (B-1) k partners are wrong in the same way and no
-guard is; B is the smallest with which that has a chance of at most 2^-check_bits for every k. What
-a server sees of an honest client is uniform: t is a difference of fresh random positions, guards
-are thrown away, and the peer's digest is one that it can compute itself. A server that opens a
-wrong t can test a guess of a difference, and so of r, against the peer's digest. It gains nothing:
-the peer has then opened something else, and r says nothing of an update without m. SECURITY: for
-that a server notes what it has opened before it sends a digest (`note`), and sends none after it
-has opened something else of the same dealing.
+A pair passes exactly if v' is a rotation of v. If k kept vectors of a client are not one-hot, its
+dealing passes only if exactly their (B-1) k partners are wrong in the same way and no guard is. B
+is the smallest with which that has a chance of at most 2^-check_bits for every k. A server sees
+uniform values of an honest client: t is a difference of fresh random positions, guards are thrown
+away, and it can compute the peer's digest itself. A server that opens a wrong t can test a guess of
+a difference, and so of r, against the peer's digest. It gains nothing: the peer has then opened
+something else, and r says nothing of an update without m. SECURITY: for that a server notes what it
+has opened before it sends a digest (`note`), and sends none after it has opened something else of
+the same dealing.
 
 A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
 """
@@ -125,8 +125,8 @@ class Dealing:
     """The public shape of a client's dealing.
 
     `bits` is l of the dealing ring, with 2^l >= W. A share of the dealing is one flat stream of
-    64-bit words, `layout`, so that whatever holds uploads holds it; the upload after training is
-    one rotation per coordinate, `rotations_layout`.
+    64-bit words, `layout`, as of an upload. The upload after training is one rotation per
+    coordinate, `rotations_layout`.
     """
 
     dim: int
@@ -217,7 +217,7 @@ def partners_of(kept: int, guards: int, check_bits: int) -> int:
     """Return B-1, the partners of each of N = `kept` items that are checked with g guards.
 
     It is the smallest for which k wrong items pass with a chance of 1 / C((B-1) N + g, (B-1) k) <=
-    2^-check_bits for every k: a cheat's wrong others must be at just these places. The binomial is
+    2^-check_bits for every k. A cheat's wrong others must be at just these places. The binomial is
     smallest at k = 1 or at k = N.
     """
     partners, least = 0, 0
@@ -243,9 +243,9 @@ class OwnDealing:
     def rotations(self, index: NDArray[Any]) -> Words:
         """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
 
-        Both servers get the same. Raises InputError for an index that is no bucket or another
-        number of them, and LocalProtocolError at a second call, because two rotations by the same
-        r would tell how two updates differ.
+        Both servers get the same. Raises InputError for an invalid bucket or another number of
+        them, and LocalProtocolError at a second call: two rotations by the same r would tell how
+        two updates differ.
         """
         shape = self.shape
         if index.shape != (shape.dim,) or (index >= shape.buckets).any():
@@ -319,7 +319,7 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> OwnDealing:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a party has opened of one client's dealing, or of some parts of it."""
+    """A party's openings of one client's dealing, or of some parts of it."""
 
     # the SHA-256 of guards and turns, part by part
     hashes: bytes
@@ -374,8 +374,8 @@ def open_pairs(
     coordinates done and those in all. Raises PeerDeviated as `toss` does.
 
     `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
-    that breaks off may be repeated under the same coin only, because turns under two permutations
-    tell the differences of kept vectors, and so of an honest client's updates.
+    that breaks off may be repeated under the same coin only. Turns under two permutations tell the
+    differences of kept vectors, and so of an honest client's updates.
 
     `parts` are the numbers of the parts that are checked, by default all. A dealing has passed only
     if all have; they may be checked apart, under the same coin.
@@ -443,7 +443,7 @@ def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
     else.
     """
     opening = entropy(OPENING_BYTES)
-    # what is opened is random, and needs nothing that hides it
+    # the opened values are random, and need nothing that hides them
     theirs = channel.open("toss.open", number, _words(opening), _words(b"")).tobytes()
     openings = (opening, theirs) if number == 0 else (theirs, opening)
     return digest("toss", *openings)[:SEED_BYTES]
@@ -500,10 +500,10 @@ class Differences:
     """A digest of one client's differences, under keys that the client could not know.
 
     It hashes GHASH of all of them under `KEYS` keys, each as the tag of AES-GCM on associated data
-    alone. Strings of m blocks that differ, whatever anybody can compute, have the same GHASH with a
-    chance of at most (m + 1) / 2^128 per random key that they do not depend on; with two keys, less
-    than 2^-128 up to m = 2^63. The hash on top keeps what a server can learn from the peer's digest
-    of other differences than its own to testing guesses, one by one.
+    alone. Different strings of m blocks have the same GHASH with a chance of at most (m + 1) /
+    2^128 per random key that they do not depend on. With two keys that is less than 2^-128 up to m
+    = 2^63. The hash on top keeps what a server can learn from the peer's digest of other
+    differences than its own to testing guesses, one by one.
     """
 
     KEYS: ClassVar[int] = 2
@@ -528,7 +528,7 @@ class Differences:
 
 
 class _Verdict:
-    """What is known of one client's dealing so far."""
+    """The state of one client's dealing so far."""
 
     def __init__(self, seed: bytes) -> None:
         self.differences = Differences(seed)
@@ -622,7 +622,7 @@ def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
 
 @dataclass(frozen=True)
 class DealtUpload:
-    """What a server holds of a client whose dealing passed: an upload of rotations."""
+    """A server's half of a client whose dealing passed: an upload of rotations."""
 
     shape: Dealing
     half: Upload

@@ -2,8 +2,8 @@
 
 With T a power of two, k rows, and w what a client shared, centred in (-2^(l-1), 2^(l-1)):
 
-- If some |w_i| >= 2T, then r_i = 0 and r_i = +-1 cannot both give |y| < T. So all k rows are in
-  range with a chance of at most 2^-k (`in_range`), and otherwise no sum below wraps.
+- If some |w_i| >= 2T, then r_i = 0 and r_i = +-1 cannot both give |y| < T, so all k rows are in
+  range with a chance of at most 2^-k (`in_range`). Otherwise no sum below wraps.
 - E y^2 = |w|^2 / 2, and S = sum_j y_j^2 is near to k |w|^2 / 2 (`squared_lengths`). `Soundness`
   says how near. A row is sub-Gaussian, E e^(s y) <= e^(s^2 |w|^2 / 4), which bounds S from above:
 
@@ -34,19 +34,22 @@ from securemedian.mpc.protocols.square import square, square_demand
 
 # of the ring of lengths
 BITS = 64
-# SECURITY: of the digests that are compared in place of the shares of all rows
+# SECURITY: bits of the digests, which are compared instead of the shares of all rows
 DIGEST_BITS = 128
 # h and g are rounded to so many bits, so that both parties have the same on every processor
 FRACTION_BITS = 10
 # An honest norm is at most T / 8: a row of it is out of range with a chance below 2^-91.
 MARGIN = 8
-# what the proved gap is to be at most, where the rows may be chosen
+# the largest proved gap, if the rows may be chosen
 MOST_GAP = 1.8
 
 
 @dataclass(frozen=True)
 class Soundness:
-    """What the squared length of a sketch of `rows` rows proves, but for 2^-`check_bits`."""
+    """The bounds that the squared length of a sketch of `rows` rows proves.
+
+    Each fails with a chance of at most 2^-`check_bits`.
+    """
 
     rows: int
     check_bits: int = 40
@@ -103,7 +106,7 @@ def _least(reached: Callable[[float], bool], low: float, high: float) -> float:
 
 def _exponent(g: float) -> float:
     """Return the nats per row by which a length below g k |w|^2 / 2 is improbable."""
-    # where the derivative by s is 0
+    # the s at which the derivative is 0
     s = 1 / 3 if g == 0 else (g - 3 + math.sqrt((3 - g) ** 2 + 6 * g * (1 - g))) / (3 * g)
     return -math.log(1 - s + 1.5 * s * s) - s * g
 
@@ -112,10 +115,10 @@ def in_range(party: Party, sketches: RingShare, bound: int, bits: int = BITS) ->
     """Return shares of whether -T <= y < T in all rows of a sketch, n bits, packed.
 
     `sketches` are shares (n, k) in Z_2^bits; T = `bound` is a power of two. With y + T = z and
-    2T = 2^t, that is z < 2^t: the bits of z from t up are 0. They are the sum of both parties'
-    and of the carry out of the bits below, all of which are 0 if what the parties hold of them
-    is equal but for the sign: one digest of all rows of a sketch is compared with the other.
-    Takes the rounds of a comparison of t bits, of `to_ring`, and of one for equality.
+    2T = 2^t, that is z < 2^t: the bits of z from t up are 0. They are the sum of both parties' bits
+    and of the carry out of the bits below. All are 0 if the parties' halves differ in sign alone:
+    one digest of all rows of a sketch is compared with the other. Takes the rounds of a comparison
+    of t bits, of `to_ring`, and of one for equality.
     """
     low = bound.bit_length()
     shifted = sketches + sketches.dtype.type(bound if party.number == 0 else 0)
@@ -138,9 +141,9 @@ def in_range_demand(count: int, rows: int, bound: int, bits: int = BITS) -> Dema
 def all_zero(party: Party, shares: RingShare, bits: int) -> XorBits:
     """Return shares of whether all elements of each row are 0, for shares (n, k) in Z_2^bits.
 
-    They are, if one party's row is the negative of the other's. Digests of both are compared:
-    SECURITY: as SHA-256 is a random oracle, and the shares are not chosen by who chose the
-    elements, other rows pass with a chance of 2^-DIGEST_BITS.
+    They are, if one party's row is the negative of the other's. Digests of both are compared.
+    SECURITY: SHA-256 is a random oracle, and the elements' author does not choose the shares, so
+    other rows pass with a chance of 2^-DIGEST_BITS.
     """
     own = compare.opposed(party, shares, bits)
     size = DIGEST_BITS // 8

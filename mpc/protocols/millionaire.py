@@ -7,8 +7,8 @@ in pairs,
 
     gt = gt_hi ^ (eq_hi & gt_lo),    eq = eq_hi & eq_lo;
 
-where both are needed, the two ANDs have eq_hi in common and so take one triple of width 2. The
-lowest leaf has no eq, because nothing lies below it.
+If both are needed, the two ANDs have eq_hi in common and so take one triple of width 2. The lowest
+leaf has no eq, because nothing lies below it.
 
 Inputs and messages are in bit planes, 64 instances to a word. Every batch is cut in halves, in
 which the roles are swapped. Messages are uniform: requests are

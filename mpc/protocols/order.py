@@ -1,8 +1,8 @@
 """The position of each client in the order of a coordinate, and who holds the element of a rank.
 
-By all pairwise comparisons (protocols.md section 6): z_xy = 1{w_x > w_y} for x < y, with
-z_yx = 1 - z_xy, is a strict order even where values are equal: ties are broken by index. No two
-values may be 2^(l-1) or more apart, or comparisons wrap, and then there may be no order.
+It takes all pairwise comparisons (protocols.md section 6). It orders even equal values strictly, by
+index: z_xy = 1{w_x > w_y} for x < y, with z_yx = 1 - z_xy. No two values may be 2^(l-1) or more
+apart, or comparisons wrap, and then there may be no order.
 
 The number of clients before client i, pos_i, is a permutation of 0..n-1, so exactly one client has
 pos_i = k-1, and its value is the element of rank k. With public weights pos_i is the weight before

@@ -23,7 +23,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 
 @dataclass(eq=False, repr=False)
 class Party:
-    """What a protocol function works with: one lane of one party, used by one thread.
+    """The means of a protocol function: one lane of one party, used by one thread.
 
     `number` is 0 or 1. `randomness` makes the masks of this party alone. `native_aes` is as in
     `prg.expand`. `uploads_seconds` is the time spent in `reading_uploads`.
@@ -113,8 +113,8 @@ class Session:
         LocalProtocolError for another length or party.
 
         In the session of an `audit`, bit 63 of Delta (`ggm.FIXED_BIT`) is 1 at party 0 and 0 at
-        party 1, because ANDs of authenticated bits need a place where Delta_0 ^ Delta_1 is 1. It
-        lies outside the 48 bits that MACs of rings are made with, and 127 bits remain random.
+        party 1. ANDs of authenticated bits need a place where Delta_0 ^ Delta_1 is 1. It lies
+        outside the 48 bits that MACs of rings are made with, and 127 bits remain random.
         """
         if party_id not in (0, 1) or len(session_id) != SESSION_BYTES:
             raise LocalProtocolError(

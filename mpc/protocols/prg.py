@@ -16,7 +16,7 @@ SESSION_BYTES = 16
 # An AES block is 128 bits, two 64-bit words.
 BLOCK_WORDS = 2
 
-# Where seeds come from. Protocol objects take one as an argument so that tests can pin transcripts;
+# The source of seeds. Protocol objects take one as an argument so that tests can pin transcripts;
 # nothing configurable reaches it.
 Entropy = Callable[[int], bytes]
 os_entropy: Entropy = os.urandom

@@ -1,7 +1,7 @@
 """Arithmetic in Z_2^l, 2 <= l <= 64, on the smallest unsigned dtype that holds l bits.
 
 numpy's unsigned arithmetic is already modulo 2^8, 2^16, 2^32 or 2^64, and Z_2^l is a quotient of
-that ring, so sums and products may be left unreduced and masked once at the end: `reduce`. On the
+that ring. So sums and products may stay unreduced and be masked once at the end: `reduce`. On the
 wire and on disk an array is packed to l bits per value.
 """
 
@@ -99,7 +99,7 @@ def _head(values: NDArray[Any], bits: int) -> int:
 def split(values: NDArray[Any], bits: int) -> Words:
     """Return the lowest `bits` bit planes (bits, words) of an array, taken flat.
 
-    Bit j of word i of plane k is bit k of value 64 i + j, and 0 where there is no value.
+    Bit j of word i of plane k is bit k of value 64 i + j, and 0 beyond the last value.
     """
     flat = np.ascontiguousarray(values).reshape(-1)
     found = np.empty((bits, packed_words(flat.size, 1)), np.uint64)

@@ -4,9 +4,9 @@ With x in Z^d and R in {-1, 0, 1}^(k x d), the sketch is y = R x mod 2^64. It is
 each party sketches its own shares, with nothing sent. Each entry of R is b - b' of two random bits,
 0 half the time, and so E y_j^2 = |x|^2 / 2.
 
-R is the key stream of a seed that a label keeps apart from all else that comes of the round's coin:
-byte j of the q-th k bytes holds b (bits 0 to 3) and b' (bits 4 to 7) of row j in the coordinates 4q
-to 4q + 3. R is never stored whole.
+R is the key stream of a seed, which a label separates from all other uses of the round's coin. Byte
+j of the q-th k bytes holds b (bits 0 to 3) and b' (bits 4 to 7) of row j in the coordinates 4q to
+4q + 3. R is never stored whole.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Squares of additively shared ring elements (Gilboa, CRYPTO 1999).
 
 With x = x_0 + x_1, x^2 = x_0^2 + x_1^2 + 2 x_0 x_1. In the last product one party, with s = x_0 or
-x_1, is the sender of l - 1 correlated OTs and the other is the receiver, whose choices are the bits
-b_i of its share: 2 s sum_i b_i 2^i = sum_i b_i (2^(i+1) s) mod 2^l, i = 0..l-2, for the top bit
+x_1, is the sender of l - 1 correlated OTs. The other is the receiver, whose choices are the bits
+b_i of its share. 2 s sum_i b_i 2^i = sum_i b_i (2^(i+1) s) mod 2^l, i = 0..l-2, because the top bit
 counts 2^l s = 0. Every batch is cut in halves, in which the roles are swapped. Takes two rounds,
 and (l - 1) (1 + l) bits per element, in both directions together, after l - 1 OTs ahead of it.
 """

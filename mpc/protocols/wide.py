@@ -1,6 +1,6 @@
 """Signs of combinations of shared numbers that are too large for a ring of 64 bits.
 
-A signed number v in Z_2^64 is known in Z_2^128 once the carry of its shares is: with z = v + 2^63,
+A signed number v in Z_2^64 is known in Z_2^128 once the carry of its shares is. With z = v + 2^63,
 z = z_0 + z_1 - 2^64 1{z_0 + z_1 >= 2^64}. Whole numbers of 128 bits are Python's: there are few.
 """
 

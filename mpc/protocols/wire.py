@@ -3,10 +3,10 @@
 A frame is a list of byte strings (the parts of one zmq message). Part 0 is the header, a msgpack
 map `{"v": LAYOUT, "t": type, "b": fields, "a": [[name, dtype, shape], ...]}`. Parts 1, 2, .. are
 the bytes of the arrays, little-endian and C-contiguous, in the order of `a`, each cut into parts of
-PIECE_BYTES and what is left, so that no socket need take longer ones from strangers. Nothing is
-left over and nothing is guessed: `unpack` refuses another layout, an unknown dtype, a length that
-is not the shape's, a missing part and a surplus one. There is no pickle anywhere. Texts arrive so
-that they can be printed, whoever wrote them: what commands a terminal is written out.
+PIECE_BYTES and a rest. So no socket need take longer ones from strangers. Nothing is left over and
+nothing is guessed: `unpack` refuses another layout, an unknown dtype, a length that is not the
+shape's, a missing part and a surplus one. Nothing is pickled. Texts arrive so that they can be
+printed, whoever wrote them: what commands a terminal is written out.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a kind of correlation is, how many of each a computation demands, and what is in stock."""
+"""Kinds of correlation, the demand of a computation for each, and the stock."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ HandedOut = TypeVar("HandedOut")
 
 @dataclass(frozen=True)
 class Ends:
-    """What a party makes halves with: its ends of OT extension, the channel, its own randomness."""
+    """A party's means to make halves: its ends of OT extension, the channel, its own randomness."""
 
     channel: Channel
     sender: RandomOtSender

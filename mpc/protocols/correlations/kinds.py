@@ -1,14 +1,14 @@
 """The kinds of correlation, which the package lists.
 
-A triple (Beaver, CRYPTO 1991) comes from one random OT in each direction: with u the receiver's
-choice and r_0, r_1 the sender's keys, r_u = r_0 ^ u (r_0 ^ r_1), so that r_u and r_0 share the
-product of u and r_0 ^ r_1. A party's share of a is its choice in one direction, its share of b_k is
-bit k of r_0 ^ r_1 in the other, and it adds the product of its own two bits by itself.
+A triple (Beaver, CRYPTO 1991) comes from one random OT in each direction. With u the receiver's
+choice and r_0, r_1 the sender's keys, r_u = r_0 ^ u (r_0 ^ r_1). So r_u and r_0 share the product
+of u and r_0 ^ r_1. A party's share of a is its choice in one direction, its share of b_k is bit k
+of r_0 ^ r_1 in the other. It adds the product of its own two bits by itself.
 
 A DaBit takes 1 OT and l bits on the wire. With the bits b of the sender and c of the receiver, the
-correlated OT of b gives r_0 + c b to the receiver and -r_0 to the sender, and
-[b ^ c] = b + c - 2 b c. The sender turns the random OT into it with the correction r_0 - r_1 + b.
-No other kind sends a message besides those of the extension.
+correlated OT of b gives r_0 + c b to the receiver and -r_0 to the sender. Then [b ^ c] = b + c - 2
+b c. The sender turns the random OT into it with the correction r_0 - r_1 + b. No other kind sends a
+message besides those of the extension.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from securemedian.mpc.protocols.ot.one_of_two import OtReceiver, OtSender
 class Tables(Kind[tuple[Words, Words, Words]]):
     """Tables of 2^index_bits messages of `width` bits, in bit planes.
 
-    An item is 64 tables. It hands out the tables to send from (2^index_bits width, items), in which
-    bit k of message i is plane i width + k, and to receive with, positions (index_bits, items) and
+    An item is 64 tables. It hands out the tables to send from (2^index_bits width, items): bit k of
+    message i is plane i width + k. To receive with, it hands out positions (index_bits, items) and
     the pads there (width, items).
     """
 

@@ -25,7 +25,7 @@ Orders = list[tuple[Kind[Any], int]]
 
 @dataclass
 class Spent:
-    """What making correlations took: seconds, bytes of whole frames, and rounds (`channel`)."""
+    """The cost of making correlations: seconds, bytes of whole frames, and rounds (`channel`)."""
 
     seconds: float = 0.0
     bytes_sent: int = 0
@@ -135,9 +135,9 @@ class Pool:
         )
 
     # The order of messages. Each party begins with the half of the work in which its own end of the
-    # extension speaks, because its messages wait for nothing: they are on their way while it works,
-    # and the peer's are there when it comes to the other half. Senders' corrections (of DaBits) are
-    # made of keys, and so they come after the check of all OTs.
+    # extension speaks. Its messages wait for nothing: they are on their way while it works, and the
+    # peer's are there when it comes to the other half. Senders' corrections (of DaBits) are made of
+    # keys, and so they come after the check of all OTs.
 
     def _make_where_receivers_speak(self, to_send: Orders, to_receive: Orders) -> None:
         """Receive a portion, send one, weigh it, and so on; check all, and finish everything."""

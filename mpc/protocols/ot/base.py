@@ -7,16 +7,16 @@ A = aG. For choice c the receiver draws B_(1-c) from the group, and sends it wit
     B_c = bG - T_c(B_(1-c)),    T_j a hash to the group.
 
 The sender's keys are H(a P_j) with P_j = B_j + T_j(B_(1-j)), the receiver's is H(bA): P_c = bG. The
-receiver fixes one of both points by the other, whose hash it cannot choose, so it knows no b of
-the other P. Both points are uniform whatever c is, so the sender learns nothing.
+receiver fixes one of both points by the other, whose hash it cannot choose, so it knows no b of the
+other point. Both points are uniform whatever c is, so the sender learns nothing.
 
-H is SHA-256, and T_j is SHA-512 and twice Elligator's map, over the session id, the index and
-what was sent, so that keys of different sessions, directions and positions never agree. Whoever
-deviates may choose keys of its own: nothing that stays secret from it is made of them alone.
+H is SHA-256, and T_j is SHA-512 and twice Elligator's map, over the session id, the index and the
+message. So keys of different sessions, directions and positions never agree. A party that deviates
+may choose keys of its own: nothing that stays secret from it is made of them alone.
 
-Messages have constant size. Group arithmetic is libsodium's. What is received must be a canonical
-encoding of a point of the prime-order group, and not its neutral element, as must P_j be:
-libsodium multiplies no other point.
+Messages have constant size. Group arithmetic is libsodium's. A received point, and P_j, must be
+canonically encoded, of the prime-order group and not its neutral element: libsodium multiplies no
+other point.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ make up for nothing.
 A block whose corrections are wrong passes if the receiver guesses the k bits of Delta_i; what
 passes with a chance of 2^-t has told t bits of Delta. Otherwise sum_j chi_j e[j] has to be the same
 for two blocks whose e differ. Whatever seeds are told so far, that of the next portion in which
-they differ makes the difference uniform: it is 0 after one of m portions with at most m 2^-64.
+they differ makes the difference uniform. It is 0 after one of m portions with at most m 2^-64.
 
 The sender weighs rows as it makes them. The receiver keeps its rows until it knows the seed, which
 are so few portions that rows are still in the cache.
@@ -73,7 +73,7 @@ def seed_of(randomness: Stream) -> bytes:
 def reduced(sums: Words) -> Words:
     """Return sums (r, 2) modulo x^64 + x^4 + x^3 + x + 1: elements (r,) of GF(2^64)."""
     low, high = sums[:, 0], sums[:, 1]
-    # what the shifts below push out
+    # the bits that the shifts below push out
     high = high ^ high >> np.uint64(63) ^ high >> np.uint64(61) ^ high >> np.uint64(60)
     for shift in (0, 1, 3, 4):
         low = low ^ high << np.uint64(shift)

@@ -1,13 +1,13 @@
-"""What the two ends of random OT extension promise, whichever protocol runs between them.
+"""The contract of the two ends of random OT extension, whichever protocol runs between them.
 
 Per OT, the sender learns two random keys of 128 bits, the receiver learns a random choice bit and
 the key of that choice, and neither learns more. Both ends must be asked for the same counts in the
-same order: the messages carry no counts, and an end waits for exactly those that its peer sends for
+same order. The messages carry no counts, and an end waits for exactly those that its peer sends for
 the same call.
 
-Where OTs are to be checked before their keys are used, the ends call in this order: for each
-portion of OTs the receiver `seal`, the sender `challenge`, the receiver `weigh`; after the last of
-them the receiver `prove`, the sender `verify`. An extension that checks nothing moves no messages
+If OTs are to be checked before their keys are used, the ends call in this order. For each portion
+of OTs the receiver calls `seal`, the sender `challenge`, the receiver `weigh`. After the last one
+the receiver calls `prove`, the sender `verify`. An extension that checks nothing moves no messages
 there, and a portion without OTs moves none.
 """
 
@@ -72,8 +72,8 @@ class RandomOtEnd(ABC):
     def prepare(self) -> None:
         """Exchange what both ends must have before the first `extend`, if there is anything.
 
-        `extend` does so itself if it was not done before. Where the sender speaks in `extend`, here
-        the receiver sends and the sender waits. So a party that is the receiver in one direction
+        `extend` does so itself if it was not done before. Here the receiver sends and the sender
+        waits, if the sender speaks in `extend`. So a party that is the receiver in one direction
         and the sender in the other prepares the first before it extends the second.
         """
         return

@@ -13,10 +13,10 @@ with nodes X_j
 so that every level XORs to Delta. Of the first level the receiver has one node without a message:
 its v, which is X_r if r is its bit u. Of each later level the sender gives the XOR of the left
 nodes, masked with w of one more seed. With the mask v = w ^ r Delta the receiver gets the XOR of
-the left (r = 0) or the right (r = 1) nodes, and so from level to level all nodes but the one on the
-path of the bits 1 - r. At the last level the XOR of what it knows is the missing leaf ^ Delta: the
-leaves are correlated OTs whose choice bits e are 1 at a single place. With A the public matrix of
-LOCALITY ones per row,
+the left (r = 0) or the right (r = 1) nodes. So from level to level it gets all nodes except the one
+on the path of the bits 1 - r. At the last level the XOR of what it knows is the missing leaf ^
+Delta: the leaves are correlated OTs whose choice bits e are 1 at a single place. With A the public
+matrix of LOCALITY ones per row,
 
     output = leaf ^ A (first k seeds)   at both ends,
 
@@ -26,22 +26,22 @@ and its choice bit is that of e ^ A u: an LPN sample.
 is 0, as w is random and serves nothing else. The path is read off the seeds' own choice bits, which
 are uniform: Ferret's receiver chooses it and sends the difference from r, which is 0 here.)
 
-Choice bits ride in bit 0 of the blocks: with bit 0 of Delta 1, of w 0, of v u, the correlation
-holds there too, and 127 bits of Delta remain secret.
+Choice bits ride in bit 0 of the blocks. With bit 0 of Delta 1, of w 0 and of v u, the correlation
+holds there too. 127 bits of Delta remain secret.
 
-The first iteration is one of a small code, SETUP, whose seeds come from SoftSpokenOT on the same
-base OTs, without its hash (the sigma and the public tweak on its columns keep them correlated,
-under sigma(Delta)). All later ones are of CODE. The last outputs of an iteration are the seeds of
-the next one, and `extend` hands out the others: nothing is used twice. An iteration's trees are
-grown a group at a time, when their outputs are wanted.
+The first iteration is one of a small code, SETUP. Its seeds come from SoftSpokenOT on the same base
+OTs, without its hash: the sigma and the public tweak on its columns keep them correlated, under
+sigma(Delta). All later ones are of CODE. The last outputs of an iteration are the seeds of the next
+one, and `extend` hands out the others: nothing is used twice. An iteration's trees are grown a
+group at a time, when their outputs are wanted.
 
 H is the hash of `ot.hash`. In the trees its tweaks are the number of the node in its group and
 a stream with bit 63 set. Half-trees need it to be circular correlation robust, which it is for an
 ideal permutation while no two nodes under one key are equal. The receiver is given H(P) or P ^ H(P)
 for the node P of a level on its path, and it knows P ^ Delta: one P found gives Delta. It may look
-for all P under one key at once, so each group of trees has a key of its own, which serves
-TREES (depth - 1) = 640 such P: it expects to find one after 2^128 / 640 = 2^118.7 evaluations of
-AES (tests/test_ferret.py), and under one key per session after 2^105.6, for 10^9 OTs.
+for all of these under one key at once. So each group of trees has a key of its own, which serves
+TREES (depth - 1) = 640 of them. It expects to find one after 2^128 / 640 = 2^118.7 evaluations of
+AES (tests/test_ferret.py). Under one key per session that would be 2^105.6, for 10^9 OTs.
 
 The sender sends 160 bytes per tree, which is 0.09 bytes per OT, in a message per group that waits
 for nothing. SoftSpokenOT's seeds come before the first of them, from receiver to sender.
@@ -74,8 +74,8 @@ from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 
-# Trees that share a key and a message, and are grown at once: so many that calls cost little, and
-# few enough that their outputs stay in the third-level cache until they are hashed.
+# Trees that share a key and a message, and are grown at once. They are so many that calls cost
+# little, and so few that outputs stay in the third-level cache until they are hashed.
 TREES = 64
 # Outputs whose indices are drawn at once where AES is OpenSSL's, and stay in the cache.
 ENCODED = 1 << 13
@@ -136,11 +136,11 @@ class Code:
 
 # The true sums of the sides of a group's trees that lead off the paths, and the paths.
 Mending = tuple[Words, NDArray[np.int64]]
-# What grows a group's trees: see `_Ferret._grow`.
+# The function that grows a group's trees: see `_Ferret._grow`.
 Grow = Callable[[Blocks, Mending | None], Words]
 
 # SECURITY. Both are instances of our own. The one before them, k = 69,454 and 512 bins of 2^10, is
-# a part of one of Ferret's, (n, k, t) = (607,232; 69,454; 593); later ones of emp-ot fall below 128
+# a part of one of Ferret's, (n, k, t) = (607,232; 69,454; 593). Later ones of emp-ot fall below 128
 # bits by the estimates here. In bits, computed in tests/test_ferret.py:
 #
 #                                                    CODE   SETUP   before   emp-ot's ferret_b11
@@ -151,11 +151,12 @@ Grow = Callable[[Blocks, Mending | None], Words]
 #
 # Pooled Gauss guesses k - t outputs to be free of noise. Decoding allows some of them to be noisy,
 # and finds these by collisions of lists as large as Gauss' work; memory costs nothing there. The
-# algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023): the products of two
-# outputs of a bin vanish; guess outputs to be free of noise until these equations determine all
-# monomials. Dense linear algebra has exponent 2.8; the sparse figure is what would be left if
-# Wiedemann's algorithm could use the code's sparsity to the full. ferret_b11 (10,180,608; 124,000;
-# 4,971; bins of 2^11) has so many outputs in a bin that nothing need be guessed.
+# algebraic attack on regular noise (Briaud and Oygarden, EUROCRYPT 2023) uses that the products of
+# two outputs of a bin vanish. It guesses outputs to be free of noise until these equations
+# determine all monomials. Dense linear algebra has exponent 2.8. The sparse figure would be left if
+# Wiedemann's algorithm could use the code's sparsity to the full. The instance ferret_b11
+# (10,180,608; 124,000; 4,971; bins of 2^11) has so many outputs in a bin that nothing need be
+# guessed.
 #
 # For bins of a given size CODE was found as follows: for each t the least k with at least 128 bits
 # by all four was computed. Few bins leave little of an iteration, because the secret hardly
@@ -188,7 +189,7 @@ def messages(first: int, count: int) -> Iterator[tuple[int, int, int]]:
 
 
 class _Ferret(RandomOtEnd):
-    """What both ends have: iterations, and what is left of the last group of trees."""
+    """The common part of both ends: iterations, and the rest of the last group of trees."""
 
     sender_speaks = True
 
@@ -198,7 +199,7 @@ class _Ferret(RandomOtEnd):
         self._tweaks = direction.tweaks
         self._scratch = Scratch()
         self._hash = Hash(self._scratch, b"securemedian pi", session, native_aes=self._native_aes)
-        # what keys of this lane and direction are derived from; all of it is public
+        # the public source of the keys of this lane and direction
         self._derivation = session + int(self._tweaks).to_bytes(8, "little")
         self._matrix = hashlib.sha256(b"securemedian lpn" + self._derivation).digest()[:SEED_BYTES]
         self._iteration = 0

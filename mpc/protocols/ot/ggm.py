@@ -1,16 +1,16 @@
 """GGM trees from base OTs: the receiver of OT extension knows all leaves, the sender all but one.
 
-Per level of a tree the receiver, who grows it from a seed, offers the XOR of all left nodes and the
-XOR of all right ones in a base OT. The sender takes the side that leads off its path.
+The receiver grows a tree from a seed. Per level it offers the XOR of all left nodes and the XOR of
+all right ones in a base OT. The sender takes the side that leads off its path.
 
-So that wrong sums cannot tell Delta by what fails later, each leaf gives 256 bits s_x more (Roy,
-CRYPTO 2022, Section 5): the receiver sends XOR_x s_x and SHA-256(s_0 .. s_(q-1)), of which the
-sender makes its missing s_x and the rest, and compares. Sums that are wrong pass with the chance
-that Delta_i avoids them, which the receiver may guess, as it may guess bits of Delta_i elsewhere.
+Each leaf gives 256 bits s_x more, so that wrong sums cannot tell Delta by later failures (Roy,
+CRYPTO 2022, Section 5). The receiver sends XOR_x s_x and SHA-256(s_0 .. s_(q-1)). The sender makes
+its missing s_x and the rest of these, and compares. Sums that are wrong pass with the chance that
+Delta_i avoids them, which the receiver may guess, as it may guess bits of Delta_i elsewhere.
 
-Then the sender tosses a coin, and streams are made of SHA-256(coin, block, x, leaf): a receiver
-fixes the leaves before it knows the coin, so it cannot choose them such that columns of V collide
-under the tweaks of OT extension's hash, nor make two leaves alike.
+Then the sender tosses a coin, and streams are made of SHA-256(coin, block, x, leaf). A receiver
+fixes the leaves before it knows the coin. So it cannot choose them such that columns of V collide
+under the tweaks of OT extension's hash, nor make two leaves equal.
 """
 
 import hashlib

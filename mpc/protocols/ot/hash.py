@@ -5,10 +5,10 @@
 A tweak t = (index, stream) is used once per key: each lane and direction has streams of its
 own, and whoever hashes counts the index up.
 
-Whoever sees N values of H under one key, each of an unknown input, can look for all of them at
-once: it compares every evaluation of pi with a table of the N values, and expects one hit after
-2^128 / N evaluations. So where values are given away by the thousand (`ot.ferret`), each key
-serves only a few of them.
+A party that sees N values of H under one key, each of an unknown input, can look for all of them at
+once. It compares every evaluation of pi with a table of the N values, and expects one hit after
+2^128 / N evaluations. So where values are given away by the thousand (`ot.ferret`), each key serves
+only a few of them.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The leaves of SoftSpokenOT's trees, expanded, folded and corrected (`ot.softspoken`).
 
-There are two ways to compute it, which give the same bytes: OpenSSL expands the leaves to memory,
-and kernels fold and correct what is there; or all of it is done in registers, where the processor
-has AES instructions, and a strip of columns is hashed while its rows are in the cache.
+Two ways give the same bytes. OpenSSL expands the leaves to memory, and kernels fold and correct
+them there. Or a processor with AES instructions does all of it in registers, and hashes a strip of
+columns while its rows are in the cache.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Strea
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a call go, and what is weighed (`ot.consistency`).
+    """The places of a call's rows, and the rows that are weighed (`ot.consistency`).
 
     strips (s, 128, width) as `Leaves.strips` tells: a receiver's stay there, and a sender may have
     one strip for all of them. With weights (w,) a sender's rows are added to the sums (128, 2), and
@@ -51,8 +51,9 @@ class Leaves(ABC):
 
     An end is the receiver's if it has `choices` (w,), which it writes along with its `corrections`
     (128/k - 1, w). It is the sender's if it has `masks` (128,), all ones for each bit of Delta that
-    is set; it misses the first leaf of each tree, and reads the corrections. A sender's keys come
-    in pairs, as `Hash` makes them with a `difference`. Fewer trees than 128/k have k rows each.
+    is set. The sender misses the first leaf of each tree, and reads the corrections. A sender's
+    keys come in pairs, as `Hash` makes them with a `difference`. Fewer trees than 128/k have k rows
+    each.
     """
 
     def __init__(self, trees: list[list[bytes]]) -> None:

@@ -68,9 +68,9 @@ LOW_NONCE = 1 << 16
 
 
 class _SoftSpoken(RandomOtEnd):
-    """What both ends have: the streams of the leaves, and the hash.
+    """The common part of both ends: the streams of the leaves, and the hash.
 
-    The tweak of an OT is `index`, as it was before the OT was made, and `tweaks`.
+    The tweak of an OT is the `index` before the OT was made, and `tweaks`.
 
     Ends of fewer `rows` than 128 have the trees of these alone, and streams of their own. They make
     correlated OTs, and nothing to hash.
@@ -109,7 +109,7 @@ _ALONE = -1
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a receiver keeps of a call until it is weighed: u (w,) and the strips of V.
+    """A receiver's rows of a call until they are weighed: u (w,) and the strips of V.
 
     `number` is that of the memory of the strips; _ALONE stands for OTs for the check alone.
     """
@@ -236,7 +236,7 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
     def correlate(self, count: int) -> tuple[Words, Words]:
         """Return the correlated OTs that `extend` would hash: u (count/64,) and V (128, count/64).
 
-        Sends the corrections. Nothing checks them but for those of `seal`.
+        Sends the corrections. Only those of `seal` are checked.
         """
         words = checked_block(count) // 64
         rows, choices = np.empty((self._row_count, words), np.uint64), np.empty(words, np.uint64)
@@ -351,7 +351,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
     def correlate(self, count: int) -> Words:
         """Return the correlated OTs that `extend` would hash: W (128, count/64).
 
-        Waits for the receiver's corrections. Nothing checks them but for those of `challenge`.
+        Waits for the receiver's corrections. Only those of `challenge` are checked.
         """
         corrections = self._corrections(count)
         rows = np.empty((self._row_count, count // 64), np.uint64)
