@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-
-if TYPE_CHECKING:
-    from securemedian.benchmarks.yardstick import Yardstick
 
 # parameters of the networks 784-200-200-10 and CNNMnist
 MLP, CNN_MNIST = 199_210, 1_663_370
@@ -289,7 +286,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
         phases += clear
     reached = [_reached(one, other, clear[0].seconds) for one, other in pairs]
     title = f"Table 1: d = {dim:,}, n = {clients}"
-    printed = [_phases(title, phases, chosen.yardstick), str(chosen.yardstick)]
+    printed = [_phases(title, phases), str(chosen.yardstick)]
     if not options.data:
         printed.append("training is left out: name MNIST's folder with --data to time it, too")
     printed += [REACHED.format(**one) for one in reached]
@@ -400,22 +397,12 @@ def _servers(result: Result) -> list[Phase]:
 
 def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
     """Return the phases in the clear, numpy.median first, which the online part is compared to."""
-    updates = _updates(clients, dim)
-    rank, buckets = ring.median_rank(clients), UniformBuckets(0.1, BUCKETS)
-    uploads = [encode.cumulative(buckets.bucketize(one, 0.0), BUCKETS) for one in updates]
-
-    def bucketed() -> None:
-        counts = np.zeros_like(uploads[0])
-        for upload in uploads:
-            counts += upload
-        (counts < rank).sum(axis=0, dtype=np.uint16)
-
+    updates, rank = _updates(clients, dim), ring.median_rank(clients)
     median = _time(lambda: np.median(updates, axis=0), repeat)
     partition = _time(lambda: np.partition(updates, rank - 1, axis=0), repeat)
     return [
         Phase("numpy.median", "in the clear", median, None, "insecure median"),
         Phase("numpy.partition", "in the clear", partition),
-        Phase("bucketed median", "in the clear", _time(bucketed, repeat)),
     ]
 
 
@@ -432,16 +419,16 @@ def _time(work: Callable[[], object], repeat: int) -> float:
     return statistics.median_low(seconds[1:])
 
 
-def _phases(title: str, phases: Sequence[Phase], stick: "Yardstick") -> Any:
-    columns = ["phase", "where", "setting", "s", "AES, GB", "MB", "the paper, s"]
-    rows = []
-    for one in phases:
-        figures = one.seconds, stick.bytes_in(one.seconds) / 1e9, one.megabytes, one.theirs
-        rows.append([one.name, one.where, one.setting, *map(terminal.figure, figures)])
-    note = (
-        "AES: what one core encrypts in this time; MB: both directions together; the paper's: "
-        f"{PAPER[7:]}, as printed"
-    )
+def _phases(title: str, phases: Sequence[Phase]) -> Any:
+    rows = [
+        [
+            *(one.name, one.where, one.setting),
+            *map(terminal.figure, (one.seconds, one.megabytes, one.theirs)),
+        ]
+        for one in phases
+    ]
+    columns = ["phase", "where", "setting", "s", "MB", "the paper, s"]
+    note = f"MB: both directions together; the paper's: {PAPER[7:]}, as printed"
     return terminal.table(title, columns, rows, note)
 
 

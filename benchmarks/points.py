@@ -111,7 +111,7 @@ def _table(results: Sequence[dict[str, Any]]) -> Any:
         "dealt, sent: MB of a client before and after its training, to the server that gets more"
         if medians
         else "seconds = ahead of the inputs + online; MB: both directions; "
-        "k/s: thousands per second; AES B each: what one core encrypts in the time of one"
+        "k/s: thousands per second"
     )
     title = f"{first['extension']}, {first['link']}"
     return terminal.table(title, ["work", *columns], rows, note)
@@ -134,7 +134,6 @@ _COUNTED: Figures = {
     **_REST,
     "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
     "B each": lambda r: f"{r['bytes_each']:.1f}",
-    "AES B each": lambda r: terminal.figure(r["aes_bytes_per_second"] / r["per_second"]),
 }
 _MEDIANS: Figures = {
     **_SECONDS,

@@ -9,26 +9,102 @@ against their SHA-256, and hands slices to the workers.
 """
 
 import argparse
+import copy
 import json
 import os
-import secrets
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from securemedian.benchmarks import settings
-from securemedian.benchmarks.running import CNN, DEADLINE_S, Round, started, timed_round
+from securemedian.clients.client import Client
 from securemedian.common import terminal
-from securemedian.common.status import RoundStatus
+from securemedian.coordinator.rounds import nothing
 from securemedian.laboratory import report
-from securemedian.laboratory.servers import SERVERS, Service, ShowStatus
-from securemedian.mpc.errors import ConfigError
+from securemedian.laboratory.servers import SERVERS, Service, ShowStatus, servers_here
+from securemedian.mpc.protocols.dealing import OwnDealing
+from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.computing.backends.ray import LOCAL, QUIET
+from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.servers.config import WORKER_LANES
+
+# the parameters of CNNMnist
+CNN = 1_663_370
+DEADLINE_S = 3600.0
+# a round that was run, with what it cost
+Round = dict[str, Any]
+
+
+class Copied(Client):
+    """A client that deals and encodes what the first one has made."""
+
+    made: dict[str, Any]
+
+    def deal(self, *arguments: Any, **named: Any) -> OwnDealing:
+        if "dealt" not in self.made:
+            self.made["dealt"] = super().deal(*arguments, **named)
+        # a dealing rotates one update only, and so each client gets a copy
+        dealt: OwnDealing = copy.copy(self.made["dealt"])
+        return dealt
+
+    def encode(self, *arguments: Any, **named: Any) -> NDArray[Any]:
+        if "values" not in self.made:
+            self.made["values"] = super().encode(*arguments, **named)
+        values: NDArray[Any] = self.made["values"]
+        return values
+
+
+def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothing) -> Round:
+    """Run one round, and return its cost and what the clients' part took.
+
+    `show` is called with S0's status again and again.
+    """
+    # the default policy asks for more than 8 buckets, and this one for nothing
+    policy = CoordinateRange() if params.uses_range else None
+    model = np.zeros(params.dim, np.float32)
+    update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
+    times: list[float] = []
+
+    def play(round_id: str, _: Published) -> None:
+        times.append(time.monotonic())
+        Copied.made = {}
+        for name in service.names:
+            with Copied.from_config(service.folder / f"{name}.toml") as client:
+                client.submit(update, round_id)
+        times.append(time.monotonic())
+
+    ended = service.round(params, play, show, model=model, range_policy=policy, reset=True)
+    start, submitted = times
+    return {
+        "uploads_seconds": submitted - start,
+        "published_seconds": time.monotonic() - submitted,
+        "attempt": ended.status.attempt,
+        "cost": ended.status.cost,
+    }
+
+
+@contextmanager
+def started(params: RoundParams, **tables: str) -> Iterator[Service]:
+    """Start two servers, each with the tables that are named after it.
+
+    They make nothing ahead, so that a round's seconds have all of its work.
+    """
+    settings = {"pool_limit_bytes": 0}
+    # short, because Ray has sockets below the servers' folders
+    with (
+        tempfile.TemporaryDirectory(prefix="sm-") as made,
+        servers_here(Path(made), params.max_clients, settings=settings, tables=tables) as service,
+    ):
+        yield service
+
 
 COLUMNS = (
     "workers",
@@ -77,25 +153,12 @@ def add_kinds(kinds: Any) -> None:
         ("--dim", CNN, "coordinates"),
         ("--repeat", 3, "rounds of each kind after a first one, of which the middle one is kept"),
     )
-    scale.add_argument(
-        "--kill-node",
-        action="store_true",
-        help="then kill one of S0's nodes in the middle of a round, and tell what that costs; for "
-        "2 workers or more",
-    )
     settings.add_out(scale)
     scale.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure all numbers of workers, print a table and what limits, and save the JSON.
-
-    Raises ConfigError if a node is to be killed of which there is only one.
-    """
-    if options.kill_node and min(options.workers) < 2:
-        raise ConfigError(
-            f"--kill-node leaves no worker of one: {options.workers}; give --workers 2 or more"
-        )
+    """Measure all numbers of workers, print a table and what limits, and save the JSON."""
     file = report.check_writable(options.out / "scale.json")
     console = terminal.console(width=terminal.TABLE_WIDTH)
     params = RoundParams.from_dict(
@@ -118,20 +181,16 @@ def run(options: argparse.Namespace) -> None:
         for workers in options.workers:
             shards = max(workers, options.shards or workers)
             with console.status(f"{workers} workers a server"):
-                point, rounds = measure(threads, params, workers, shards, options)
+                point, rounds = measure(threads, params, workers, shards, options.repeat)
             points.append(point)
             beside += rounds
     points.insert(0, {"workers": 0, "lanes": options.lanes, "shards": 0, **_middle(beside)})
     report.save(file, {"round": params.to_dict()}, points)
     title = f"{params.method.label}, {options.clients} clients, d = {options.dim:,}"
     console.print(terminal.table(title, list(COLUMNS), rows(points)))
-    for line in [*limits(points), *killed(points)]:
+    for line in limits(points):
         console.print(line)
     console.print(f"saved to {file}")
-
-
-def _shards_lost(service: Service) -> int:
-    return (service.folder / "s0.log").read_text().count('"event": "shard-lost"')
 
 
 def _table(name: str, **values: Any) -> str:
@@ -141,82 +200,31 @@ def _table(name: str, **values: Any) -> str:
 
 
 def measure(
-    threads: Service,
-    params: RoundParams,
-    workers: int,
-    shards: int,
-    options: argparse.Namespace,
+    threads: Service, params: RoundParams, workers: int, shards: int, repeat: int
 ) -> tuple[dict[str, Any], list[Round]]:
     """Run rounds on workers, each beside one on threads; return the point, and the latter."""
-    engine = {"kind": "ray", "workers": workers, "shards": shards}
-    with _nodes(workers) if options.kill_node else nullcontext() as cluster:
-        tables = {server: _table("engine", **engine) for server in SERVERS}
-        if cluster:
-            tables["s0"] = _table("engine", address=cluster.address, insecure=True, **engine)
-        with started(params, **tables) as service:
-            pairs = [
-                (timed_round(threads, params), timed_round(service, params))
-                for _ in range(options.repeat + 1)
-            ]
-            # the first of each has found nothing in the caches
-            beside, own = zip(*pairs[1:], strict=True)
-            ratios = [_seconds(one) / _seconds(other) for other, one in pairs[1:]]
-            point = {
-                "workers": workers,
-                "lanes": WORKER_LANES,
-                "shards": shards,
-                "of_threads": statistics.median(ratios),
-                "ratios": ratios,
-                "all_seconds": [_seconds(one) for one in own],
-                **_middle(own),
-            }
-            if cluster:
-                killed = timed_round(service, params, cluster.kill_one_halfway())
-                point["killed"] = killed | {"shards_lost": _shards_lost(service)}
+    engine = _table("engine", kind="ray", workers=workers, shards=shards)
+    with started(params, **dict.fromkeys(SERVERS, engine)) as service:
+        pairs = [
+            (timed_round(threads, params), timed_round(service, params)) for _ in range(repeat + 1)
+        ]
+    # the first of each has found nothing in the caches
+    beside, own = zip(*pairs[1:], strict=True)
+    ratios = [_seconds(one) / _seconds(other) for other, one in pairs[1:]]
+    point = {
+        "workers": workers,
+        "lanes": WORKER_LANES,
+        "shards": shards,
+        "of_threads": statistics.median(ratios),
+        "ratios": ratios,
+        "all_seconds": [_seconds(one) for one in own],
+        **_middle(own),
+    }
     return point, list(beside)
 
 
 def _middle(rounds: Sequence[Round]) -> Round:
     return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
-
-
-class _Nodes:
-    def __init__(self, cluster: Any, nodes: Sequence[Any]) -> None:
-        self._cluster, self._left = cluster, list(nodes)
-        self.address: str = cluster.address
-
-    def kill_one_halfway(self) -> ShowStatus:
-        """Return what kills a node once half of a round's coordinates are done."""
-        killed = False
-
-        def show(status: RoundStatus) -> None:
-            nonlocal killed
-            done, total = status.progress
-            # before the protocol the progress is that of filling the pools
-            if not killed and status.phase == "protocol" and total and 2 * done >= total:
-                killed = True
-                self._cluster.remove_node(self._left.pop(), allow_graceful=False)
-
-        return show
-
-
-@contextmanager
-def _nodes(count: int) -> Iterator[_Nodes]:
-    """Start a cluster of so many nodes with one CPU each, and a head with none."""
-    # what Ray reads when it is imported, and S0 inherits
-    os.environ.update(QUIET | LOCAL | {"RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    try:
-        from ray.cluster_utils import Cluster
-    except ImportError as error:
-        raise ConfigError(
-            "Ray is missing: --kill-node needs it; run pip install '.[ray]' in a clone"
-        ) from error
-    cluster = Cluster()
-    try:
-        cluster.add_node(num_cpus=0, include_dashboard=False)
-        yield _Nodes(cluster, [cluster.add_node(num_cpus=1) for _ in range(count)])
-    finally:
-        cluster.shutdown()
 
 
 def rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -252,22 +260,6 @@ def limits(points: Sequence[dict[str, Any]]) -> list[str]:
         f"the door: {clients:.3g} s to take all uploads, one client after another, and "
         f"{cost['uploads_seconds']:.3g} s to read them, which workers do not share at the daemon",
     ]
-
-
-def killed(points: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one sentence per node that was killed: how long the round took, and others did."""
-    return [_killed(point) for point in points if "killed" in point]
-
-
-def _killed(point: dict[str, Any]) -> str:
-    who, lost = f"{point['workers']} workers", point["killed"]["shards_lost"]
-    if not lost:
-        return f"{who}: the round was over before a node was missed; take a larger --dim"
-    return (
-        f"a node killed halfway, {who}: {_seconds(point['killed']):.3g} s, with {lost} of "
-        f"{point['shards']} shards lost; undisturbed {min(point['all_seconds']):.3g} to "
-        f"{max(point['all_seconds']):.3g} s"
-    )
 
 
 def _seconds(point: dict[str, Any]) -> float:

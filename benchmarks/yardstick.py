@@ -38,10 +38,6 @@ class Yardstick:
         rate = terminal.figure(self.bytes_per_second / 1e9)
         return f"{self.processor}: one core makes {rate} GB/s of AES by {self.made_by}"
 
-    def bytes_in(self, seconds: float) -> float:
-        """Return how many bytes of AES one core makes in this time."""
-        return seconds * self.bytes_per_second
-
 
 @cache
 def measured(native: bool) -> Yardstick:

@@ -106,10 +106,9 @@ class Gaussian(Attack):
 
 
 class Malformed(Attack):
-    """An upload that no honest client makes, whatever was trained.
+    """An upload that no honest client makes, which `laboratory.malformed` carries out.
 
-    `laboratory.malformed` carries it out. Nothing of it shows in the update, so it is no attack of
-    the experiments, which are played on updates.
+    Nothing of it shows in the update: experiments, which are played on updates, do not have it.
     """
 
     name: ClassVar[str] = "malformed"
@@ -118,41 +117,45 @@ class Malformed(Attack):
 # Attacks of the literature
 
 
-class SignFlip10(Attack):
-    """The difference w - g times -10: g - s (w - g) with s = 10.
+class SignFlip(Attack):
+    """The difference w - g times -scale: g - scale (w - g).
 
-    It is that of Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic Aggregation
-    Methods for Distributed Learning from Heterogeneous Datasets" (AAAI 2019).
+    Li, Xu, Chen, Giannakis and Ling, "RSA: Byzantine-Robust Stochastic Aggregation Methods for
+    Distributed Learning from Heterogeneous Datasets" (AAAI 2019).
     """
 
-    name: ClassVar[str] = "sign-flip-10"
-    scale: ClassVar[float] = 10.0
+    scale: ClassVar[float]
 
     def corrupt(self, trained: Vectors, start: Vectors, honest: Vectors, rng: Rng) -> Vectors:
         return start - np.float32(self.scale) * (trained - start)
 
 
-class SignFlip100(SignFlip10):
-    """The difference w - g times -100."""
+class SignFlip10(SignFlip):
+    """The difference w - g times -10."""
 
-    name: ClassVar[str] = "sign-flip-100"
-    scale: ClassVar[float] = 100.0
+    name: ClassVar[str] = "sign-flip-10"
+    scale: ClassVar[float] = 10.0
 
 
-class SignFlip30(SignFlip10):
+class SignFlip30(SignFlip):
     """The difference w - g times -30."""
 
     name: ClassVar[str] = "sign-flip-30"
     scale: ClassVar[float] = 30.0
 
 
-class FallOfEmpires(Attack):
-    """All attackers send the honest clients' mean step backwards, scaled down by epsilon.
+class SignFlip100(SignFlip):
+    """The difference w - g times -100."""
 
-    They send g - epsilon (mean(w) - g) for the honest w. An aggregate that follows them has a
-    negative inner product with the true step, and the model gets worse. The smaller epsilon, the
-    closer are the attackers to the honest updates, and the smaller is the step back. It is that of
-    Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
+    name: ClassVar[str] = "sign-flip-100"
+    scale: ClassVar[float] = 100.0
+
+
+class FallOfEmpires(Attack):
+    """The honest clients' mean step backwards, times epsilon: g - epsilon (mean(w) - g).
+
+    All attackers send it. The smaller epsilon, the closer are they to the honest updates. Xie,
+    Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
     Manipulation" (UAI 2019).
     """
 
@@ -166,17 +169,11 @@ class FallOfEmpires(Attack):
 
 
 class Lie(Attack):
-    """All attackers send an update near the honest mean, so close that they look honest.
+    """The mean of the honest updates less z times their deviation, in each coordinate.
 
-    In each coordinate it is the mean of the honest updates less z times their standard deviation.
-    z is the paper's z_max for n clients and m attackers: with s = floor(n / 2 + 1) - m honest
-    clients wanted as supporters, the largest z with Phi(z) <= (n - m - s) / (n - m). Then s honest
-    clients can be expected farther out than the attackers, who form a majority together with them.
-    Few attackers have to stay close to the mean: z is 0 for n = 3, m = 1 and for n = 10, m = 2. For
-    fewer still it is negative, on the other side of the mean. The mean and the deviation of w are
-    those of w - g, moved by g.
-
-    It is "A Little Is Enough" of Baruch, Baruch and Goldberg (NeurIPS 2019).
+    All attackers send it, so close to the mean that they look honest: z is `z_max`. For n = 3,
+    m = 1 and for n = 10, m = 2 it is 0, and for fewer attackers negative. Baruch, Baruch and
+    Goldberg, "A Little Is Enough" (NeurIPS 2019).
     """
 
     name: ClassVar[str] = "lie"
@@ -189,10 +186,12 @@ class Lie(Attack):
 
 
 def z_max(clients: int, attackers: int) -> float:
-    """Return how many standard deviations from the mean the attackers can go.
+    """Return how many standard deviations from the mean the attackers can go (Algorithm 3).
 
-    This is Algorithm 3 of the paper. Raises InputError unless there are 3 clients or more and the
-    attackers are a minority.
+    With s = floor(n / 2 + 1) - m honest clients wanted as supporters, it is the largest z with
+    Phi(z) <= (n - m - s) / (n - m). Then s honest clients can be expected farther out than the
+    attackers, and together they are a majority. Raises InputError unless there are 3 clients or
+    more and the attackers are a minority.
     """
     honest = clients - attackers
     supporters = math.floor(clients / 2 + 1) - attackers
@@ -257,9 +256,8 @@ class OptimisedFall(Optimised):
         return start - factor * (mean_of(honest, self) - start)
 
 
-# PAF and OFOM are those of Chang, Shejwalkar, Shokri and Houmansadr, "Cronus" (2019). Both add a
-# "significantly large vector", which the paper does not fix: here it is this in every coordinate,
-# the standard deviation of the Gaussian fault.
+# The "significantly large vector" of PAF and OFOM (Chang, Shejwalkar, Shokri and Houmansadr,
+# "Cronus", 2019), which the paper does not fix: the deviation of the Gaussian fault everywhere.
 FAR = 200.0
 
 
@@ -274,12 +272,11 @@ class Paf(Attack):
 
 
 class Ofom(Attack):
-    """One far, one mean: one attacker sends a far update, another the mean that results from it.
+    """One far, one mean: some attackers send far updates, others the mean that results from them.
 
-    The far one sends the mean of the honest updates plus the large vector, the other the mean of
-    the honest updates and that one. The second is then at the mean of all clients, the point that
-    an aggregate that starts from the mean trusts most. Of m attackers, the first floor(m / 2) are
-    far, and the others are at the mean of the honest and the far ones.
+    Of m attackers, the first floor(m / 2) send the honest mean plus the large vector. The others
+    send the mean of the honest and the far updates: an aggregate that starts from the mean trusts
+    that point most.
     """
 
     name: ClassVar[str] = "ofom"
@@ -298,23 +295,7 @@ class Ofom(Attack):
         return (mean + distance[:, None]).astype(np.float32)
 
 
-ATTACKS: dict[str, type[Attack]] = {
-    attack.name: attack
-    for attack in (
-        Attack,
-        BitFlip,
-        Negate,
-        LabelFlip,
-        Gaussian,
-        Lie,
-        Paf,
-        Ofom,
-        FallOfEmpires,
-        SignFlip10,
-        SignFlip30,
-        SignFlip100,
-        OptimisedLie,
-        OptimisedFall,
-    )
-}
+_ALL = (Attack, BitFlip, Negate, LabelFlip, Gaussian, Lie, Paf, Ofom, FallOfEmpires)
+_SCALED = (SignFlip10, SignFlip30, SignFlip100, OptimisedLie, OptimisedFall)
+ATTACKS: dict[str, type[Attack]] = {attack.name: attack for attack in (*_ALL, *_SCALED)}
 NO_ATTACK = Attack()

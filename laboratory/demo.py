@@ -29,7 +29,7 @@ from securemedian.mpc.rounds.ranges.registry import policy_from
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from securemedian.laboratory.training_run import MeasuredRound, Scenario
+    from securemedian.laboratory.training_run import Scenario
 
 
 # for all uploads of a round
@@ -190,11 +190,10 @@ def _run(
 
 
 def _report(
-    scenario: "Scenario", measured: "list[MeasuredRound]", curves: dict[str, list[float]]
+    scenario: "Scenario", rounds: list[dict[str, Any]], curves: dict[str, list[float]]
 ) -> dict[str, Any]:
-    last = measured[-1]
-    to_s1 = sum(one.bytes_s0_to_s1 for one in measured)
-    to_s0 = sum(one.bytes_s1_to_s0 for one in measured)
+    to_s1 = sum(one["bytes_s0_to_s1"] for one in rounds)
+    to_s0 = sum(one["bytes_s1_to_s0"] for one in rounds)
     learnt = f"the result ({scenario.params.method.opened}), and nothing else"
     return {
         "settings": {
@@ -212,13 +211,12 @@ def _report(
             "security": scenario.security,
             "range": (scenario.policy or policy_from({})).to_dict(),
         },
-        "rounds": [one.to_dict() for one in measured],
+        "rounds": rounds,
         "final": {
-            "secure": last.accuracy,
-            "plain_mean": last.plain_mean,
-            "plain_median": last.plain_median,
+            "secure": rounds[-1]["accuracy"],
+            **{name: rounds[-1][name] for name in ("plain_mean", "plain_median")},
         },
-        "matches_plaintext": all(one.matches_plaintext for one in measured),
+        "matches_plaintext": all(one["matches_plaintext"] for one in rounds),
         "baselines": curves,
         "servers": {
             "s0": {"bytes_sent": to_s1, "bytes_received": to_s0, "learnt": learnt},

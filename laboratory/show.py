@@ -14,7 +14,7 @@ from securemedian.common.status import RoundStatus
 from securemedian.common.terminal import table
 from securemedian.laboratory import plots
 from securemedian.laboratory.plots import Line, Panel
-from securemedian.laboratory.training_run import MeasuredRound, Scenario
+from securemedian.laboratory.training_run import Scenario
 
 
 class DemoBoard(Live):
@@ -75,23 +75,24 @@ class DemoBoard(Live):
             f"{status.state}{phase}{progress}; {uploads}{left_out}"
         )
 
-    def add(self, measured: MeasuredRound) -> None:
+    def add(self, measured: dict[str, Any]) -> None:
+        """Add the row of a round."""
         self._done += 1
         self._table.add_row(
-            str(measured.number),
-            f"{measured.accuracy:.1%}",
+            str(measured["round"]),
+            f"{measured['accuracy']:.1%}",
             *((f"{self._mean[self._done - 1]:.1%}",) if self._mean else ()),
-            f"{measured.seconds:.1f}",
-            f"{measured.ahead_seconds:.2f}",
-            f"{measured.protocol_seconds:.2f}",
-            f"{measured.bytes_s0_to_s1 / 1e6:.2f}",
-            f"{measured.bytes_s1_to_s0 / 1e6:.2f}",
-            str(len(measured.left_out) or "-"),
-            "yes" if measured.matches_plaintext else Text("NO", style="bold red"),
+            f"{measured['seconds']:.1f}",
+            f"{measured['ahead_seconds']:.2f}",
+            f"{measured['protocol_seconds']:.2f}",
+            f"{measured['bytes_s0_to_s1'] / 1e6:.2f}",
+            f"{measured['bytes_s1_to_s0'] / 1e6:.2f}",
+            str(len(measured["left_out"]) or "-"),
+            "yes" if measured["matches_plaintext"] else Text("NO", style="bold red"),
         )
-        for group in measured.unchanged_groups:
+        for group in measured["unchanged_groups"]:
             self.console.print(
-                f"round {measured.number}: too few clients chose group {group}, its model stays"
+                f"round {measured['round']}: too few clients chose group {group}, its model stays"
             )
         if self._done == self._rounds:
             self.update(self._table)

@@ -5,7 +5,7 @@ Both servers and the clients' workers are child processes; this process is the c
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,36 +114,6 @@ class Scenario:
         return float(np.mean(found))
 
 
-@dataclass(frozen=True)
-class MeasuredRound:
-    """What was measured in one round.
-
-    Accuracies on the test images are those of the published model, and of the mean and the exact
-    median of the same updates. `seconds` are those from opening to publishing; `protocol_seconds`
-    are the servers' once the uploads were in, and `ahead_seconds` theirs before that.
-    """
-
-    number: int
-    accuracy: float
-    plain_mean: float
-    plain_median: float
-    matches_plaintext: bool
-    seconds: float
-    protocol_seconds: float
-    ahead_seconds: float
-    ots: int
-    bytes_s0_to_s1: int
-    bytes_s1_to_s0: int
-    included: list[str]
-    left_out: dict[str, str]
-    unchanged_groups: list[int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures as the demo's JSON has them, with the number under "round"."""
-        figures = asdict(self)
-        return {"round": figures.pop("number"), **figures}
-
-
 class TrainingRun:
     """The running processes of a scenario; `run_round` runs one round with them."""
 
@@ -168,28 +138,33 @@ class TrainingRun:
             raise differs(ended.status.number)
         self._start = ended.results[0]
 
-    def run_round(self, show: ShowStatus) -> MeasuredRound:
-        """Open a round, wait for its result, and compare it with what the workers recorded."""
+    def run_round(self, show: ShowStatus) -> dict[str, Any]:
+        """Run a round, compare its result with what the workers recorded, and return its figures.
+
+        Accuracies on the test images are those of the published model, and of the mean and the
+        exact median of the same updates. `seconds` are those from opening to publishing,
+        `protocol_seconds` the servers' once the uploads were in, `ahead_seconds` theirs before.
+        """
         ended = self._round(self._scenario.params, show)
         status, cost, accuracy = ended.status, ended.status.cost, self._scenario.accuracy
         updates, groups = self._recorded(status)
         several = ended.params.method.groups > 1
-        return MeasuredRound(
-            number=status.number,
-            accuracy=accuracy(ended.results if several else ended.results[0]),
-            plain_mean=accuracy(plaintext.mean(updates)),
-            plain_median=accuracy(plaintext.median(updates)),
-            matches_plaintext=ended.clear(updates, groups),
-            seconds=ended.seconds,
-            protocol_seconds=cost["seconds"],
-            ahead_seconds=cost["ahead_seconds"],
-            ots=cost["ots"],
-            bytes_s0_to_s1=cost["bytes_sent"],
-            bytes_s1_to_s0=cost["bytes_received"],
-            included=status.included,
-            left_out=status.left_out,
-            unchanged_groups=status.unchanged_groups,
-        )
+        return {
+            "round": status.number,
+            "accuracy": accuracy(ended.results if several else ended.results[0]),
+            "plain_mean": accuracy(plaintext.mean(updates)),
+            "plain_median": accuracy(plaintext.median(updates)),
+            "matches_plaintext": ended.clear(updates, groups),
+            "seconds": ended.seconds,
+            "protocol_seconds": cost["seconds"],
+            "ahead_seconds": cost["ahead_seconds"],
+            "ots": cost["ots"],
+            "bytes_s0_to_s1": cost["bytes_sent"],
+            "bytes_s1_to_s0": cost["bytes_received"],
+            "included": status.included,
+            "left_out": status.left_out,
+            "unchanged_groups": status.unchanged_groups,
+        }
 
     def _round(self, params: RoundParams, show: ShowStatus) -> Ended:
         start, self._start = self._start, None

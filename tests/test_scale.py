@@ -64,19 +64,6 @@ def test_rounds_on_workers_are_measured_beside_rounds_on_threads(short: Path) ->
     assert set(temporary(short)) <= before
 
 
-def test_a_node_is_killed_halfway_and_the_round_ends(short: Path) -> None:
-    """Its shards are lost once the round is under way, and run again with what is left."""
-    # a round of seconds, in which half is seen to be done
-    sizes = "--workers", "2", "--shards", "4", "--clients", "3", "--repeat", "1"
-    with started(short, *sizes, "--kill-node") as process:
-        said = process.communicate(timeout=START_S)[0]
-        assert process.returncode == 0, said
-    _, workers = json.loads((short / "scale.json").read_text())["points"]
-    lost = workers["killed"]["shards_lost"]
-    assert 1 <= lost <= 4 and workers["killed"]["attempt"] == 1
-    assert f"with {lost} of 4 shards lost" in said
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
 def test_nothing_outlives_a_benchmark_that_is_cut_off(short: Path, number: signal.Signals) -> None:
     before = set(Path("/tmp").glob("ray-*"))

@@ -19,6 +19,7 @@ from securemedian.mpc.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
+    from securemedian.common.status import RoundStatus
     from securemedian.laboratory.experiments.catalogue import Experiment
     from securemedian.laboratory.experiments.runs import Design, Run, RunRecord
     from securemedian.laboratory.plots import Picture
@@ -271,23 +272,54 @@ def _run(
 def _records(
     wanted: "dict[str, Run]", design: "Design", folder: Path, fresh: bool, console: "Console"
 ) -> "dict[str, RunRecord]":
+    """Return the records of all runs: those that are saved, and those that are carried out now."""
     from securemedian.laboratory.experiments import execution
-    from securemedian.laboratory.experiments.progress import ExperimentBoard
     from securemedian.laboratory.experiments.runs import RunRecord
     from securemedian.laboratory.experiments.service import ExperimentServers
 
     found = {} if fresh else {one: RunRecord.load(folder, run) for one, run in wanted.items()}
     done = {one: record for one, record in found.items() if record and record.covers(design.rounds)}
+    if done:
+        console.print(f"{len(done)} of {len(wanted)} runs are there already")
     missing = {one: run for one, run in wanted.items() if one not in done}
-    board = ExperimentBoard(console, len(done), len(missing), design.rounds)
-    with board, ExitStack() as stack:
+    columns = ("MofNCompleteColumn", "rounds", "TimeElapsedColumn", "remaining")
+    bar = terminal.bar(
+        "{task.description}",
+        *(*columns, "TimeRemainingColumn"),
+        console=console,
+        # the remaining time is estimated from the rounds of the last so many seconds
+        speed_estimate_period=7200.0,
+    )
+    task, line = bar.add_task("starting", total=len(missing) * design.rounds), ""
+
+    def servers(status: "RoundStatus") -> None:
+        now, total = status.progress
+        share = f" {now / total:.0%}" if total else ""
+        bar.update(task, description=f"{line}; servers: {status.phase or status.state}{share}")
+
+    with bar, ExitStack() as stack:
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(ExperimentServers(design.clients, board.servers))
-        for one, run in missing.items():
-            board.begin(run)
-            record = execution.carry_out(run, design.rounds, design.data, service, board.advance_to)
+            service = stack.enter_context(ExperimentServers(design.clients, servers))
+        for number, (one, run) in enumerate(missing.items()):
+            title = f"run {len(done) + 1} of {len(wanted)}: {run.name}"
+
+            def show(record: "RunRecord", title: str = title, number: int = number) -> None:
+                nonlocal line
+                rounds = record.rounds
+                line = f"{title}: round {len(rounds) + 1} of {design.rounds}{_accuracy(record)}"
+                completed = number * design.rounds + len(rounds)
+                bar.update(task, completed=completed, description=line)
+
+            record = execution.carry_out(run, design.rounds, design.data, service, show)
             record.save(folder, run)
-            board.ended(record)
+            after = f", diverged after round {len(record.rounds)}" if record.diverged else ""
+            seconds = sum(figures.seconds for figures in record.rounds)
+            told = f"{title}{_accuracy(record)}{after}, {seconds:.0f} s"
+            console.print(told, highlight=False)
             done[one] = record
     return done
+
+
+def _accuracy(record: "RunRecord") -> str:
+    return f", accuracy {record.rounds[-1].accuracy:.2%}" if record.rounds else ""

@@ -93,7 +93,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.method}, {self.attack}, seed {self.seed}"
+        ranged = "" if self.policy == aggregation.CONSTANT else f", range {self.policy.label}"
+        return f"{self.method}, {self.attack}, seed {self.seed}{ranged}"
 
     def network(self, name: str) -> Model:
         return replace(models.MODELS[name], **self.recipe.get(name, self.recipe))

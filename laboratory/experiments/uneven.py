@@ -22,6 +22,7 @@ from securemedian.laboratory.experiments.runs import Design, Run
 from securemedian.laboratory.plots import Grid, Picture
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.rounds import aggregators
 from securemedian.mpc.rounds.run_state import RunState
 
 Vectors = NDArray[np.float64]
@@ -32,49 +33,37 @@ MOST = 1500
 ATTACK, NO_FAULT, FEDAVG = "sign-flip-30", "no fault", "FedAvg"
 
 
-def nearest(updates: Vectors) -> NDArray[np.intp]:
-    """Return who is near to whom by squared distance, itself first: a row per update, (n, n)."""
+def _apart(updates: Vectors) -> Vectors:
+    """Return the squared distances of all pairs (n, n); each update is nearest to itself."""
     apart = ((updates[:, None] - updates[None]) ** 2).sum(axis=2)
     np.fill_diagonal(apart, -1)
-    return apart.argsort(axis=1, kind="stable")
+    return np.asarray(apart)
 
 
 def mixed(updates: Vectors, f: int) -> Vectors:
     """Return each update's mean with its n - f - 1 nearest ones (Allouah et al., 2023)."""
-    return np.stack([updates[near[: len(updates) - f]].mean(axis=0) for near in nearest(updates)])
+    near = _apart(updates).argsort(axis=1, kind="stable")[:, : len(updates) - f]
+    return np.asarray(updates[near].mean(axis=1))
 
 
-def lower_median(updates: Vectors, f: int) -> Vectors:
-    """Return the lower median of each coordinate."""
-    return np.asarray(np.sort(updates, axis=0)[(len(updates) - 1) // 2])
-
-
-def trimmed(updates: Vectors, f: int) -> Vectors:
-    """Return the mean of each coordinate without the f smallest and the f largest values."""
-    return np.asarray(np.sort(updates, axis=0)[f : len(updates) - f].mean(axis=0))
-
-
-def multi_krum(updates: Vectors, f: int, chosen: int = 0) -> Vectors:
-    """Return the mean of the n - f updates, or `chosen`, with the least scores (Blanchard)."""
+def multi_krum(updates: Vectors, f: int) -> Vectors:
+    """Return the mean of the n - f updates with the least scores (Blanchard et al., 2017)."""
     n = len(updates)
-    scores = [
-        ((updates[near[1 : n - f - 1]] - update) ** 2).sum()
-        for update, near in zip(updates, nearest(updates), strict=True)
-    ]
-    return np.asarray(updates[np.argsort(scores, kind="stable")[: chosen or n - f]].mean(axis=0))
+    scores = np.sort(_apart(updates), axis=1)[:, 1 : n - f - 1].sum(axis=1)
+    return np.asarray(updates[np.argsort(scores, kind="stable")[: n - f]].mean(axis=0))
 
 
-Rule = Callable[[Vectors, int], Vectors]
+Rule = Callable[[Vectors, int], NDArray[Any]]
 # by method of the servers
 RULES: dict[str, Rule] = {
-    "radix": lower_median,
-    "bucketed": lower_median,
-    "trimmed-mean-service": trimmed,
-    "bounded-mean": lambda updates, f: np.asarray(updates.mean(axis=0)),
-    "krum-service": lambda updates, f: multi_krum(updates, f, 1),
+    "radix": aggregators.median,
+    "bucketed": aggregators.median,
+    "trimmed-mean-service": aggregators.trimmed_mean,
+    "bounded-mean": aggregators.mean,
+    "krum-service": aggregators.krum,
     "multi-krum-service": multi_krum,
-    "neighbours-median": lambda updates, f: lower_median(mixed(updates, f), f),
-    "neighbours-trimmed-mean": lambda updates, f: trimmed(mixed(updates, f), f),
+    "neighbours-median": lambda updates, f: aggregators.median(mixed(updates, f), f),
+    "neighbours-trimmed-mean": lambda updates, f: aggregators.trimmed_mean(mixed(updates, f), f),
 }
 
 
