@@ -106,7 +106,7 @@ class Gaussian(Attack):
 
 
 class Malformed(Attack):
-    """An upload that no honest client makes, which `laboratory.malformed` carries out.
+    """An upload that no honest client makes, which `laboratory.worker` carries out.
 
     Nothing of it shows in the update: experiments, which are played on updates, do not have it.
     """

@@ -19,9 +19,8 @@ from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.data.base import rotate
-from securemedian.laboratory.malformed import check_malleable
 from securemedian.laboratory.servers import Ended, Service, ShowStatus, differs, servers_here
-from securemedian.laboratory.worker import Trainer, first_model
+from securemedian.laboratory.worker import Trainer, check_malleable, first_model
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams

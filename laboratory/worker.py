@@ -29,7 +29,6 @@ from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
 from securemedian.laboratory.data import SOURCES, Dataset, load, without
 from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.distillation import Student
-from securemedian.laboratory.malformed import MalformedClient
 from securemedian.laboratory.worker_options import (
     add_fault_options,
     add_worker_options,
@@ -40,6 +39,23 @@ from securemedian.laboratory.worker_options import (
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError, InputError, SecureMedianError
 from securemedian.mpc.rounds.exchange import Predictions
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients.client import Client
+from securemedian.clients.config import ClientConfig
+from securemedian.clients.public import PublicSet
+from securemedian.clients.upload import Round
+from securemedian.laboratory.attacks import Attack
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
+from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.protocols.share import WordsUpload
+from securemedian.mpc.rounds.params import RoundParams
+
+
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
 WARM_UP = 5
@@ -119,6 +135,40 @@ def first_model(model: models.Model, seed: int, trainers: Sequence[Trainer]) -> 
     if not models.measures(model):
         return start
     return plaintext.mean(np.stack([each.trained(start, 0) for each in trainers]))
+
+
+class MalformedClient(Client):
+    """A client that deals wrong vectors, or shares values out of range, as `fault` says when."""
+
+    def __init__(
+        self, config: ClientConfig, fault: Attack, public: PublicSet | None = None
+    ) -> None:
+        super().__init__(config, public)
+        self._fault = fault
+
+    def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
+        """Return a dealing whose vectors are not one-hot."""
+        dealt = super().deal(shape, current, entropy)
+        if self._fault.active(current.number):
+            dealt.words = WordsUpload(shape.layout, dealt.words.packed ^ np.uint64(1))
+        return dealt
+
+    def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
+        """Return values that are as large as the ring allows, where values have a range."""
+        values = super().encode(vector, current)
+        if self._fault.active(current.number) and current.params.method.checks_values:
+            values = np.full_like(values, (1 << (current.params.share_bits - 1)) - 1)
+        return values
+
+
+def check_malleable(params: RoundParams) -> None:
+    """Raise ConfigError if no upload of such a round is found to be malformed."""
+    if params.dealing is None and not params.method.checks_values:
+        raise ConfigError(
+            f"--fault malformed: the servers check no uploads of {params.method.label}. Every word "
+            "of radix is the upload of some update; the other rounds in which nothing is checked "
+            "are for comparison. Take bucketed with dealt uploads, pairwise or trimmed-mean"
+        )
 
 
 def trainer(

@@ -13,12 +13,12 @@ from securemedian.laboratory.experiments import (
     aggregation,
     catalogue,
     execution,
-    membership,
+    players,
 )
+from securemedian.laboratory.experiments.aggregation import filtered_mean
+from securemedian.laboratory.experiments.execution import ExperimentServers
 from securemedian.laboratory.experiments.players import Collaborators
 from securemedian.laboratory.experiments.runs import Design
-from securemedian.laboratory.experiments.service import ExperimentServers
-from securemedian.laboratory.experiments.spectral import filtered_mean
 from securemedian.mpc.errors import InputError
 from tests.conftest import needs
 
@@ -85,9 +85,9 @@ def test_the_auc_is_the_chance_that_a_member_s_loss_is_smaller() -> None:
     rng = np.random.default_rng(2)
     members, others = rng.integers(0, 6, 40) / 2, rng.integers(1, 9, 30) / 2
     pairs = [1.0 if m < o else 0.5 if m == o else 0.0 for m in members for o in others]
-    assert membership.auc(members, others) == pytest.approx(np.mean(pairs))
-    assert membership.auc(np.zeros(3), np.ones(4)) == 1
-    assert membership.auc(np.ones(3), np.ones(4)) == 0.5
+    assert players.auc(members, others) == pytest.approx(np.mean(pairs))
+    assert players.auc(np.zeros(3), np.ones(4)) == 1
+    assert players.auc(np.ones(3), np.ones(4)) == 0.5
 
 
 # Runs
@@ -101,8 +101,8 @@ def test_losses_tell_what_was_trained_on() -> None:
     rng = np.random.default_rng(1)
     for _ in range(60):
         vector = models.train(model, vector, *members, rng)
-    assert membership.by_loss(model, vector, DIGITS, members) > 0.7
-    assert membership.by_loss(model, start, DIGITS, members) < 0.65
+    assert players.by_loss(model, vector, DIGITS, members) > 0.7
+    assert players.by_loss(model, start, DIGITS, members) < 0.65
     losses = models.losses(model, vector, *members)
     chosen = models.predict(model, vector, members[0])[np.arange(30), members[1]]
     assert np.allclose(losses, -np.log(chosen), atol=1e-5)

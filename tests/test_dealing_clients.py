@@ -15,7 +15,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks import Malformed
-from securemedian.laboratory.malformed import MalformedClient, check_malleable
+from securemedian.laboratory.worker import MalformedClient, check_malleable
 from securemedian.mpc.errors import (
     ConfigError,
     DuplicateUpload,

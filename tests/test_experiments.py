@@ -23,9 +23,9 @@ from securemedian.laboratory.experiments import (
     leak,
     summaries,
 )
+from securemedian.laboratory.experiments.execution import ExperimentServers
 from securemedian.laboratory.experiments.players import Collaborators, Players
 from securemedian.laboratory.experiments.runs import Collaboration, Design, Run, RunRecord
-from securemedian.laboratory.experiments.service import ExperimentServers
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.clusters import exposed
 from securemedian.mpc.rounds.methods.reclustered import Reclustered

@@ -19,7 +19,7 @@ from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.unattended import RunPlan, UnattendedRun
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.attacks import Malformed
-from securemedian.laboratory.malformed import MalformedClient
+from securemedian.laboratory.worker import MalformedClient
 from securemedian.mpc.errors import BadUpload, ConfigError, DuplicateUpload, InputError, NotAllowed
 from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed

@@ -6,9 +6,11 @@ A new data set is one file with a `Source`, and its line in `SOURCES`.
 from pathlib import Path
 
 from securemedian.laboratory.data.base import (
+    SPLITS,
     Dataset,
     Source,
     draw_public,
+    split,
     with_fewer_tests,
     without,
 )
@@ -16,7 +18,6 @@ from securemedian.laboratory.data.clinic import CLINIC
 from securemedian.laboratory.data.hospitals import HEART
 from securemedian.laboratory.data.images import CIFAR10, DIGITS, MNIST
 from securemedian.laboratory.data.shakespeare import SHAKESPEARE
-from securemedian.laboratory.data.split import SPLITS, split
 from securemedian.mpc.errors import ConfigError
 
 __all__ = [

@@ -18,8 +18,8 @@ from securemedian.laboratory.experiments import (
     aggregation,
     hospitals,
     leak,
-    membership,
     mixture,
+    players,
     rotated,
     uneven,
 )
@@ -213,7 +213,7 @@ def _by_inference(design: Design) -> list[Curve]:
             f"something: {design.attackers} attackers; take --attackers 0, and not "
             f"{aggregation.ALONE}"
         )
-    shown = {membership.UPDATE: "a client's update", membership.AGGREGATE: "the aggregate"}
+    shown = {players.UPDATE: "a client's update", players.AGGREGATE: "the aggregate"}
     curves = []
     for name, what in shown.items():
         for method in design.methods:

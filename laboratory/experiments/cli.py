@@ -274,8 +274,8 @@ def _records(
 ) -> "dict[str, RunRecord]":
     """Return the records of all runs: those that are saved, and those that are carried out now."""
     from securemedian.laboratory.experiments import execution
+    from securemedian.laboratory.experiments.execution import ExperimentServers
     from securemedian.laboratory.experiments.runs import RunRecord
-    from securemedian.laboratory.experiments.service import ExperimentServers
 
     found = {} if fresh else {one: RunRecord.load(folder, run) for one, run in wanted.items()}
     done = {one: record for one, record in found.items() if record and record.covers(design.rounds)}

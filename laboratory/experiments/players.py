@@ -16,8 +16,8 @@ from securemedian.laboratory import models
 from securemedian.laboratory.attacks import ATTACKS, NO_ATTACK, Aggregate, Optimised
 from securemedian.laboratory.data import Dataset, draw_public, without
 from securemedian.laboratory.distillation import Student, sendable, undecided
-from securemedian.laboratory.experiments import membership
 from securemedian.laboratory.experiments.runs import Run
+from securemedian.laboratory.models import Model
 from securemedian.laboratory.worker import Trainer, first_model
 from securemedian.mpc.arrays import Float32s
 
@@ -102,14 +102,14 @@ class Players:
         """Return what membership inference reaches in a round from `before` to `after`."""
         victim = self._trainers[0]
         return {
-            membership.UPDATE: self._reached(victim.trained(before, number), victim),
-            membership.AGGREGATE: self._reached(after, *self._trainers),
+            UPDATE: self._reached(victim.trained(before, number), victim),
+            AGGREGATE: self._reached(after, *self._trainers),
         }
 
     def _reached(self, vector: Float32s, *trainers: Trainer) -> float:
         images = np.concatenate([trainer.images for trainer in trainers])
         labels = np.concatenate([trainer.labels for trainer in trainers])
-        return membership.by_loss(self._trainers[0].model, vector, self._data, (images, labels))
+        return by_loss(self._trainers[0].model, vector, self._data, (images, labels))
 
     def _each(self, train: Callable[[Trainer], Float32s], dim: int) -> Iterator[Float32s]:
         if dim < THREADS_PAY_FROM:
@@ -172,12 +172,12 @@ class Collaborators(Players):
         victim, seed = self._trainers[0], self._run.seed
 
         def reached(predictions: NDArray[np.float32], *trainers: Trainer) -> float:
-            learnt = membership.learnt_from(victim.model, self.public.inputs, predictions, seed)
+            learnt = learnt_from(victim.model, self.public.inputs, predictions, seed)
             return self._reached(learnt, *trainers)
 
         return {
-            membership.UPDATE: reached(sent[0], victim),
-            membership.AGGREGATE: reached(labels.reshape(sent[0].shape), *self._trainers),
+            UPDATE: reached(sent[0], victim),
+            AGGREGATE: reached(labels.reshape(sent[0].shape), *self._trainers),
         }
 
     def _students(self, state: Float32s) -> list[Student]:
@@ -186,3 +186,37 @@ class Collaborators(Players):
             Student(trainer, self.public.inputs, vector)
             for trainer, vector in zip(self._trainers, vectors, strict=True)
         ]
+
+
+# how long the attacker trains on predictions, in rounds' worth of training
+TRAINING = 10
+# what is attacked
+UPDATE, AGGREGATE = "update", "aggregate"
+
+
+def auc(members: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Return the chance that a member's loss is below another's; ties count half."""
+    ordered = np.sort(others)
+    above = len(others) - np.searchsorted(ordered, members, side="right")
+    ties = len(others) - np.searchsorted(ordered, members, side="left") - above
+    return float((above + ties / 2).mean() / len(others))
+
+
+def by_loss(
+    model: Model, vector: Float32s, data: Dataset, members: tuple[Float32s, NDArray[np.int64]]
+) -> float:
+    """Return what an attacker with these parameters reaches.
+
+    `members` are images and labels that were trained on; the others are the test images.
+    """
+    others = data.test_images, data.test_labels
+    return auc(models.losses(model, vector, *members), models.losses(model, vector, *others))
+
+
+def learnt_from(model: Model, inputs: Float32s, labels: NDArray[np.float32], seed: int) -> Float32s:
+    """Return the parameters that an attacker trains on a public set with predictions of it."""
+    vector = models.start(model, seed)
+    rng = np.random.default_rng((seed, TRAINING))
+    for _ in range(TRAINING):
+        vector = models.train(model, vector, inputs, labels, rng)
+    return vector
