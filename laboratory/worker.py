@@ -38,24 +38,11 @@ from securemedian.laboratory.worker_options import (
 )
 from securemedian.mpc.arrays import Float32s
 from securemedian.mpc.errors import ConfigError, InputError, SecureMedianError
-from securemedian.mpc.rounds.exchange import Predictions
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from securemedian.clients.client import Client
-from securemedian.clients.config import ClientConfig
-from securemedian.clients.public import PublicSet
-from securemedian.clients.upload import Round
-from securemedian.laboratory.attacks import Attack
-from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
 from securemedian.mpc.protocols.share import WordsUpload
+from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
-
-
 
 # how long a client trains alone before its first predictions, in rounds' worth of training
 WARM_UP = 5
