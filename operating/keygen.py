@@ -44,7 +44,6 @@ from securemedian.servers.config import MAX_CLIENTS, MIN_CLIENTS
 # for a party made alone: the others, who are elsewhere, must use the same ports
 DEFAULT_BASE_PORT = 7000
 LOOPBACK = "127.0.0.1"
-DEFAULT_POLICY = Policy()
 DEFAULT_SECURITY = Security.BOUNDED
 
 
@@ -86,7 +85,7 @@ def make_all(
     directory: Path,
     clients: Sequence[str],
     net: Network,
-    policy: Policy = DEFAULT_POLICY,
+    policy: Policy | None = None,
     min_clients: int = MIN_CLIENTS,
     security: str = Security.SEMI_HONEST,
 ) -> list[PublicKey]:
@@ -100,7 +99,9 @@ def make_all(
     made = [_make_keys(directory, role, name) for name, role in roles.items()]
     keys = {one.name: one for one in made}
     for name, role in roles.items():
-        text = _configuration(role, name, keys, net, clients, policy, min_clients, security)
+        text = _configuration(
+            role, name, keys, net, clients, policy or Policy(), min_clients, security
+        )
         (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -121,7 +122,7 @@ def make_one(
     _prepare(directory, [name])
     made = _make_keys(directory, role, name)
     keys = {name: made}
-    text = _configuration(role, name, keys, net, clients, DEFAULT_POLICY, min_clients, security)
+    text = _configuration(role, name, keys, net, clients, Policy(), min_clients, security)
     (directory / f"{name}.toml").write_text(text)
     return made
 
@@ -191,7 +192,7 @@ def _configuration(
     keys: Mapping[str, PublicKey],
     net: Network,
     clients: Sequence[str],
-    policy: Policy = DEFAULT_POLICY,
+    policy: Policy,
     min_clients: int = MIN_CLIENTS,
     security: str = Security.SEMI_HONEST,
 ) -> str:
@@ -525,7 +526,8 @@ def _make_one(options: argparse.Namespace) -> None:
 
 def _left_out() -> list[str]:
     """Return the methods that a fresh policy does not allow."""
-    return [name for name in METHODS if name not in DEFAULT_POLICY.methods]
+    allowed = Policy().methods
+    return [name for name in METHODS if name not in allowed]
 
 
 def _say_floor(floor: int, security: str) -> None:
@@ -533,7 +535,7 @@ def _say_floor(floor: int, security: str) -> None:
         f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
         "both decide on it"
     )
-    methods = list(BOUNDED) if security == Security.BOUNDED else DEFAULT_POLICY.methods
+    methods = list(BOUNDED) if security == Security.BOUNDED else Policy().methods
     print(f"security is {security}: these files allow rounds of {', '.join(methods)}")
     if security == Security.BOUNDED:
         print(f"for other methods {WAY_OUT}")
