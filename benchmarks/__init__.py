@@ -11,6 +11,5 @@ Each question has one module:
 `forecast`  what will a round cost? The verb `plan`, which needs no servers
 
 They share `cli` (the verb `bench`), `settings` (options and progress), `harness` (two processes),
-`party` (one of them), `work` (what it does for a point), `running` (two real servers), `link` (a
-shaped link), and from the laboratory `report` and `plots`.
+`party` (one of them), `work` (a point of either), `link` (a shaped link) and `yardstick` (AES).
 """

@@ -38,9 +38,9 @@ WAYS = ("bytes_s0_to_s1", "bytes_s1_to_s0")
 DEFAULT_METHODS = ("bucketed", "radix", "pairwise", "mean")
 NOTE = (
     "s before, after: seconds before and after the last upload. Before it the servers make "
-    "correlations and check what clients deal; OTs, MB and rounds are those of all that both do. "
-    "dealt, sent: MB of one client before and after its training, to the server that gets more; "
-    "client: its own milliseconds for both"
+    "correlations and check dealings. OTs, MB and rounds are those of both parts. "
+    "Dealt, sent: MB of one client before and after its training, to the server that gets more. "
+    "Client: its own milliseconds for both"
 )
 BEYOND_POOL = (
     "*: more correlations than the servers keep by default (pool_limit_bytes): they make a part of "
@@ -64,7 +64,7 @@ Growth = Mapping[str, Mapping[int, float]]
 def add_kinds(kinds: Any) -> None:
     clients = kinds.add_parser(
         "clients",
-        help="what whole rounds cost by the number of clients, checks included",
+        help="costs of whole rounds by the number of clients, checks included",
         description="Time whole rounds by the number of clients, for one method or several, with "
         "all that servers do by default: dealing and its check, checks of values and norms. Prints "
         "a table per method; saves a picture and JSON.",

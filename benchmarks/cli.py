@@ -19,7 +19,7 @@ def add_verbs(verbs: Any) -> None:
         "command, and clients, fig3 and fig12 a plot beside it. Whatever else runs on the machine "
         "adds to all seconds: measure on a quiet one.",
     )
-    # whose folders of keys are removed
+    # the folders of keys are removed
     bench.set_defaults(compiles=True, unwinds=True)
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     for module in KINDS:

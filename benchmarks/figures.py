@@ -453,8 +453,8 @@ FIGURES = {
     ),
     "table1": Figure(
         "Table 1: a round of CNNMnist, phase by phase",
-        "The paper's Table 1: what each phase of a round takes for CNNMnist's parameters, at one "
-        "client and at the servers: with dealt uploads, which the servers check, and with the "
+        "The paper's Table 1: the time of each phase of a round for CNNMnist's parameters, at one "
+        "client and at the servers. Uploads are dealt, so that the servers check them, or the "
         "paper's own, which nobody can check. The servers make their correlations before the "
         "round starts, as they do while clients train. The medians in the clear are timed in the "
         "same run, and the servers' peak memory is printed, too.",

@@ -76,10 +76,10 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         "preprocessing_seconds": min(result["seconds"], preprocessing),
         "online_seconds": max(0.0, result["seconds"] - preprocessing),
         "publish_seconds": slower(lambda m: m["publish_seconds"]),
-        # what takes both parties: all but reading and summing the uploads
+        # work of both parties: all but reading and summing the uploads
         "mpc_seconds": slower(lambda m: _spent(m) - m["cost"]["uploads_seconds"]),
         "total_seconds": slower(lambda m: _spent(m) + m["publish_seconds"]),
-        # what a round takes before its last upload, and after it
+        # the seconds before the last upload of a round, and after it
         "before_seconds": slower(lambda m: m["early_seconds"]),
         "after_seconds": slower(lambda m: _spent(m) - m["early_seconds"]),
         "ots": statistics.median_low(message["cost"]["ots"] for message in s0),

@@ -1,7 +1,7 @@
 """The link between the two processes of a benchmark: loopback as it is, or a shaped link.
 
-Each direction is shaped where it is sent, for all lanes together: messages leave one after another
-at the bandwidth, and arrive half a round trip after their last byte has left. A message is in fact
+The sender shapes each direction, for all lanes together. Messages leave one after another at the
+bandwidth, and arrive half a round trip after their last byte has left. A message is in fact
 sent at once, with the time at which it is due, and its receiver sleeps until then.
 """
 

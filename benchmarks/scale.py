@@ -3,9 +3,9 @@
 Both servers are real processes, on a local Ray cluster each. Rounds on workers and on threads take
 turns, and the middle one of each is kept. This process plays all clients.
 
-Three limits are told apart: what one core does (OTs per second of one worker), what the link
-carries (the busier direction), and the door: the one process that takes all uploads, checks them
-against their SHA-256, and hands slices to the workers.
+Three limits are told apart: one core (OTs per second of one worker), the link (the busier
+direction), and the door. The door is the one process that takes all uploads, checks them against
+their SHA-256, and hands slices to the workers.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def add_kinds(kinds: Any) -> None:
         "--method",
         choices=tuple(METHODS),
         default="radix",
-        help="what the rounds compute (default: %(default)s)",
+        help="the method of the rounds (default: %(default)s)",
     )
     settings.add_counts(
         scale,

@@ -95,7 +95,7 @@ def add_out(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_OUT,
         metavar="DIR",
-        help="where results are saved (default: %(default)s)",
+        help="the folder for results (default: %(default)s)",
     )
 
 

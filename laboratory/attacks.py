@@ -23,10 +23,10 @@ Aggregate = Callable[[Vectors], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Attack:
-    """What one or several attackers do from round `first` on.
+    """The doings of one or several attackers from round `first` on.
 
     This class does nothing; an attack overrides one of its methods. An update of this service is
-    the vector w of *trained parameters*, but the literature's attacks are on gradients: they are
+    the vector w of *trained parameters*, and the literature's attacks are on gradients. So they are
     carried out on the differences w - g, where g is the model that the round started from.
     """
 
@@ -97,7 +97,7 @@ class LabelFlip(Attack):
 
 
 class Gaussian(Attack):
-    """Noise from N(0, 200^2) in place of the parameters."""
+    """Noise from N(0, 200^2) instead of the parameters."""
 
     name: ClassVar[str] = "gaussian"
 
@@ -209,7 +209,7 @@ class Optimised(Attack):
 
     Of `FACTORS`, they take the one that moves the aggregate farthest from the mean of the honest
     updates. So do ByzFL's optimised attacks (Gonzalez, Rizk, Stephan and Guerraoui, 2025), with a
-    search of their own. What the servers toss the attackers cannot know: they try it with a guess.
+    search of their own. The attackers cannot know the coin that the servers toss: they guess it.
     """
 
     sees_honest: ClassVar[bool] = True

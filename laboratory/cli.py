@@ -55,7 +55,7 @@ def _add_init(subparsers: Any) -> None:
         "--from",
         dest="source",
         metavar="PACKAGE.MODULE:BUILD",
-        help="in place of NETWORK: a function of yours, installed or in the current folder, "
+        help="instead of NETWORK: a function of yours, installed or in the current folder, "
         "that returns a model",
     )
     verb.add_argument(

@@ -106,7 +106,7 @@ def _demo(options: argparse.Namespace) -> None:
     try:
         report = _run(scenario, options.rounds, options.baselines, directory, console)
     except (KeyboardInterrupt, SystemExit):
-        # who ends it looks for nothing there, and it has keys
+        # the folder has keys, and a user who interrupts needs nothing there
         shutil.rmtree(directory)
         raise
     except BaseException:

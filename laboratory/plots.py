@@ -167,8 +167,8 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
     for above, line in enumerate(panel.lines):
         colour, dashes, marker = styles[line.label]
         every = -(-len(line.x) // MARKS) if line.x else 1
-        # where lines coincide, the later one is thinner and its markers are smaller or stand
-        # elsewhere, so that both can be seen
+        # Lines may coincide. The later one is thinner and its markers are smaller or stand
+        # elsewhere, so that both can be seen.
         weight = max(1.2, 2.8 - 0.5 * above)
         axis.plot(
             line.x,
@@ -190,7 +190,7 @@ def _draw(axis: Any, panel: Panel, styles: dict[str, tuple[str, Any, str]]) -> N
             axis.set_xticks(numbers, [f"{x:g}" for x in numbers], minor=False)
             axis.xaxis.set_minor_locator(NullLocator())
     elif all(float(x).is_integer() for line in panel.lines for x in line.x):
-        # there is no round 2.5
+        # rounds are whole numbers
         axis.xaxis.get_major_locator().set_params(integer=True)
     if panel.log_y:
         axis.set_yscale("log")

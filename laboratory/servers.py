@@ -94,7 +94,7 @@ class Ended:
     """A round that was published, with what a comparison needs."""
 
     status: RoundStatus
-    # what was published before it
+    # the state that it started from
     before: Published
     # (results, d)
     results: NDArray[np.float32]

@@ -115,7 +115,7 @@ def summary(report: dict[str, Any]) -> Group:
         [[label, f"{value:.2%}"] for label, value in final.items()],
     )
     servers = table(
-        "what each server saw, all rounds together: MB sent to the other and received from it",
+        "the view of each server, all rounds together: MB sent to the other and received from it",
         ["server", "sent", "received", "learnt of the updates"],
         [
             [
@@ -130,7 +130,7 @@ def summary(report: dict[str, Any]) -> Group:
     if report["matches_plaintext"]:
         of_whom = " from the updates of the others" if lines else ""
         how = (
-            "but for its noise"
+            "except for its noise"
             if report["settings"]["params"].get("noise_multiplier")
             else "bit by bit"
         )

@@ -27,16 +27,16 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
 
-# this module is no verb of the command because it records updates in the clear
+# not a verb of the command, because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"
-# Means and deviations of columns in units in which usual values are near 1, at any number of
-# columns that a network here has: no honest client's are as long as this.
+# Longer than any honest client's vector of means and deviations of columns, in units in which
+# usual values are near 1.
 MEASURED_NORM = 16.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is trained, by how many clients, and how many of them misbehave.
+    """A training: the model, the data, the clients, and how many of them misbehave.
 
     `directory` is where `data` was read from, None where it needs none. `images` is the number of
     images per client, None for all there are. The last `faulty` clients have the fault `fault`.

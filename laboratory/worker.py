@@ -78,7 +78,7 @@ class Trainer:
 
         The images are split among the clients as `how` says (`data.split`), and this client's are
         turned by `quarters` times 90 degrees. The model is by default the data set's own. Raises
-        ConfigError if there is no such part.
+        ConfigError for an unknown part.
         """
         if not 0 <= index < parts:
             raise ConfigError(f"no such part of {parts}: {index + 1}; count parts from 1")
@@ -116,7 +116,7 @@ class Trainer:
 def first_model(model: models.Model, seed: int, trainers: Sequence[Trainer]) -> Float32s:
     """Return the model (d,) that clients' first training starts from.
 
-    Where the network first measures everybody's columns, it is the mean after that.
+    If the network first measures everybody's columns, it is the mean after that.
     """
     start = models.start(model, seed)
     if not models.measures(model):
@@ -187,7 +187,7 @@ class Kept:
     """The network of a client that keeps some layers for itself, over restarts, too."""
 
     client: Client
-    # which of its values are sent, shape (d,), and all of them
+    # whether each of its values is sent, shape (d,), and all of them
     sent: NDArray[np.bool_]
     vector: Float32s
 

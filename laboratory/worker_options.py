@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from securemedian.laboratory.models import Model
 
 
-# what a client of the laboratory can do wrong: in its update, or in the upload itself
+# the faults of a client of the laboratory: in its update, or in the upload itself
 FAULTS: dict[str, type[Attack]] = ATTACKS | {Malformed.name: Malformed}
 
 

@@ -1,8 +1,8 @@
 """Servers that start at once: forks of a process that has imported and loaded all they need.
 
 A server takes two seconds of processor time to import its modules and to load its kernels. One
-process next to each process of pytest does that once. What it forks is a server of its own in all
-else: it reads its file, opens its sockets and runs until a signal ends it.
+process next to each process of pytest does that once. Each fork is a
+server of its own: it reads its file, opens its sockets and runs until a signal ends it.
 """
 
 import functools
@@ -95,7 +95,7 @@ def source() -> Source:
 
 def main(asked: socket.socket) -> None:
     """Fork, and tell how forks have ended, until the process that asks is gone."""
-    # what `securemedian serve` imports when it runs
+    # the imports of `securemedian serve`
     import_module("securemedian.servers.daemon")
     compile_kernels()
     statuses: dict[int, int] = {}

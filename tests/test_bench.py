@@ -124,7 +124,7 @@ def test_figure_12_tells_the_mpc_part_from_the_rest(
 ) -> None:
     saved = figure(tmp_path, "fig12", "--clients", "3,40", "--dim", "3000")
     few, many = saved["points"]
-    # what 40 clients need
+    # enough for 40 clients
     assert few["ring_bits"] == many["ring_bits"] == 6
     for what in ("ots", "bytes_s0_to_s1", "rounds"):
         assert few[what] == many[what]
@@ -293,7 +293,7 @@ def test_several_methods_have_their_own_options(
     assert all(point.verified and point.dim == 1000 for point in asked)
     asked = asked_of("clients", monkeypatch, "--out", str(tmp_path))
     assert [point.method for point in asked[::5]] == ["bucketed", "radix", "pairwise", "mean"]
-    # what takes longer weighs more in the progress bar
+    # longer points weigh more in the progress bar
     heavy, light = asked[14], asked[0]
     assert (heavy.method, heavy.clients) == ("pairwise", 64)
     assert 1000 * weight(light) > weight(heavy) > 100 * weight(light)
@@ -462,7 +462,7 @@ def test_a_sender_waits_only_when_the_buffer_is_full() -> None:
     seconds = BUFFER_BYTES / 1e6
     assert shaper.book(BUFFER_BYTES) == pytest.approx((0.0, now + seconds + 0.02))
     assert shaper.book(1_000_000) == pytest.approx((0.0, now + seconds + 1.02))
-    # what is too much has left by then
+    # the surplus has left by then
     assert shaper.book(1) == pytest.approx((1.0, now + seconds + 1.020001))
     # the link has been idle: nothing is saved up
     now += 1000

@@ -266,7 +266,7 @@ def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.S
         running.send_signal(number)
         running.communicate(timeout=LIMIT_S)
     assert running.returncode == 128 + number
-    # which has keys
+    # the folder has keys
     assert not list(tmp_path.glob("securemedian-demo-*"))
     assert not processes_naming(directory)
 

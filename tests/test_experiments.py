@@ -199,7 +199,7 @@ def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
         RunRecord.load(tmp_path, replace(run, seed=9))
 
 
-# What is played
+# Clients and attackers
 
 
 def test_attackers_are_the_last_from_their_round_on(digits: data.Dataset) -> None:

@@ -1,6 +1,6 @@
 """A rogue server, through real daemons: what it learns, as long as nothing stops it.
 
-Where a protection is added, these figures change.
+A protection changes these figures.
 """
 
 import json

@@ -40,7 +40,7 @@ from tests.soak.service import COHORTS
 
 ROUND = "7-3fa9c1d2"
 COUNTS = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
-# what service.md of the project asks for
+# the figures of a report
 FIGURES = {"faults", "rounds", "published", "failed", *COUNTS, "recovery_seconds"}
 
 

@@ -33,8 +33,8 @@ def split(
       The clients' numbers of images differ, and `images` is their mean: `images` times the number
       of clients are drawn at random and then divided;
     - `similarity:GAMMA`: a share GAMMA of everybody's images is at random, and the others are in
-      the order of their labels, so that at 0 a client has one class or two (ByzFL's protocol, after
-      Hsu, Qi and Brown, 2019). Everybody has the same number;
+      the order of their labels. At 0 a client has one class or two (ByzFL's protocol, after Hsu, Qi
+      and Brown, 2019). Everybody has the same number;
     - `labels:C`: every client has exactly C classes. Every class is divided evenly among the
       clients that have it, and the numbers of clients per class differ by one at most (Li, Diao,
       Chen and He, ICDE 2022). With few clients and few classes per client, some classes go to
@@ -164,9 +164,8 @@ def _number(text: str, wrong: float = 0.0) -> float:
 class Dataset:
     """Images as rows of float32, labels as int64 from 0 to `classes` - 1.
 
-    Pixels lie in [0, 1]. A table's rows stand for images, too, and its columns have units of their
-    own; and so do stretches of text, of which each value is the code of a character. What is not a
-    number is not known.
+    Pixels lie in [0, 1]. The rows of a table stand for images, too, in units of their own. So do
+    stretches of text, where each value is the code of a character. NaN stands for unknown.
     """
 
     name: str
@@ -216,7 +215,7 @@ def draw_public(data: Dataset, samples: int, seed: int) -> NDArray[np.float32]:
 def without(data: Dataset, public: NDArray[np.float32]) -> Dataset:
     """Return the data set without the training images that are in a public set, too.
 
-    What is public is nobody's own.
+    Public images are nobody's own.
     """
     known = {row.tobytes() for row in public}
     own = np.array([row.tobytes() not in known for row in data.images], np.bool_)

@@ -1,7 +1,7 @@
 """A table of made-up patients whose columns are left in their own units, which need no files.
 
 The columns go from hundredths to hundreds of thousands, as laboratory values do, and nobody scales
-them: a network has to begin with BatchNorm, whose running means and variances are then as far apart
+them. A network has to begin with BatchNorm: its running means and variances are then as far apart
 as the squares of these numbers.
 """
 

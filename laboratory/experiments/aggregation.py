@@ -49,9 +49,10 @@ def filtered_mean(
 ) -> NDArray[np.float64]:
     """Return the robust mean (d,) of n clients' predictions (n, d), of which f may be faulty.
 
-    For each sample, a point in `classes` dimensions per client: up to twice, while the largest
-    eigenvalue of the covariance is above `bound` (by default f / n, as in the paper), the
-    ceil(f / 2) points farthest from the mean along its eigenvector are dropped. Raises InputError
+    This is the spectral filter (Diakonikolas et al., ICML 2017) of Chang et al., "Cronus" (2019),
+    on a point in `classes` dimensions per client and sample. While the largest eigenvalue of the
+    covariance is above `bound` (by default f / n), and twice at most, it drops ceil(f / 2) points:
+    those farthest from the mean along the eigenvector. Raises InputError
     if no point would be left.
     """
     n, drop = len(predictions), ceil(f / 2)
@@ -153,7 +154,7 @@ def _expecting(label: str, method: str, name: str, trims: bool = False, **option
     return Secure(label, {"method": method} | options, usual=False, expecting=expecting)
 
 
-# what the experiment on ByzFL's protocol compares, for the attackers that are expected
+# methods of the experiment on ByzFL's protocol, for the attackers that are expected
 ROBUST = {
     "bounded-mean": _expecting("mean, norms bounded", "mean", ""),
     "trimmed-mean-service": _expecting("trimmed mean", "trimmed-mean", "", trims=True),
@@ -166,7 +167,7 @@ ROBUST = {
 }
 SECURE |= ROBUST
 
-# what clients of their own networks reach without each other
+# clients with networks of their own, each without the others
 ALONE = "alone"
 # the ways to combine predictions (n, d) in the clear, by how many of them may be attackers' and the
 # number of classes
@@ -227,7 +228,7 @@ def _fixed(updates: NDArray[np.float32], f: int) -> NDArray[np.float32]:
     return trimmed_mean(means, (len(means) - 1) // 3)
 
 
-# what is compared with SHARE alone, and in the clear
+# compared with SHARE alone, and in the clear
 FIXED = {"fixed-trimmed-mean-m5": _fixed}
 
 # those whose result is the exact median

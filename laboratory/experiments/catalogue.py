@@ -35,7 +35,7 @@ from securemedian.mpc.rounds.ranges.uniform import UniformRange
 SIMILAR = ("similarity:1", "similarity:0.66", "similarity:0.33", "similarity:0")
 # the values of p0 = p1 in the experiment on the bucket range, and that of every other experiment
 ORDERS, USUAL = (0.001, 0.01, 0.1, 1.0, 10.0), 0.1
-# what experiments measure, and what those on membership inference do
+# the measures of experiments, and of those on membership inference
 ACCURACY, INFERENCE = "test accuracy", "AUC of the attack"
 # two networks for each data set, which differ in kind
 MIXED = {
@@ -54,7 +54,7 @@ class Curve:
     runs: Sequence[Run]
     # the value of the number that the experiment varies, if it varies one
     x: float | None = None
-    # what is shown of each round (`Figures.value`)
+    # the value that is shown of each round (`Figures.value`)
     shown: str = ""
 
 
@@ -289,7 +289,7 @@ class Experiment:
     defaults: Mapping[str, Any]
     curves: Callable[[Design], list[Curve]] = _by_attack
     picture: Callable[[Design, Results, str], Picture] = _by_round
-    # what its curves show, in percent
+    # the measure of its curves, in percent
     measured: str = ACCURACY
     # the number that varies, if one does
     varied: str = ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Carried = tuple[dict[str, Any], "Picture", "Group"]
 # columns; a narrower terminal folds the lines, which reads better than figures that are cut off
 TABLE_WIDTH = 120
-# what `--list` says of an experiment
+# the fields of Design in `--list`
 FIELDS = ("model", "clients", "rounds", "methods", "attacks")
 
 
@@ -41,7 +41,7 @@ CHOSEN: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "seeds": (_INTS, "S,..", "of start model, split and training: one run per seed"),
     "clients": (int, "N", "clients that take part"),
     "methods": (_NAMES, "M,..", "ways to combine updates"),
-    "attacks": (_NAMES, "A,..", "what attackers do"),
+    "attacks": (_NAMES, "A,..", "the attackers' doings"),
     "attackers": (int, "F", "clients that attack"),
     "first": (int, "T", "the first round of the attack"),
     "model": (str, "NAME", "the network"),
@@ -91,7 +91,7 @@ def add_verbs(verbs: Any) -> None:
         action="store_false",
         help="compute the same medians in the clear, equal bit by bit",
     )
-    group = verb.add_argument_group("in place of the experiment's defaults")
+    group = verb.add_argument_group("instead of the experiment's defaults")
     for name, (kind, metavar, text) in CHOSEN.items():
         flags = CALLED.get(name, [f"--{name.replace('_', '-')}"])
         group.add_argument(*flags, dest=name, type=kind, metavar=metavar, help=text)

@@ -43,7 +43,7 @@ ShowRecord = Callable[[RunRecord], None]
 
 
 class Diverged(SecureMedianError):
-    """The error that a value of the run is no longer a number, so that there is no next round."""
+    """The error of a run with a value that is not a number: no round can follow."""
 
     code = "diverged"
 

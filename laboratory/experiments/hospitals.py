@@ -1,4 +1,4 @@
-"""What a federation is worth to four hospitals, and what is left of it when one of them is broken.
+"""The worth of a federation to four hospitals, and when one of them is broken.
 
 Each hospital trains on its own patients and is tested on a third of everybody's. The yardsticks are
 a hospital alone, all patients in one place, and FedAvg, the mean weighted by patients. Ten seeds
@@ -108,5 +108,5 @@ def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
         [float(row[name].split()[0]) if row[name] else float("nan") for name in columns]
         for row in found
     ]
-    grid = Grid("method", "which hospital does what", columns, [r["fault"] for r in found], values)
+    grid = Grid("method", "hospital and its fault", columns, [r["fault"] for r in found], values)
     return grid

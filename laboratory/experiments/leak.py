@@ -1,4 +1,4 @@
-"""What the opened sums of SHARE's clusters tell: the attack on `reclustered`, clustering `opened`.
+"""The attack on `reclustered` with clustering `opened`, by the opened sums of SHARE's clusters.
 
 The clients train one round, whose two parties run in this process. The attacker is a server that
 follows the protocol. With clustering `opened` it solves the sums of all clusters for the updates;
@@ -38,7 +38,7 @@ Vectors = NDArray[np.float64]
 def solved(sums: Vectors, partitions: Sequence[Members], clients: int) -> Vectors:
     """Return the updates (n, d) of least norm that have these sums (R c, d).
 
-    Where an update follows from the sums it is that update.
+    It is the update itself if that follows from the sums.
     """
     matrix = np.zeros((len(sums), clients))
     rows = (those for members in partitions for those in members)

@@ -1,15 +1,16 @@
 """Byzantine-robust IFCA on a mixture of linear models, as in Section 6 of Tao, Yang and Kulkarni.
 
-m clients, PER_GROUP for each of the k groups, have POINTS data points y = <x, theta_j> + noise
-each, x from N(0, I_d), the noise of variance NOISE, theta_j from Bernoulli(1/2) scaled to length 1.
+There are m clients, PER_GROUP for each of the k groups. Each has POINTS data points
+y = <x, theta_j> + noise, with x from N(0, I_d), noise of variance NOISE, and theta_j from
+Bernoulli(1/2) scaled to length 1.
 A part ALPHA of them is faulty: the data of each follow a vector of its own, of length 3, and it
-sends the gradient at 3 theta. What is measured is dist, the mean over the groups of
+sends the gradient at 3 theta. The experiment measures dist, the mean over the groups of
 |theta_hat_j - theta_j|.
 
 All of it is computed in the clear: a round through S0 and S1 gives the same median of the same
 updates (tests/test_group_rounds.py). The paper does not say how it starts. Here each theta_j begins
-at a random point that is NEAR times as far from the true one as the two nearest true ones are from
-each other; the Three-Stage algorithm (Ghosh et al., 2019) needs no start, and descends from zeros.
+at a random point: NEAR times as far from the true one as the two nearest true ones are from each
+other. The Three-Stage algorithm (Ghosh et al., 2019) descends from zeros.
 
 An iteration ends with the projection on vectors of length up to LONGEST, which the paper does not
 fix. A descent ends before its last iteration where it has SETTLED.
@@ -35,7 +36,7 @@ NEAR = 0.4
 STEP = 0.1
 # of the mixture's vectors, which are the faulty clients'
 LONGEST = 3.0
-# steps of the clustering of the Three-Stage algorithm, and how often it is begun anew
+# steps of the clustering of the Three-Stage algorithm, and the number of its starts
 STAGE_TWO, RESTARTS = 100, 10
 # no coordinate of a model moves farther in an iteration
 SETTLED = 1e-5
@@ -128,7 +129,7 @@ def mean(updates: Vectors) -> Vectors:
 
 
 def ifca(data: Mixture, start: Float32s, combine: Combine, iterations: int) -> Float32s:
-    """Return the models (k, d) after so many iterations, in each of which clients choose anew."""
+    """Return the models (k, d) after so many iterations, before each of which clients choose."""
     return _descended(data, start, data.chosen, combine, iterations)
 
 

@@ -122,7 +122,7 @@ class Players:
 class Collaborators(Players):
     """The clients of a run that exchanges predictions, each with a network of its own.
 
-    What they train on is without the public set.
+    They do not train on the public set.
     """
 
     def __init__(self, run: Run, data: Dataset) -> None:
@@ -190,7 +190,7 @@ class Collaborators(Players):
 
 # how long the attacker trains on predictions, in rounds' worth of training
 TRAINING = 10
-# what is attacked
+# the target of the attack
 UPDATE, AGGREGATE = "update", "aggregate"
 
 

@@ -24,7 +24,7 @@ UPLOADS_LIMIT_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Collaboration:
-    """What is special to a run that exchanges predictions."""
+    """The plan of a run that exchanges predictions."""
 
     # the names of the clients' networks, which take turns
     networks: tuple[str, ...]
@@ -122,7 +122,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Design:
-    """What an experiment is carried out with: these defaults, its own, and the user's choices."""
+    """The parameters of an experiment: these defaults, its own, and the user's choices."""
 
     data: Dataset = field(repr=False)
     data_digest: str
@@ -144,7 +144,7 @@ class Design:
     # of rounds that exchange predictions: the public images, and the training before the first one
     samples: int = 500
     warm_up: int = 5
-    # of every network, in place of its own
+    # of every network, instead of its own
     rate: float | None = None
     epochs: int | None = None
     # of those of the data set, drawn at random; None: all
@@ -214,7 +214,7 @@ class Design:
 
     @property
     def subject(self) -> str:
-        """What the experiment is about, for the titles of plots."""
+        """Return the subject of the experiment, for the titles of plots."""
         each = self.images or len(self.data.labels) // self.clients
         where = "through S0 and S1" if self.secure else "in the clear"
         return (
@@ -235,7 +235,7 @@ class ServerCost:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured in one round."""
+    """The measures of one round."""
 
     # of the new model on the test images
     accuracy: float
@@ -247,7 +247,7 @@ class Figures:
     cost: ServerCost | None
     # the accuracy of each network, where clients keep networks of their own
     networks: Mapping[str, float] = field(default_factory=dict)
-    # what membership inference reaches on an update and on the aggregate, if it is measured
+    # the AUC of membership inference on an update and on the aggregate, if it is measured
     inference: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, shown: str = "") -> float:

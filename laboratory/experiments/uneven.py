@@ -1,8 +1,8 @@
 """Five sites of different sizes, of which one in turn sends its update times -30.
 
 The sites have 40, 25, 18, 12 and 5 % of the records, at random. Each method of the servers is
-compared with its rule in plain numpy on the updates of all five: without a ring, a bound or a
-check, so that what a method costs beyond its rule shows. FedAvg is the mean weighted by records.
+compared with its rule in plain numpy on the updates of all five, without a ring, a bound or a
+check. The difference is the method's price. FedAvg is the mean weighted by records.
 Updates are combined in the clear, by the functionality that the servers compute, with its check.
 """
 
@@ -103,9 +103,8 @@ def shared_out(data: Dataset, seed: int) -> Dataset:
 def find(design: Design) -> list[dict[str, Any]]:
     """Return a row per method: its accuracy in percent by fault, and that of its rule behind it.
 
-    The accuracies are means over the seeds. `gap` is by how much the method is worse than its rule
-    at most; `failed` counts its rounds without a result, and `left out` how often an honest site
-    was left out of one.
+    The accuracies are means over the seeds. `gap` is the most by which the method is worse than its
+    rule. `failed` counts its rounds without a result, and `left out` honest sites left out of one.
     """
     if unknown := [method for method in design.methods if method not in RULES]:
         raise ConfigError(

@@ -75,7 +75,7 @@ def _heart() -> "nn.Module":
 
     Mean and deviation of each column are part of the `state_dict`. In the first round a client
     sends those of its own patients, and does nothing else (`models.train`); what is published then
-    stays. So nobody pools anything. What is not known is taken for the average.
+    stays. So nobody pools anything. An unknown value counts as the average.
     """
     import torch
     from torch import nn
@@ -199,7 +199,7 @@ MODELS = {
             [Convolution(16, 5, pooled=True), Convolution(32, 5)],
             *(120, 84, 10),
         ),
-        # Small ones, which two cores can train for many clients, with steps of 2 in place of
+        # Small ones, which two cores can train for many clients, with steps of 2 instead of
         # pooling. The first is that of Velicheti, Xia and Koyejo, Section 6.1.
         replace(
             _cnn("cnn-cifar10-share", _RGB, [Convolution(n, 5, 2) for n in (8, 16)], 64, 10),

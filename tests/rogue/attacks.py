@@ -1,8 +1,8 @@
-"""What a server that does not follow the protocol learns, and whether anybody notices.
+"""The gain of a server that does not follow the protocol, and whether anybody notices.
 
 Every deviation of `tests.rogue` runs in a real daemon, against every method it applies to, in
-a round of clients with uniform values that this process plays. What the rogue says it has learnt is
-compared with the truth. Of M equally likely values a guess that is right with the chance p tells
+a round of clients with uniform values that this process plays. Its spoils are compared with
+the truth. Of M equally likely values a guess that is right with the chance p tells
 log2 M - h(p) - (1 - p) log2(M - 1) bits (Fano).
 """
 
@@ -63,14 +63,14 @@ SETTINGS = {
     "round_limit_s": 120,
     "max_attempts": RUNS,
 }
-# where servers are protected: the one that helps, and three among whom the victim is hidden
+# for protected servers: the one that helps, and three among whom the victim is hidden
 GUARDED = {"security": Security.BOUNDED, "min_clients": 4}
 PROGRAM = "tests.rogue.serve"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a round was, for those who know everything."""
+    """A round, as seen by those who know everything."""
 
     # per client in the order of uploads: values and, of buckets, their numbers (n, d)
     values: Array
@@ -133,7 +133,7 @@ def entropy(columns: Array) -> float:
     )
 
 
-# What the rogue has learnt about one client, and about the sum: bits per coordinate
+# The bits per coordinate that the rogue has learnt about one client, and about the sum
 
 Learnt = Callable[[Seen], tuple[float, float]]
 
@@ -404,7 +404,7 @@ def _round(
                     warnings.simplefilter("ignore", RangeWarning)
                     player.submit(own, round_id)
             except (RoundClosed, RoundFailed):
-                # what the servers have noticed, they say below
+                # the servers say below why
                 break
             except SecureMedianError as error:
                 notes.append(f"{_who(number)} when it submits: {type(error).__name__}")
@@ -478,7 +478,7 @@ def _attending(player: Client, round_id: str) -> threading.Thread:
     """Let a client answer until a round has ended."""
 
     def attend() -> None:
-        # what becomes of the round is asked below
+        # the end of the round is asked below
         with suppress(SecureMedianError):
             player.attend(round_id, LIMIT_S)
 

@@ -437,7 +437,7 @@ def _sums(config: ServerConfig, spoils: Spoils) -> None:
     on_send("ggm.sums", spoil)
 
 
-# what S0 says to clients
+# messages of S0 to clients
 
 
 def _answering(

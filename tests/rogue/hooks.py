@@ -1,4 +1,4 @@
-"""What deviations are made of: functions replaced in this process, and messages changed."""
+"""The parts of deviations: functions replaced in this process, and messages changed."""
 
 import os
 import threading
@@ -50,8 +50,8 @@ def on_recv(label: str, change: Callable[[Array], Array]) -> None:
 def rushing(labels: tuple[str, ...], rush: Rush) -> None:
     """Wait for the peer's half of exchanges with these labels before sending the own one.
 
-    Shares that are opened were committed to before: the peer finds any others. What is believed of
-    the peer's is not held against it here.
+    Shares that are opened were committed to before: the peer finds any others.
+    The peer is believed here.
     """
 
     def make(true: Any) -> Any:
@@ -72,7 +72,7 @@ def rushing(labels: tuple[str, ...], rush: Rush) -> None:
 
 
 class Spoils:
-    """What this server has learnt: arrays by name, in a file that is always complete."""
+    """The spoils of this server: arrays by name, in a file that is always complete."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._arrays, self._lock = path, dict[str, Array](), threading.Lock()

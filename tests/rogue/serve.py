@@ -11,7 +11,7 @@ from tests.rogue.hooks import Spoils
 
 
 def main(deviation: str, path: Path) -> None:
-    """Serve as the configuration says, but for a deviation."""
+    """Serve as the configuration says, with a deviation."""
     read = partial(config.load, path)
     settings = read()
     DEVIATIONS[deviation](settings, Spoils(path.with_name("spoils.npz")))

@@ -1,8 +1,8 @@
 """The attack on the check of dealings: where a client's kept vectors have their 1.
 
 S1 takes the first turns as one more than they are, and so does S0. The differences of these pairs
-are then e_(r+1) - e_r and not 0, with r the position of the kept vector, and S0's digest is that of
-S1's own shares and of these. S1 tries all r: W^w digests for w turns. With `echo` it waits for S0's
+are then e_(r+1) - e_r, with r the position of the kept vector. S0's digest is that of S1's own
+shares and of these. S1 tries all r: W^w digests for w turns. With `echo` it waits for S0's
 digest and sends it back, so that every dealing passes and the client's rotations tell its buckets.
 """
 
@@ -28,7 +28,7 @@ LIES = 2
 
 
 class _Check:
-    """What S1 has computed and heard in the check that is under way, client by client."""
+    """The values of S1 and of its peer in the check that is under way, client by client."""
 
     def __init__(self) -> None:
         self.shape: Dealing | None = None

@@ -30,7 +30,7 @@ the clear.
 Exit codes: 0 if nothing was lost, wrong, used twice or stuck; 1 if something was. Ctrl-C ends it in
 order, with the report so far."""
 
-# what the report must say 0 of
+# figures that must be 0
 _NEVER = ("uploads_lost", "wrong_results", "reused_correlations", "stuck")
 
 

@@ -1,12 +1,12 @@
-"""What is expected of the service, and what was found.
+"""The claims that a soak checks, and the findings.
 
 - An upload that both servers acknowledged is in its round's result, or its client is named with a
-  reason that does not say that the upload was missing, even where the round fails.
+  reason. The reason never says that the upload was missing, even if the round fails.
 - A published result equals the one computed in the clear, all who ask get the same one, and the
   next round goes on from it.
 - No session is established twice at a server, no round runs twice in one session, and no session
-  has rounds of two cohorts: correlations can repeat in no other way, since a process takes every
-  block of its pools once (`tests/test_correlations.py`).
+  has rounds of two cohorts. Correlations can repeat in no other way: a process takes every block
+  of its pools once (`tests/test_correlations.py`).
 - A dealing is checked under one coin: a second one would open what the first has left hidden.
 - Every round ends by itself within its limit.
 """
@@ -21,7 +21,7 @@ from securemedian.common.status import DEFAULT_COHORT
 
 # reasons for which a client is left out that say that a server has not got what it acknowledged
 MISSING = ("reached neither server", "reached only s")
-# what the reason says of a round that fails for want of clients
+# part of the reason of a round that fails for want of clients
 TOO_FEW = " asks for at least "
 # samples of one life of a server from which its growth is told
 SAMPLES = 8
@@ -83,12 +83,12 @@ class Audit:
         # by round and client, the coins under which either server has checked the dealing
         self._coins: dict[tuple[str, str], set[str]] = {}
         self._lives: dict[str, list[_Life]] = {"s0": [], "s1": []}
-        # what the state folders took when a round had ended
+        # bytes of the state folders when a round had ended
         self._disk: list[int] = []
         # the last time at which something was in the way of the link, and whether it still is
         self._disturbed, self._disturbing = 0.0, 0
 
-    # What happens
+    # Events
 
     def fault(self, kind: str) -> None:
         with self._lock:
@@ -225,7 +225,7 @@ class Audit:
         self.wrong_results += 1
         self.findings.append(what)
 
-    # What is found
+    # Findings
 
     @property
     def clean(self) -> bool:

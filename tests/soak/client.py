@@ -1,4 +1,4 @@
-"""What each client's process runs: it takes part in a cohort, and says what it was told.
+"""The program of each client: it takes part in a cohort, and says what it was told.
 
     python -m tests.soak.client CONFIG SEED COHORT
 

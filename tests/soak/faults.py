@@ -1,4 +1,4 @@
-"""Which fault strikes when, from a seed, and how it strikes.
+"""The faults, and the seed that decides which one strikes when.
 
 The seed decides on kinds, victims, lengths and pauses, but not on the moment of a round that a
 fault meets. A server is killed at a transition when it logs it.

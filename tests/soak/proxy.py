@@ -22,13 +22,13 @@ CALL_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a proxy does to its connections; by default nothing."""
+    """The trouble that a proxy makes; by default none."""
 
     # connections are ended, and new ones too
     cut: bool = False
     # nothing is forwarded, and nothing is lost
     stalled: bool = False
-    # what the port in front of which the proxy stands answers is lost
+    # the answers of the port behind the proxy are lost
     muted: bool = False
     # each piece waits so long, and has at most so many bytes
     delay_s: float = 0.0
@@ -52,7 +52,7 @@ class Proxy:
         self.trouble = CALM
         # the bytes that have come from callers, and the connections
         self.received = self.connections = 0
-        # which of these bytes ends the connection on which it comes, once
+        # the number of the byte that ends its connection, once
         self.cut_at: int | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -60,7 +60,7 @@ class Proxy:
 
     async def listen(self) -> None:
         listener = socket.create_server((LOOPBACK, 0))
-        # what waits in it counts as taken
+        # bytes that wait in it count as taken
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._room)
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=self._room)
         self.port = listener.getsockname()[1]

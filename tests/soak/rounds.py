@@ -32,7 +32,7 @@ from tests.soak.service import SoakService
 
 # how many values the model of each cohort has
 DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}
-# what the rounds compute, in turn
+# the methods of the rounds, in turn
 METHODS = (
     Bucketed(),
     Bucketed(audit=True),
@@ -191,7 +191,7 @@ class CohortRounds:
             published = replace(before, coin=bytes.fromhex(status.coin))
             computed = for_those_left(params, status.left_out.values())
             expected = reference(self._seed, computed, published, round_id, ended.included)
-            # whoever belongs to another cohort has no place in it
+            # clients of another cohort have no place in it
             own = set(ended.included) <= set(self._clients)
             right = own and np.array_equal(results, expected)
             ended = replace(ended, right=right, digest=digest_of(results[0]))

@@ -31,7 +31,7 @@ class Soak:
         self.audit = Audit()
         self._transitions = Transitions()
         self._began = time.monotonic()
-        # what each cohort is doing
+        # the doings of each cohort
         self._now = dict.fromkeys(COHORTS, "the servers start")
         self._interrupted = threading.Event()
 
@@ -75,7 +75,7 @@ class Soak:
         self._interrupted.set()
 
     def _at_once(self, work: Callable[[CohortRounds], None], cohorts: list[CohortRounds]) -> None:
-        """Do some work for each cohort, all at the same time. What fails ends all of it."""
+        """Do some work for each cohort, all at the same time. An error ends all of it."""
 
         def do(cohort: CohortRounds) -> None:
             try:
