@@ -11,9 +11,10 @@ from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import cost, lanes, pipeline
 from securemedian.mpc.rounds.cutting import cut_check
-from securemedian.mpc.rounds.methods import bounds
-from securemedian.mpc.rounds.methods.base import Clear, FixedPoint, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods import fixed
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.fixed import FixedPoint, SizedFixedPoint
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
@@ -32,7 +33,7 @@ def found(values: np.ndarray, bits: int, headroom: int) -> np.ndarray:
     """Return who is found to have a value outside, of values (n, d) as ring elements."""
     shares = additive(values, bits, np.random.default_rng(bits))
     parties = make_parties()
-    one, other = run_both(lambda j: bounds.outside(parties[j][0], shares[j], bits, headroom))
+    one, other = run_both(lambda j: fixed.outside(parties[j][0], shares[j], bits, headroom))
     assert one.dtype == np.bool_ and (one == other).all()
     return one
 

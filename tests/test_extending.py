@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ EXAMPLES = re.findall(
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """As they were, afterwards."""
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    kept: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (registry, dict(registry))
         for registry in (ATTACKS, SOURCES, MODELS, AGGREGATORS, SECURE, METHODS)
     ]

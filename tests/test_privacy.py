@@ -35,8 +35,8 @@ from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.methods import bucketed, pairwise, radix
-from securemedian.mpc.rounds.methods.base import FixedPoint
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.fixed import FixedPoint
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.reclustered import Reclustered

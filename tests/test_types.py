@@ -178,8 +178,8 @@ def test_an_opening_that_a_method_forgets_is_an_error(errors: dict[str, set[int]
         assert errors.get(path.stem, set()) == changed, path
         opens |= {path.stem} if changed else set()
     assert opens == {
-        "bounds",
         "bucketed",
+        "fixed",
         "krum",
         "mean",
         "mixing",

@@ -32,6 +32,8 @@ the same dealing.
 A dealing may be cut into parts of many coordinates, each checked by itself, to bound the memory.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections import deque
@@ -39,7 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -48,11 +50,12 @@ from numpy.typing import DTypeLike, NDArray
 from securemedian.mpc.arrays import Ring, RingShare, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import InputError, LocalProtocolError
-from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.channel import Channel, opening_messages
-from securemedian.mpc.protocols.kernels import packing, vectors
+from securemedian.mpc.protocols import kernels, ring
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
+
+if TYPE_CHECKING:
+    from securemedian.mpc.protocols.channel import Channel
 
 # The most buckets: a dealing grows with them, and B with it.
 MAX_BUCKETS = 32
@@ -203,7 +206,8 @@ class Dealing:
         """Return party `number`'s shares of `count` packed vectors, their last entries included."""
         out = self.vectors(count)
         slots = np.empty(count, np.uint8)
-        vectors.unpack(words, self.bits, self.per_word, int(number == 0), out, 0, count, slots)
+        given = words, self.bits, self.per_word, int(number == 0)
+        kernels.vectors.unpack(*given, out, 0, count, slots)
         return out
 
     def entries(self, those: Ring) -> NDArray[np.uint64]:
@@ -312,8 +316,8 @@ def deal(shape: Dealing, entropy: Entropy = os_entropy) -> OwnDealing:
         for first, slots in ((part.first, kept), (part.middle, others)):
             stop = first + ring.packed_words(slots.size, shape.packed_bits)
             section = packed[0, first:stop]
-            vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
-            packing.subtract_packed(seeded.words(0, first, stop), tops, section)
+            kernels.vectors.set_ones(slots, shape.bits, shape.slots - 1, section)
+            kernels.packing.subtract_packed(seeded.words(0, first, stop), tops, section)
     return OwnDealing(shape, seeded, WordsUpload(shape.layout, packed), secret)
 
 
@@ -451,6 +455,8 @@ def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
 
 def toss_messages() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends and receives in `toss`, as `messages` does."""
+    from securemedian.mpc.protocols.channel import opening_messages
+
     yield from opening_messages("toss.open", OPENING_BYTES // 8)
 
 
@@ -480,12 +486,12 @@ class Permutation:
         labels &= np.uint8(min(255, (1 << (count >> near).bit_length()) - 1))
         borders = np.empty(257, np.uint32)
         places, order = np.empty(count, np.uint32), np.arange(count, dtype=np.uint32)
-        vectors.places(labels, borders, places)
+        kernels.vectors.places(labels, borders, places)
         for first, stop in pairwise(borders.tolist()):
             last = stop - 1
             while last > first:
                 draws = stream.words(DRAWS).view(np.uint32)
-                last = vectors.shuffle(order, first, last, draws)
+                last = kernels.vectors.shuffle(order, first, last, draws)
         return cls(places, order)
 
     @property
@@ -554,16 +560,17 @@ class _Pairs:
         slots, others = self._kept_slots[: part.kept], self._other_slots[: part.others]
         bits, per_word, one = shape.bits, shape.per_word, int(self._number == 0)
         for start, stop, words in _chunks(half, part.first, part.kept, part.packed_bits):
-            vectors.unpack(words, bits, per_word, one, self._kept, start, stop, slots[start:stop])
+            given = words, bits, per_word, one, self._kept
+            kernels.vectors.unpack(*given, start, stop, slots[start:stop])
         for start, stop, words in _chunks(half, part.middle, part.others, part.packed_bits):
             to = order.places[start:stop]
-            vectors.scatter(words, bits, per_word, one, to, self._others, others)
+            kernels.vectors.scatter(words, bits, per_word, one, to, self._others, others)
         guards, self._rest = np.split(order.order, [part.guards])
         self._guards = shape.vectors(part.guards)
-        vectors.gather(self._others, guards, 0, self._guards)
+        kernels.vectors.gather(self._others, guards, 0, self._guards)
         # partner p of vector i stands at p N + i
         self._turns = np.empty((part.partners, part.kept), np.uint8)
-        vectors.gather(others[None], self._rest, part.guards, self._turns.reshape(1, -1))
+        kernels.vectors.gather(others[None], self._rest, part.guards, self._turns.reshape(1, -1))
         np.subtract(slots, self._turns, out=self._turns)
         self._channel.send("dealing.guards", self._guards)
         self._channel.send("dealing.turns", ring.pack(self._turns, shape.slot_bits))
@@ -588,7 +595,7 @@ class _Pairs:
             for partner, order in enumerate(orders):
                 some, by = order[at : at + CHUNK], self._turns[partner, at : at + CHUNK]
                 number, out = part.guards + partner * part.kept + at, shape.vectors(some.size)
-                vectors.differences(
+                kernels.vectors.differences(
                     self._others, some, number, by, self._kept, at, bits, per_word, negated, out
                 )
                 self._verdict.differences.update(out)
@@ -693,8 +700,8 @@ def _add_entries(
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
                 total = turned_sum(number, members, part, low, high)
                 weighed = out.dtype.type(weight & int(mask))
-                sizes = shape.bits, shape.per_word
-                vectors.add_entries(total, *sizes, weighed, mask, cumulative, low - start, out)
+                given = total, shape.bits, shape.per_word, weighed, mask
+                kernels.vectors.add_entries(*given, cumulative, low - start, out)
 
 
 def turned_sum(
@@ -710,5 +717,5 @@ def turned_sum(
     for upload in uploads:
         kept = upload.half.words(0, first, last)
         turns = upload.rotations.words(0, first_turn, last_turn)
-        vectors.add_turned(kept, turns, shape.bits, shape.per_word, int(number == 0), total)
+        kernels.vectors.add_turned(kept, turns, shape.bits, shape.per_word, int(number == 0), total)
     return total

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.protocols.kernels.native import aes, processor
+from securemedian.mpc.protocols import kernels
 
 SEED_BYTES = 16
 # of the id that both parties give a session
@@ -62,8 +62,8 @@ def expand(seed: bytes, block: int, count: int, native_aes: bool) -> NDArray[np.
     With `native_aes`, the processor's own AES instructions are used where it has them: the bytes
     are those of OpenSSL. Long streams that are read in large pieces gain most.
     """
-    if not processor.taken(native_aes):
+    if not kernels.native.processor.taken(native_aes):
         return Stream(seed, block=block).words(count)
     out = np.empty(count, np.uint64)
-    aes.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)
+    kernels.native.aes.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)
     return out

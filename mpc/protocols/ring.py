@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.protocols.kernels import packing, planes
+from securemedian.mpc.protocols import kernels
 
 MIN_BITS, MAX_BITS = 2, 64
 
@@ -74,8 +74,8 @@ def pack(values: NDArray[Any], bits: int) -> Words:
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
     head = _head(flat, bits)
     if head:
-        packing.pack_bytes(flat[:head], bits, words)
-    packing.pack_values(flat[head:], bits, words[head * bits // 64 :])
+        kernels.packing.pack_bytes(flat[:head], bits, words)
+    kernels.packing.pack_values(flat[head:], bits, words[head * bits // 64 :])
     return words
 
 
@@ -86,8 +86,8 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
         return np.ascontiguousarray(words).view(dtype(bits))[:count].copy()
     values = np.empty(count, dtype(bits))
     packed, head = np.ascontiguousarray(words), _head(values, bits)
-    packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
-    packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
+    kernels.packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
+    kernels.packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values
 
 
@@ -103,7 +103,7 @@ def split(values: NDArray[Any], bits: int) -> Words:
     """
     flat = np.ascontiguousarray(values).reshape(-1)
     found = np.empty((bits, packed_words(flat.size, 1)), np.uint64)
-    planes.split(flat, found)
+    kernels.planes.split(flat, found)
     return found
 
 

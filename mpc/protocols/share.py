@@ -13,8 +13,7 @@ import numpy as np
 
 from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
 from securemedian.mpc.errors import InputError
-from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.kernels import packing
+from securemedian.mpc.protocols import kernels, ring
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, Entropy, expand, os_entropy
 
 # Slices of a row start at multiples of this many values, so that they start at whole AES blocks for
@@ -132,7 +131,7 @@ def weighted_sum(
         for row in range(layout.rows):
             total = members[0].words(row, first, last).copy()
             for member in members[1:]:
-                packing.add_packed(member.words(row, first, last), tops, total)
+                kernels.packing.add_packed(member.words(row, first, last), tops, total)
             out[row] += ring.unpack(total, layout.bits, stop - start) * out.dtype.type(weight)
     return RingShare(ring.reduce(out, layout.bits))
 

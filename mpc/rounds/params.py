@@ -48,7 +48,7 @@ class RoundParams:
     exchange something other than parameters, the name of that and its options.
     """
 
-    method: Method = field(default_factory=METHODS[DEFAULT_METHOD])
+    method: Method = field(default_factory=lambda: METHODS[DEFAULT_METHOD]())
     _: KW_ONLY
     # values of an update
     dim: int

@@ -4,8 +4,10 @@ A method is a frozen dataclass. Its fields are its options. Its functions say wh
 what the two parties do, what that takes, what is opened, and what the result must be. A new method
 is a module next to this one and a line in `registry`; docs/extending.md shows how.
 
-`Weighted`, `Counting`, `FixedPoint` and `SizedFixedPoint` hold what several methods have in common.
+`Weighted`, `Counting` and those in `fixed` are bases of several methods.
 """
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import Any, ClassVar, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,14 +26,15 @@ from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.protocols import dealing, ring, share
-from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
-from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.encode import Buckets
-from securemedian.mpc.rounds.methods import bounds, norms
 from securemedian.mpc.rounds.ranges.base import RangePolicy
+
+if TYPE_CHECKING:
+    from securemedian.mpc.protocols.correlations.base import Demand
+    from securemedian.mpc.protocols.party import Party
 
 # the largest share of one client of all that take part, where clients count by weights
 MOST_SHARE = Fraction(1, 3)
@@ -50,13 +53,13 @@ class Published:
     # how buckets of this scale lie
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; the rest is empty then
-    groups: "tuple[Published, ...]" = ()
+    groups: tuple[Published, ...] = ()
     # what the servers tossed for the round, once it has a result; empty for methods that do not
     coin: bytes = field(default=b"", repr=False)
     # how much the client that encodes counts, of 1 for the heaviest (`Weighted`)
     part: float = 1.0
 
-    def of_group(self, group: int) -> "Published":
+    def of_group(self, group: int) -> Published:
         """Return what was published for a group, 0-based, or all of it if there is one group."""
         return self.groups[group] if self.groups else self
 
@@ -197,6 +200,14 @@ class Chunk:
             return np.concatenate(
                 [share.read(upload, self.layout, self.begin, self.end) for upload in self.uploads]
             )
+
+
+def no_demand() -> Demand:
+    """Return the demand of what takes no correlations."""
+    # a client, which imports methods, loads no OT
+    from securemedian.mpc.protocols.correlations.base import Demand
+
+    return Demand()
 
 
 class Survey(Protocol):
@@ -448,7 +459,7 @@ class Method(ABC):
 
     def check_demand(self, count: int, max_clients: int) -> Demand:
         """Return the correlations that `out_of_range` takes for `count` values of all clients."""
-        return Demand()
+        return no_demand()
 
     @property
     def surveys(self) -> bool:
@@ -476,7 +487,7 @@ class Method(ABC):
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
         """Return the correlations that `judge` takes for clients with these weights."""
-        return Demand()
+        return no_demand()
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -726,92 +737,3 @@ class Counting(Weighted):
     def ranks_of(self, total: int) -> list[int]:
         """Return the 1-based ranks to compute for clients that weigh `total` together."""
         return [ring.median_rank(total)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedPoint(Method):
-    """A method on values in fixed point in a ring of 64 bits: F2I(x) = floor(x 2^s).
-
-    Values are saturated to the range in which differences keep their sign, and sums too where the
-    method adds up.
-    """
-
-    fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
-
-    def check_round(self, max_clients: int) -> None:
-        super().check_round(max_clients)
-        most = self.value_bits - 2 - self.headroom(max_clients)
-        if most < 0:
-            raise ConfigError(
-                f"ring_bits is too small for {self.name} with {max_clients} clients: "
-                f"{self.value_bits}; use {self.headroom(max_clients) + 2} or more"
-            )
-        check_whole("fraction_bits", self.fraction_bits, 0, most)
-
-    @property
-    def value_bits(self) -> int:
-        """Return l, the bits of the ring."""
-        return 64
-
-    def bits_for(self, max_clients: int) -> int:
-        return self.value_bits
-
-    def headroom(self, max_clients: int) -> int:
-        """Return the bits that a result needs beyond those of one value, for sums."""
-        return 0
-
-    def range_bits(self, dim: int, max_clients: int) -> int:
-        """Return t: a client shares values in [-2^t, 2^t), if its update has `dim`."""
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
-        return most - norms.spare_bits(dim) if self.upload_check(dim, max_clients) else most
-
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        top = 2.0 ** (self.range_bits(dim, max_clients) - self.fraction_bits)
-        return ValueRange(-top, top, self.shares_differences)
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
-        """Return the check of all values at once, where the ring has bits to spare for it."""
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
-        whole = most - norms.spare_bits(dim) - self.fraction_bits
-        if not self.checks_values or self.value_bits < 64 or whole < norms.WHOLE_BITS:
-            return None
-        return norms.RangeCheck(self.value_bits, norms.RANGE_ROWS, 1 << most - 1)
-
-    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        bits = self.bits_for(max_clients)
-        headroom = bits - 2 - self.range_bits(len(vector), max_clients)
-        return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
-
-    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
-        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
-        return bounds.outside(party, chunk.rows(party), bits, headroom)
-
-    def comparisons_per_value(self, max_clients: int) -> int:
-        return bounds.comparisons(self.headroom(max_clients))
-
-    def check_demand(self, count: int, max_clients: int) -> Demand:
-        return bounds.demand(count, self.bits_for(max_clients), self.headroom(max_clients))
-
-    def numbers(self, values: PublicValues) -> NDArray[np.float64]:
-        """Return the numbers that opened ring elements stand for."""
-        return encode.from_fixed(values, self.value_bits, self.fraction_bits)
-
-    def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
-        """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
-        top = 2.0 ** self.range_bits(updates.shape[-1], max_clients)
-        # what overflows float64 becomes inf, and saturates
-        with np.errstate(over="ignore"):
-            scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
-        inside = np.clip(scaled, -top, np.nextafter(top, 0)).astype(np.int64)
-        return np.where(scaled >= top, np.int64(int(top) - 1), inside)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizedFixedPoint(FixedPoint):
-    """A method on values in fixed point, in a ring of as many bits as the options say."""
-
-    ring_bits: int = option(0, text="bits of a shared value (default: 64)", metavar="L")
-
-    @property
-    def value_bits(self) -> int:
-        return self.ring_bits or super().value_bits

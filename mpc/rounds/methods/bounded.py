@@ -21,14 +21,8 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import (
-    Clear,
-    FixedPoint,
-    Method,
-    Published,
-    Survey,
-    ValueRange,
-)
+from securemedian.mpc.rounds.methods.base import Clear, Method, Published, Survey, ValueRange
+from securemedian.mpc.rounds.methods.fixed import FixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
 AUTO, OFF = "auto", "off"

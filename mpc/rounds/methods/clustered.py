@@ -27,7 +27,8 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.clusters import Members, divisions, draw, sums_over
-from securemedian.mpc.rounds.methods.base import FixedPoint, Published, Weighted
+from securemedian.mpc.rounds.methods.base import Published, Weighted
+from securemedian.mpc.rounds.methods.fixed import FixedPoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.noise import discrete_gaussian
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import privacy
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint, Weighted
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Weighted
 from securemedian.mpc.rounds.methods.bounded import (
     AUTO,
     AUTO_FRACTION,
@@ -50,6 +50,7 @@ from securemedian.mpc.rounds.methods.bounded import (
     fitting,
     whole_difference,
 )
+from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST
 from securemedian.mpc.rounds.methods.reveal import open_ring
 

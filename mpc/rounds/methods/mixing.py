@@ -32,15 +32,9 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest, norms
-from securemedian.mpc.rounds.methods.base import (
-    Chunk,
-    Clear,
-    Published,
-    SizedFixedPoint,
-    Survey,
-    ValueRange,
-)
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Survey, ValueRange
 from securemedian.mpc.rounds.methods.bounded import NOBODY, Tolerating
+from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
 HIDDEN, OPENED = "hidden", "opened"

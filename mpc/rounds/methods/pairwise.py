@@ -6,7 +6,7 @@ nothing. `opened` opens the n bits 1{i holds it} of every coordinate, as the pap
 servers learn *which client* holds the median of each. It is kept only to compare costs.
 
 Inputs must lie in [-2^(l-2), 2^(l-2)), or there is no order, and the sum of several values may be
-chosen. The encoding saturates, and `bounds` finds clients that shared anything else.
+chosen. The encoding saturates, and `fixed` finds clients that shared anything else.
 """
 
 from collections.abc import Sequence

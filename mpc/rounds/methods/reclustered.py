@@ -28,8 +28,9 @@ from securemedian.mpc.protocols.share import SLICE_ALIGN
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import exposed
 from securemedian.mpc.rounds.methods import descent, pairwise, trimmed_mean
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, SizedFixedPoint
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
+from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
 MEDIAN, TRIMMED_MEAN, MEAN = "median", "trimmed-mean", "mean"

@@ -8,7 +8,7 @@ are a permutation, so exactly n - 2m clients are kept, ties or not.
 
 The sum alone is opened, which is the mean times the public n - 2m: nothing tells who was dropped.
 Values must leave headroom for the sum: clients with one that does not are left out beforehand
-(`bounds`).
+(`fixed`).
 """
 
 from collections.abc import Sequence

@@ -8,3 +8,13 @@ time whatever they work on, and there is no table and no branch on anything but 
 Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows; round keys are
 (.., 11, 2) words, one block per round.
 """
+
+from typing import TYPE_CHECKING
+
+from securemedian.mpc import submodules
+
+if TYPE_CHECKING:
+    from securemedian.mpc.protocols.kernels.native import aes as aes
+    from securemedian.mpc.protocols.kernels.native import processor as processor
+else:
+    __getattr__ = submodules(__name__)
