@@ -44,7 +44,7 @@ def test_of_words_that_find_no_room_none_stay(
 ) -> None:
     words, real = np.arange(1000, dtype=np.uint64), getattr(os, fails)
     file = WordsFile(tmp_path / "words")
-    assert file.append(words) == 0
+    file.write(file.reserve(words.size), words)
 
     def in_part(descriptor: int, *given: Any) -> int:
         if fails == "pwrite":
@@ -56,9 +56,10 @@ def test_of_words_that_find_no_room_none_stay(
     with monkeypatch.context() as patch:
         patch.setattr(f"os.{fails}", in_part)
         with pytest.raises(OSError, match="No space left"):
-            file.append(words)
-    assert (tmp_path / "words").stat().st_size == file.end == words.nbytes
-    assert file.append(words) == words.nbytes
+            file.write(file.reserve(words.size), words)
+    if fails == "posix_fallocate":
+        assert (tmp_path / "words").stat().st_size == file.end == words.nbytes
+        file.reserve(words.size)
     # a crash may leave more than was committed
     with (tmp_path / "words").open("ab") as torn:
         torn.write(bytes(500))

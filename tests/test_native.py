@@ -55,7 +55,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.servers import daemon
 from securemedian.servers.config import EngineConfig
-from securemedian.servers.storage.spool import Piece
+from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
@@ -203,9 +203,11 @@ def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path:
     store, shape = Store(tmp_path, native_aes=native_aes), Dealing(200, 4, 3)
     seed = np.frombuffer(bytes(16), np.uint8)
     plain = store.spool("1-0000000a", ROUND.layout)
-    plain.add(plain.put("a", "seed", seed))
+    row = plain.put("a", Piece(UPLOAD, "seed", seed))
+    assert row is not None
+    plain.add(row)
     checked = store.spool("1-0000000b", shape.rotations_layout, shape)
-    whole = checked.put_dealing("a", Piece("seed", 0, 1, seed))
+    whole = checked.put("a", Piece(DEALING, "seed", seed))
     assert whole is not None
     checked.add(whole)
     for half in (plain.get("a"), checked.dealing("a")):

@@ -39,8 +39,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("Member.dealt", "Member.uploaded", "Member.uploaded_there"),
         *("DealingStored.digest", "Stored.digest"),
         *("Resume.held", "Uploaded.digest", "_Holding.held", "Close.held", "Held.held"),
-        *("Row.sha256", "_Partial.sha256"),
-        *("_Partial.sha256_before", "Opened.hashes"),
+        *("Row.sha256", "_Incoming.sha256"),
+        *("_Incoming.sha256_before", "Opened.hashes"),
     ),
     "parameters, options, states and figures, which are public": (
         *("Option.kind", "Option.default", "Policy.allowed", "ClientPolicy.allowed"),

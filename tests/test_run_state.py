@@ -19,6 +19,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import L1Range, MeanRange
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.storage.spool import UPLOAD, Piece
 from securemedian.servers.storage.store import Store
 from tests.servers_alone import Server
 
@@ -200,8 +201,11 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
-    spool.add(spool.put("a", "seed", np.frombuffer(seeded.seed, np.uint8)))
-    spool.add(spool.put("b", "words", words.packed))
+    seed = np.frombuffer(seeded.seed, np.uint8)
+    for client, form, sent in (("a", "seed", seed), ("b", "words", words.packed)):
+        row = spool.put(client, Piece(UPLOAD, form, sent))
+        assert row is not None
+        spool.add(row)
     halves = [RingShare(share.read(spool.get(client), layout, 0, DIM)) for client in ("a", "b")]
     assert np.array_equal(share.combine(halves[0], halves[1], layout.bits), values)
     assert len(list((tmp_path / "spool" / "1-0000000a").iterdir())) == 1
@@ -231,7 +235,7 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
 ) -> None:
     spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
     with pytest.raises(BadUpload):
-        spool.put("a", form, array)
+        spool.put("a", Piece(UPLOAD, form, array))
     files = (tmp_path / "spool" / "1-0000000a").iterdir()
     assert sum(path.stat().st_size for path in files) == 0
     with pytest.raises(KeyError):

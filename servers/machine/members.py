@@ -26,8 +26,8 @@ MISFOLDED = "its fold for the audit is not that of its upload"
 # What a server refuses of clients and the coordinator, each with the reason
 
 
-def check_group(here: ServerRound, group: int) -> bool:
-    """Return whether an upload for this group names it, because groups are visible.
+def group_named(here: ServerRound, group: int) -> int | None:
+    """Return the group that an upload names, or None where groups are not visible.
 
     Raises BadUpload if there is no such group, or none is visible and it is not 0.
     """
@@ -38,7 +38,7 @@ def check_group(here: ServerRound, group: int) -> bool:
             f"an upload for round {here.round_id} names an unknown group: {quoted(group)}; name "
             f"one from 0 to {groups - 1}"
         )
-    return visible
+    return group if visible else None
 
 
 def check_dealing(here: ServerRound, client: str) -> None:
@@ -69,14 +69,14 @@ def check_asked(here: ServerRound, client: str) -> None:
         )
 
 
-def is_repeated(here: ServerRound, stored: bytes | None, digest: bytes, what: str) -> bool:
+def is_repeated(here: ServerRound, stored: bytes | None, digest: bytes, kind: str) -> bool:
     """Return whether a client has sent exactly this before, in any state of the round.
 
     Raises DuplicateUpload if it has sent something else.
     """
     if stored not in (None, digest):
         raise DuplicateUpload(
-            f"another {what} of yours is stored already for the round: {here.round_id}; leave "
+            f"another {kind} of yours is stored already for the round: {here.round_id}; leave "
             "it, for the first one counts"
         )
     return stored == digest

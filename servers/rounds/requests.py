@@ -57,7 +57,7 @@ from securemedian.servers.network.transport import DEFECT, error_frame, take_num
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
 from securemedian.servers.rounds.run_start import Opening
-from securemedian.servers.storage.spool import Piece
+from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"
 Arrays = Mapping[str, NDArray[Any]]
@@ -522,8 +522,8 @@ class Desk:
         entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
         when_stored = self._when_stored(call, Answer({"whole": fields.piece + 1 == fields.pieces}))
-        piece = Piece(fields.form, fields.piece, fields.pieces, share)
-        self._rounds.deal(entry, call.key, piece, when_stored)
+        piece = Piece(DEALING, fields.form, share, fields.piece, fields.pieces)
+        self._rounds.put(entry, call.key, piece, when_stored)
 
     def _checked(self, call: Call) -> Answer:
         """Tell the `verdict` on the caller's dealing: passed, failed, or "" while it is unknown.
@@ -547,10 +547,11 @@ class Desk:
         """Store an upload; another one than before is refused (duplicate-upload)."""
         entry = self._find(call)
         share = _share_of(call, entry.server_round)
-        when_stored = self._when_stored(call, Answer())
-        fields, masks = call.fields, _masks_of(call, entry.server_round)
+        form, masks = call.fields.form, _masks_of(call, entry.server_round)
+        group = members.group_named(entry.server_round, call.fields.group)
         self._warn_of_form(call, entry)
-        self._rounds.upload(entry, call.key, fields.form, share, when_stored, fields.group, masks)
+        piece = Piece(UPLOAD, form, share, group=group, masks=masks)
+        self._rounds.put(entry, call.key, piece, self._when_stored(call, Answer()))
 
     def _warn_of_form(self, call: Call, entry: Entry) -> None:
         """Log that a client of release 1.0 uploads, whose values are matched by their number."""

@@ -10,9 +10,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from securemedian.common.deviations import Deviation
 from securemedian.common.keys import SigningKey
@@ -43,7 +40,6 @@ from securemedian.servers.network.control import (
     Message,
     Open,
     new_round_id,
-    upload_digest,
 )
 from securemedian.servers.network.link_probe import Told
 from securemedian.servers.network.peer import PeerWatch
@@ -53,7 +49,7 @@ from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.spool import DEALING, Piece, sha256
+from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store
 
 # why a round that has begun with release 1.0.0 may end with the update from it
@@ -252,62 +248,42 @@ class Rounds:
             logs.event("model-form-taken", **server_round.about, client=name)
         return server_round.asked.model_form
 
-    def deal(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
-        """Store a piece of a client's dealing.
+    def put(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
+        """Store a share of a client, or a piece of one.
 
-        `when_stored` is called once the dealing is stored (`flush`), with the error if there is
-        one, and at once while pieces are missing. A repeated piece is answered in the same way.
-        Raises what `members.check_dealing` and `Spool.put_dealing` raise, and DuplicateUpload.
+        `when_stored` is called once the share is stored (`flush`), with the error if there is one,
+        and at once while pieces are missing. A repeated share is answered in the same way, in any
+        state of the round. Raises what `members.check_dealing`, `members.check_upload` and
+        `Spool.put` raise, and DuplicateUpload.
         """
         self._flush_of(client)
-        server_round, spool = entry.server_round, entry.spool
-        if client in server_round.failed:
-            # tell it why it is left out
-            members.check_dealing(server_round, client)
-        if server_round.live and server_round.dealt:
-            repeated = spool.repeats_piece(client, piece)
-        else:
-            # a round that has ended has deleted the shares but kept their digests
-            digest = sha256(piece.share)
-            repeated = piece.count == 1 and members.is_repeated(
-                server_round, server_round.dealt_here.get(client), digest, "dealing"
-            )
-        if not repeated:
-            members.check_dealing(server_round, client)
-            if row := spool.put_dealing(client, piece):
+        if not self._is_repeated(entry, client, piece):
+            deals = piece.kind == DEALING
+            check = members.check_dealing if deals else members.check_upload
+            check(entry.server_round, client)
+            if row := entry.spool.put(client, piece):
                 self._shares.append(_Share(entry, row, when_stored))
                 return
         when_stored(None)
 
-    def upload(
-        self,
-        entry: Entry,
-        client: str,
-        form: str,
-        share: NDArray[Any],
-        when_stored: WhenStored,
-        group: int = 0,
-        masks: bytes | None = None,
-    ) -> None:
-        """Store a client's share of its update, and its group where that is visible.
+    def _is_repeated(self, entry: Entry, client: str, piece: Piece) -> bool:
+        """Return whether a client has sent this piece before. Raises DuplicateUpload for another.
 
-        `masks` is what it sends with it for an audited round (`Spool.masks`).
-
-        `when_stored` is called once it is stored (`flush`), with the error if there is one. A
-        repeated share is answered in the same way, in any state of the round. Raises
-        what `members.check_upload` and `Spool.put` raise, and DuplicateUpload.
+        A round that has ended has deleted the shares but kept their digests.
         """
-        self._flush_of(client)
-        server_round = entry.server_round
-        visible = members.check_group(server_round, group)
-        digest = upload_digest(sha256(share), group if visible else None)
-        if members.is_repeated(server_round, server_round.here.get(client), digest, "upload"):
-            entry.spool.check_masks(client, masks or b"")
-            when_stored(None)
-            return
-        members.check_upload(server_round, client)
-        row = entry.spool.put(client, form, share, digest, masks)
-        self._shares.append(_Share(entry, row, when_stored))
+        here, spool = entry.server_round, entry.spool
+        if piece.kind == UPLOAD:
+            repeated = members.is_repeated(here, here.here.get(client), piece.digest, piece.kind)
+            if repeated:
+                spool.check_masks(client, piece.masks or b"")
+            return repeated
+        if client in here.failed:
+            # tell it why it is left out
+            members.check_dealing(here, client)
+        if here.live and here.dealt:
+            return spool.repeats_piece(client, piece)
+        dealt = here.dealt_here.get(client)
+        return piece.count == 1 and members.is_repeated(here, dealt, piece.digest, piece.kind)
 
     def decline(self, entry: Entry, client: str, reason: str) -> None:
         """Note that a client takes no part in a round, for a reason of `status.DECLINED`.

@@ -96,25 +96,6 @@ class WordsFile:
         self._unsynced = 0
         self._syncing: Future[None] | None = None
 
-    def append(self, words: Words) -> int:
-        """Write words at the end and return where they begin, in bytes.
-
-        Raises OSError if they cannot all be written; nothing of them stays then.
-        """
-        begin = self.reserve(words.size)
-        try:
-            self.write(begin, words)
-        except OSError:
-            self.give_back(begin, words.nbytes)
-            raise
-        return begin
-
-    def give_back(self, begin: int, size: int) -> None:
-        """Cut off what was appended last, if it is this."""
-        if begin + size == self.end:
-            os.ftruncate(self._file.fileno(), begin)
-            self.end = begin
-
     def sync(self) -> None:
         """Wait until all that was written is on the disk. Raises OSError if it cannot be."""
         syncing, self._syncing = self._syncing, None

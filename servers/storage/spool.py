@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.share import Layout, SeedUpload, Upload
-from securemedian.servers.network.control import SHA256_BYTES
+from securemedian.servers.network.control import SHA256_BYTES, upload_digest
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.files import Reserve, WordsFile, storing
 
@@ -60,26 +60,40 @@ class StoredUpload:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a client's dealing, as it was sent."""
+    """A share that a client has sent, or a piece of one: an upload is one piece."""
 
-    # "seed" or "words"
+    # DEALING or UPLOAD
+    kind: str
+    # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
-    # the number of the piece, from 0 on, and how many there are
-    number: int
-    count: int
     share: NDArray[Any] = field(repr=False)
+    # the number of the piece, from 0 on, and how many there are
+    number: int = 0
+    count: int = 1
+    # the client's group, where it is visible
+    group: int | None = None
+    # the seed of the masks of the client's folds, in an audited round
+    masks: bytes | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
+        if self.kind == UPLOAD:
+            return "an upload"
         return f"piece {quoted(self.number)} of {quoted(self.count)} of a dealing"
 
+    @cached_property
+    def digest(self) -> bytes:
+        """The `upload_digest` of this piece."""
+        packed = np.ascontiguousarray(self.share).reshape(-1)
+        return upload_digest(hashlib.sha256(packed.data).digest(), self.group)
+
     def offset(self, words: int) -> int:
-        """Return the byte at which it begins in a dealing of so many words."""
+        """Return the byte at which it begins in a share of so many words."""
         return 8 * self.number * -(-words // self.count)
 
 
 @dataclass
-class _Partial:
-    """A dealing of which pieces are missing; `due` is the number of the next one."""
+class _Incoming:
+    """A share of which pieces are missing; `due` is the number of the next one."""
 
     begin: int
     pieces: int
@@ -134,8 +148,8 @@ class Spool:
 
     Packed words are in one file per round, everything else in rows of the database. `layout` is
     that of the uploads, `shape` that of the dealings, or None where nobody deals, and `native_aes`
-    selects the AES that expands seeds. `put` or `put_dealing` writes a share, `sync` brings it to
-    the disk, and it counts after `add`, once its row is committed.
+    selects the AES that expands seeds. `put` writes a share, `sync` brings it to the disk, and it
+    counts after `add`, once its row is committed.
     """
 
     def __init__(
@@ -152,7 +166,7 @@ class Spool:
         self._reserve = reserve
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
-        self._partial: dict[str, _Partial] = {}
+        self._incoming: dict[tuple[str, str], _Incoming] = {}
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
         with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -162,55 +176,26 @@ class Spool:
                 for each in (folder, folder.parent):
                     sync_folder(each)
 
-    def put(
-        self,
-        client: str,
-        form: str,
-        share: NDArray[Any],
-        digest: bytes | None = None,
-        masks: bytes | None = None,
-    ) -> Row:
-        """Write one upload, and return its row. `digest` is its `upload_digest`, if it is known.
+    def put(self, client: str, piece: Piece) -> Row | None:
+        """Write one piece of a share, and return the row of the share once it is whole.
 
-        `masks` is what the client sends with the upload for an audited round (`masks`).
-        Raises BadUpload if it does not have the form of the round's uploads, and NotStored if it
-        cannot be written; nothing of it is stored then.
-        """
-        words = self._layout.rows, self._layout.row_words
-        shapes: dict[str, tuple[Any, tuple[int, ...]]] = (
-            {"rotations": (np.uint64, words)}
-            if self._shape
-            else {"seed": (np.uint8, (SEED_BYTES,)), "words": (np.uint64, words)}
-        )
-        _check_share("an upload", form, share, shapes)
-        known = digest or sha256(share)
-        with storing("the upload"):
-            self._reserve.hold()
-        if form == "seed":
-            return _seed_row(client, UPLOAD, share, known)
-        packed = np.ascontiguousarray(share).reshape(-1)
-        with storing("the upload"):
-            begin = self._file.append(packed)
-        return Row(client, UPLOAD, form, begin, packed.nbytes, known, time.time(), masks)
-
-    def put_dealing(self, client: str, piece: Piece) -> Row | None:
-        """Write one piece of a dealing, and return the row of the dealing once it is whole.
-
-        Piece 0 makes room for all pieces; a repeated one begins the dealing anew. All pieces but
+        Piece 0 makes room for all pieces; a repeated one begins the share anew. All pieces but
         the last have the same size. Raises BadUpload for a piece that is not the next one or has
         another form, and NotStored if it cannot be written; then it is still due.
         """
-        words = self._check_piece(piece)
-        with storing("the dealing"):
+        words, key = self._check_piece(piece), (client, piece.kind)
+        with storing(f"the {piece.kind}"):
             self._reserve.hold()
         if piece.form == "seed":
-            self._partial.pop(client, None)
-            return _seed_row(client, DEALING, piece.share, sha256(piece.share))
-        partial = self._write_piece(client, words, piece)
+            self._incoming.pop(key, None)
+            seed = piece.share.tobytes()
+            return Row(client, piece.kind, piece.form, 0, 0, piece.digest, time.time(), seed)
+        incoming = self._write(key, words, piece)
         if piece.number + 1 < piece.count:
             return None
-        digest = partial.sha256.digest()
-        return Row(client, DEALING, piece.form, partial.begin, 8 * words, digest, time.time())
+        digest = piece.digest if piece.count == 1 else incoming.sha256.digest()
+        place = incoming.begin, 8 * words
+        return Row(client, piece.kind, piece.form, *place, digest, time.time(), piece.masks)
 
     def repeats_piece(self, client: str, piece: Piece) -> bool:
         """Return whether exactly this piece of a dealing is stored already, and the latest one.
@@ -219,11 +204,11 @@ class Spool:
         whole and another one.
         """
         words = self._check_piece(piece)
-        row, partial = self._rows.get((client, DEALING)), self._partial.get(client)
+        row, incoming = self._rows.get((client, DEALING)), self._incoming.get((client, DEALING))
         if row is None:
-            if not partial or (partial.pieces, partial.due) != (piece.count, piece.number + 1):
+            if not incoming or (incoming.pieces, incoming.due) != (piece.count, piece.number + 1):
                 return False
-            return piece.form == "words" and self._holds(partial.begin, words, piece)
+            return piece.form == "words" and self._holds(incoming.begin, words, piece)
         if piece.form == "seed":
             same = row.seed == piece.share.tobytes()
         else:
@@ -240,43 +225,52 @@ class Spool:
         return held == piece.share.tobytes()
 
     def _check_piece(self, piece: Piece) -> int:
-        """Return how many words the dealing has. Raises BadUpload unless this is a piece of one."""
-        if self._shape is None:
+        """Return how many words the share has. Raises BadUpload unless this is a piece of one."""
+        if piece.kind == UPLOAD:
+            layout, words_form = self._layout, "rotations" if self._shape else "words"
+            length: tuple[int, ...] = (layout.rows, layout.row_words)
+        elif self._shape is None:
             raise LocalProtocolError("nobody deals in this round")
-        words = self._shape.layout.words
-        # how much there is to be cut into pieces
-        whole, count = 1 if piece.form == "seed" else words, piece.count
-        if not 0 <= piece.number < count or (count - 1) * -(-whole // count) >= whole:
-            raise BadUpload(f"an unknown piece: {piece}; send those of {whole} words or one seed")
-        size = -(-words // count)
-        length = min(size, words - piece.number * size)
+        else:
+            layout, words_form = self._shape.layout, "words"
+            # how much there is to be cut into pieces
+            whole, count = 1 if piece.form == "seed" else layout.words, piece.count
+            if not 0 <= piece.number < count or (count - 1) * -(-whole // count) >= whole:
+                raise BadUpload(
+                    f"an unknown piece: {piece}; send those of {whole} words or one seed"
+                )
+            size = -(-layout.words // count)
+            length = (min(size, layout.words - piece.number * size),)
         shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
             "seed": (np.uint8, (SEED_BYTES,)),
-            "words": (np.uint64, (length,)),
+            words_form: (np.uint64, length),
         }
+        if words_form == "rotations":
+            del shapes["seed"]
         _check_share(str(piece), piece.form, piece.share, shapes)
-        return words
+        return layout.words
 
-    def _write_piece(self, client: str, words: int, piece: Piece) -> _Partial:
-        """Write a piece of a dealing of so many words, and return the dealing so far."""
-        partial = self._partial.get(client)
-        due = partial.due if partial and partial.pieces == piece.count else 0
+    def _write(self, key: tuple[str, str], words: int, piece: Piece) -> _Incoming:
+        """Write a piece of a share of so many words, and return the share so far."""
+        incoming = self._incoming.get(key)
+        due = incoming.due if incoming and incoming.pieces == piece.count else 0
         if piece.number not in (0, due):
             raise BadUpload(
                 f"a piece out of order: {piece}, where piece {due} is due; send all pieces in "
                 "order, from 0 on"
             )
-        packed = np.ascontiguousarray(piece.share)
-        with storing("the dealing"):
-            begin = partial.begin if partial else self._file.reserve(words)
-            if piece.number == 0 or partial is None:
-                partial = self._partial[client] = _Partial(begin, piece.count)
-            sha256 = partial.sha256.copy()
+        packed = np.ascontiguousarray(piece.share).reshape(-1)
+        with storing(f"the {piece.kind}"):
+            begin = incoming.begin if incoming else self._file.reserve(words)
+            if piece.number == 0 or incoming is None:
+                incoming = self._incoming[key] = _Incoming(begin, piece.count)
+            sha256 = incoming.sha256.copy()
             self._file.write(begin + piece.offset(words), packed)
-            sha256.update(packed.data)
-        partial.sha256_before, partial.sha256 = partial.sha256, sha256
-        partial.due += 1
-        return partial
+            if piece.count > 1:
+                sha256.update(packed.data)
+        incoming.sha256_before, incoming.sha256 = incoming.sha256, sha256
+        incoming.due += 1
+        return incoming
 
     def sync(self) -> None:
         """Wait until all words are on the disk. Raises NotStored if they cannot be."""
@@ -297,15 +291,12 @@ class Spool:
     def add(self, row: Row) -> None:
         """Let a share count whose row is committed."""
         self._rows[row.client, row.kind] = row
-        if row.kind == DEALING:
-            self._partial.pop(row.client, None)
+        self._incoming.pop((row.client, row.kind), None)
 
     def discard(self, row: Row) -> None:
-        """Forget a share that cannot be stored. The last piece of a dealing is due once more."""
-        if row.kind == UPLOAD:
-            self._file.give_back(row.begin, row.size)
-        elif partial := self._partial.get(row.client):
-            partial.sha256, partial.due = partial.sha256_before, partial.due - 1
+        """Forget a share that cannot be stored. Its last piece is due once more."""
+        if incoming := self._incoming.get((row.client, row.kind)):
+            incoming.sha256, incoming.due = incoming.sha256_before, incoming.due - 1
 
     def get(self, client: str) -> Upload:
         """Return the upload of a client, with its dealing where it has dealt."""
@@ -388,20 +379,11 @@ class Spool:
         A computation that still reads keeps the file, which then has no name, until it stops.
         """
         self._rows.clear()
-        self._partial.clear()
+        self._incoming.clear()
         self._words_file = self._opened = None
         self._reserve.drop(self._folder)
         with self._opening():
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def sha256(share: NDArray[Any]) -> bytes:
-    """Return the SHA-256 of a share as it was sent."""
-    return hashlib.sha256(np.ascontiguousarray(share).reshape(-1).data).digest()
-
-
-def _seed_row(client: str, kind: str, share: NDArray[Any], digest: bytes) -> Row:
-    return Row(client, kind, "seed", 0, 0, digest, time.time(), share.tobytes())
 
 
 def _check_share(
