@@ -24,7 +24,7 @@ from securemedian.mpc.protocols.compiling import compile_kernels
 from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import allocator
-from securemedian.servers.computing.backends.threads import SWITCH_S, establish
+from securemedian.servers.computing.threads import SWITCH_S, establish
 from securemedian.servers.network.transport import PEER_DOMAIN, PeerPort, ZmqLink, authenticate
 
 # for one message, and so long because the other process compiles its kernels first

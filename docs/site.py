@@ -24,11 +24,10 @@ from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.exchange import EXCHANGES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import ROUND_FIELDS, RoundParams
-from securemedian.servers.computing.backends import shards
+from securemedian.servers.computing import shards
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
-from securemedian.servers.machine.conditions import always
 from securemedian.servers.machine.events import Effect
-from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.machine.table import LATE, TABLE, Transition, always
 from securemedian.servers.network import control
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.requests import OPS

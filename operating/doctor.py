@@ -39,7 +39,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import config as server_config
-from securemedian.servers.computing.backends.ray import check_guarded
+from securemedian.servers.computing.ray import check_guarded
 from securemedian.servers.config import NEEDS_RAY, EngineConfig, ServerConfig, check_own_key
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ import zmq
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
 from securemedian.servers import allocator, logs
-from securemedian.servers.computing.backends.base import Backend
-from securemedian.servers.computing.backends.ray import RayBackend
-from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadBackend
-from securemedian.servers.computing.engine import Engine
-from securemedian.servers.computing.engines import Engines
-from securemedian.servers.config import ServerConfig, check_own_key
+from securemedian.servers.computing.base import Backend
+from securemedian.servers.computing.engine import Engine, Engines
+from securemedian.servers.computing.ray import RayBackend
+from securemedian.servers.computing.threads import SWITCH_S, ThreadBackend
+from securemedian.servers.config import Reload, ServerConfig, check_own_key
 from securemedian.servers.network import control
 from securemedian.servers.network.descriptors import Descriptors
 from securemedian.servers.network.transport import (
@@ -38,7 +37,6 @@ from securemedian.servers.network.transport import (
     allow,
     authenticate,
 )
-from securemedian.servers.reload import Reload
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage.store import Store

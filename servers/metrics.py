@@ -23,7 +23,7 @@ from securemedian.common.http import END_S, listening, server_of
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.engine import Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.rounds.requests import Desk
 from securemedian.servers.rounds.rounds import Rounds

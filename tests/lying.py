@@ -12,8 +12,8 @@ from securemedian import cli
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.machine.round import ServerRound
-from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.requests import Answer, Call, Desk
+from securemedian.servers.rounds.runs import RunKeeper
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 

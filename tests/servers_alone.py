@@ -27,9 +27,8 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.engine import Coin, Engine, Examine, Result
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.engine import Coin, Engine, Engines, Examine, Result
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Failure
 from securemedian.servers.network import control

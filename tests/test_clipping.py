@@ -21,7 +21,7 @@ from securemedian.mpc.rounds.methods.norms import LARGEST, SOUNDNESS
 from securemedian.mpc.rounds.params import MAX_CLIENTS, RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.run_state import FIRST_STEP, LEAST_STEP, RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 from tests.daemons import Pair, running
 from tests.parties import make_parties, run_both
 

@@ -12,7 +12,7 @@ from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import ROUND_FIELDS
 from securemedian.servers.rounds.requests import COORDINATOR, OPS
-from securemedian.servers.rounds.run_start import Opening
+from securemedian.servers.rounds.runs import Opening
 
 PAGE = Path(__file__).parent.parent / "docs" / "threat-model.md"
 # of `info` and others that every party may send, and what stands for `open` in the table

@@ -21,11 +21,10 @@ from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
-from securemedian.servers.computing.backends.ray import GUARDED
+from securemedian.servers.computing.ray import GUARDED
 from securemedian.servers.network import descriptors
 from securemedian.servers.network.control import LOAD_BYTES, Load
-from securemedian.servers.network.link_probe import LIMIT_S, PIECES, LinkProbe
-from securemedian.servers.network.peer import COMPILING
+from securemedian.servers.network.peer import COMPILING, LIMIT_S, PIECES, LinkProbe
 from tests.daemons import Pair, running
 
 Usage = namedtuple("Usage", "total used free")

@@ -31,7 +31,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.computing.backends import shards
+from securemedian.servers.computing import shards
 from securemedian.servers.network import control
 from tests.fuzzing import DESCRIPTIONS, changed, damaged, fuzz, refused_or_taken
 

@@ -28,7 +28,7 @@ from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 from securemedian.servers.storage.store import Store
 from tests.parties import make_parties, run_both, run_rounds, shared
 

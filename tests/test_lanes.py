@@ -32,9 +32,9 @@ from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.computing import engine
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.backends.threads import ThreadBackend
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import MOST_ABANDONED, Engine
+from securemedian.servers.computing.threads import ThreadBackend
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,7 @@ from securemedian.mpc.rounds.optimiser import (
 )
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 from securemedian.servers.storage.store import Store
 
 DIM = 6

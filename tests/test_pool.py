@@ -38,10 +38,9 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome, fill, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.backends.threads import ThreadBackend
-from securemedian.servers.computing.engine import Coin, Engine
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.engine import Coin, Engine, Engines
+from securemedian.servers.computing.threads import ThreadBackend
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow

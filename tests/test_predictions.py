@@ -33,7 +33,7 @@ from securemedian.mpc.rounds.optimiser import Adam
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
 from tests.parties import make_parties, run_both, shared
 

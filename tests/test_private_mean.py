@@ -19,8 +19,8 @@ from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.backends.threads import ThreadComputation
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.threads import ThreadComputation
 from tests.parties import make_parties, run_both
 
 DIM, CLIENTS = 10_000, 3

@@ -29,7 +29,7 @@ from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange, MeanRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 
 FIRST = np.ones((), np.float32)
 ODD = [0.0, -0.0, math.inf, -math.inf, 5e-324, -5e-324, 1e-300, 1e308, -1.7e308]

@@ -22,14 +22,15 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.config import (
+    CHANGEABLE,
     Caller,
     CohortTable,
     EngineConfig,
     MetricsConfig,
+    Reload,
     ServerConfig,
 )
 from securemedian.servers.network.control import Held, Ready, Uploaded
-from securemedian.servers.reload import CHANGEABLE, Reload
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
 from tests.servers_alone import DIM, SAMPLES, Server, held
 

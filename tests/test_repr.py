@@ -13,7 +13,7 @@ import numpy as np
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.share import split
 from securemedian.mpc.rounds.methods.base import Chunk
-from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.machine.events import Tossed
 from securemedian.servers.network.control import Check
 from tests.parties import make_parties

@@ -38,8 +38,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.servers.machine import conditions, members, step
-from securemedian.servers.machine.conditions import always
+from securemedian.servers.machine import members, step
 from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
@@ -58,7 +57,14 @@ from securemedian.servers.machine.events import (
     Unlinked,
 )
 from securemedian.servers.machine.round import ChecksNow, Limits, Member, ServerRound
-from securemedian.servers.machine.table import LATE, TABLE, Transition
+from securemedian.servers.machine.table import (
+    LATE,
+    TABLE,
+    Transition,
+    always,
+    discordant,
+    disputed,
+)
 from securemedian.servers.network import control
 from securemedian.servers.network.control import (
     Again,
@@ -1199,7 +1205,7 @@ class Hello_:
 class Walk:
     """Two honest servers and what is on its way between them.
 
-    What a server has stored survives its crash: everything that `handle` has changed, and nothing
+    What a server has stored survives its crash: everything that `step` has changed, and nothing
     of the actions. With the crash everything is lost that was on its way to it.
     """
 
@@ -1565,7 +1571,7 @@ def test_no_order_of_events_makes_an_honest_server_refuse() -> None:
         for party in (0, 1)
         for pair in TABLE[party]
         for line in TABLE[party][pair]
-        if line.when not in (conditions.discordant, conditions.disputed)
+        if line.when not in (discordant, disputed)
     }
     assert late == {(party, pair) for party in (0, 1) for pair in LATE[party]}
     # S1 refuses clients whom S0 takes only where their configurations or parameters differ

@@ -18,7 +18,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import L1Range, MeanRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from securemedian.servers.rounds.run_start import begin
+from securemedian.servers.rounds.runs import begin
 from securemedian.servers.storage.spool import UPLOAD, Piece
 from securemedian.servers.storage.store import Store
 from tests.servers_alone import Server

@@ -36,9 +36,9 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers import logs
-from securemedian.servers.computing.backends import ray, shards
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.backends.shards import (
+from securemedian.servers.computing import ray, shards
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.shards import (
     ANEW,
     MOST_ATTEMPTS,
     Anew,
@@ -48,8 +48,8 @@ from securemedian.servers.computing.backends.shards import (
     ShardedComputation,
     decode,
 )
-from securemedian.servers.computing.backends.slices import for_check, for_shard
-from securemedian.servers.computing.backends.worker import Broken, Meeting, ShardWorker
+from securemedian.servers.computing.slices import for_check, for_shard
+from securemedian.servers.computing.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.network.control import encode
 from tests.daemons import free_ports

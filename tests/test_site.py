@@ -24,7 +24,7 @@ from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.exchange import EXCHANGES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import ROUND_FIELDS
-from securemedian.servers.computing.backends import shards
+from securemedian.servers.computing import shards
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE
 from securemedian.servers.network import control

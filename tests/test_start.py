@@ -13,9 +13,9 @@ import pytest
 from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.computing.backends import threads
-from securemedian.servers.computing.backends.threads import ThreadBackend
+from securemedian.servers.computing import threads
 from securemedian.servers.computing.engine import Engine
+from securemedian.servers.computing.threads import ThreadBackend
 from securemedian.servers.network.control import Hello
 from tests.daemons import START_S, Pair, wait_until
 from tests.servers_alone import Server, hello

@@ -17,7 +17,7 @@ from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ChannelTimeout
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.engine import Engines
 from tests.daemons import free_ports
 from tests.servers_alone import Server
 

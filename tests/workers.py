@@ -10,9 +10,9 @@ import zmq
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.computing.backends.shards import ShardedComputation, WorkerLost
-from securemedian.servers.computing.backends.slices import Parcels
-from securemedian.servers.computing.backends.worker import ShardWorker
+from securemedian.servers.computing.shards import ShardedComputation, WorkerLost
+from securemedian.servers.computing.slices import Parcels
+from securemedian.servers.computing.worker import ShardWorker
 from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from securemedian.common.status import COMPILING, DEFAULT_COHORT
 from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.share import Upload
@@ -19,7 +20,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
-from securemedian.servers.computing.backends.base import Backend, Computation, RoundInput
+from securemedian.servers.computing.base import Backend, Computation, RoundInput
 from securemedian.servers.computing.folds import Folds
 
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
@@ -431,3 +432,64 @@ class Engine:
         # an abandoned job may still report
         if session is self._session:
             self.progress = (done, total)
+
+
+# returns a new engine; it is given what says whether another engine computes
+Make = Callable[[Callable[[], bool]], Engine]
+
+
+class Engines:
+    """The engines of the cohorts, by name. Used by one thread."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._engines: dict[str, Engine] = {}
+        # it compiles for all
+        self._first = self.of(DEFAULT_COHORT)
+
+    def of(self, cohort: str) -> Engine:
+        if cohort not in self._engines:
+            self._engines[cohort] = self._make(partial(self._computes_beside, cohort))
+        return self._engines[cohort]
+
+    def compile(self) -> None:
+        """Compile the kernels, or load them from the cache on disk, on a thread of its own."""
+        self._first.compile()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `compile` is done, so that the other server never waits for our compiler."""
+        return self._first.ready
+
+    @property
+    def problem(self) -> str:
+        """Return the words for a server that compiles, with the seconds to go if they are known."""
+        left = self._first.compiled_in_s
+        return COMPILING + ("" if left is None else f", {left:.0f} s to go")
+
+    def poll(self) -> tuple[str, Result | SecureMedianError] | None:
+        """Return what an engine has (`Engine.poll`) with the name of its cohort, once."""
+        for cohort, engine in self._engines.items():
+            if (result := engine.poll()) is not None:
+                return cohort, result
+        return None
+
+    def drop(self) -> None:
+        """Forget all sessions with their pools, and end their jobs."""
+        for engine in self._engines.values():
+            engine.drop()
+
+    def check(self) -> None:
+        """Look after jobs that do not stop. Raises what `Engine.check` raises."""
+        for engine in self._engines.values():
+            engine.check()
+
+    def close(self) -> bool:
+        """Drop everything, and return whether nothing runs any more and no socket is open."""
+        self.drop()
+        return all([engine.close() for engine in self._engines.values()])
+
+    def _computes_beside(self, cohort: str) -> bool:
+        """Return whether another cohort computes. Called by the threads of any engine."""
+        engines = list(self._engines.items())
+        return any(engine.computes for name, engine in engines if name != cohort)

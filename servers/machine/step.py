@@ -19,7 +19,6 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.servers.machine import events
-from securemedian.servers.machine.conditions import obstacle
 from securemedian.servers.machine.members import (
     MISFOLDED,
     SILENT,
@@ -29,7 +28,7 @@ from securemedian.servers.machine.members import (
     unchecked,
 )
 from securemedian.servers.machine.round import ChecksNow, ServerRound
-from securemedian.servers.machine.table import LATE, TABLE
+from securemedian.servers.machine.table import LATE, TABLE, obstacle
 from securemedian.servers.network import control
 from securemedian.servers.network.control import SHA256_BYTES
 

@@ -30,7 +30,7 @@ Every pair of a state and an event is of one of three kinds:
 
 - It has lines in `TABLE`. The first line whose condition holds is taken.
 - It is in `LATE`, with the reason why the event may come late. It changes nothing.
-- It is refused: `ServerRound.handle` raises, and the round stays as it was. For a message of the
+- It is refused: `step.step` raises, and the round stays as it was. For a message of the
   peer it raises PeerProtocolError, with which `runner` fails the round; for a local event
   LocalProtocolError.
 
@@ -47,7 +47,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from securemedian.common.states import LIVE, State
-from securemedian.servers.machine import conditions
+from securemedian.mpc.errors import (
+    ChannelTimeout,
+    ClientsDiffer,
+    ConfigError,
+    ParametersDiffer,
+    PeerDeviated,
+    PeerProtocolError,
+    PeerUnavailable,
+    ReceiptInvalid,
+    RoundFailed,
+    TooFewClients,
+)
+from securemedian.servers.machine import events, members
 from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
@@ -85,6 +97,154 @@ from securemedian.servers.network.control import (
 )
 
 
+def always(_: ServerRound, __: events.Event) -> bool:
+    """Return True, for a line that has no condition."""
+    return True
+
+
+def checked(here: ServerRound, _: events.Event | None) -> bool:
+    """Return whether this is a round in which the servers check what clients send."""
+    return here.checks
+
+
+def checkable(here: ServerRound, _: events.Event) -> bool:
+    """Return whether no check is under way and there is something to check."""
+    return bool(members.unchecked(here))
+
+
+def incomplete(here: ServerRound, _: events.Event) -> bool:
+    """Return whether a check is under way, or there is something to check."""
+    return bool(here.check or members.unchecked(here))
+
+
+def discordant(here: ServerRound, _: events.Event) -> bool:
+    """Return whether the two servers do not agree on what to check or on the verdicts."""
+    return bool(here.discord)
+
+
+def full(here: ServerRound, _: events.Event) -> bool:
+    """Return whether both servers hold the uploads of all clients that the round can take."""
+    ready = members.complete_clients(here)
+    if here.dealt:
+        ready &= here.passed
+    able = {key for key in here.names if not members.is_lost(here, key)}
+    if here.repeats:
+        return ready >= here.repeats & able
+    return len(ready) >= min(here.params.max_clients, len(able))
+
+
+def both_computed(here: ServerRound, _: events.Event) -> bool:
+    """Return whether both servers have their result."""
+    return here.computed_here and here.computed_there
+
+
+def disputed(here: ServerRound, event: events.Event) -> bool:
+    """Return whether both have their result, and sign different ones."""
+    other = f"s{1 - here.party}"
+    return (
+        both_computed(here, event)
+        and here.receipt is not None
+        and not here.receipt.is_signed(other, here.signing_key)
+    )
+
+
+def current(here: ServerRound, event: events.Event) -> bool:
+    """Return whether the message is about the latest run of the protocol, or asks for one."""
+    if isinstance(event, Again) and event.attempt == 0:
+        return True
+    return isinstance(event, Ready | Again) and event.attempt == here.attempt
+
+
+def of_session(here: ServerRound, event: events.Event) -> bool:
+    """Return whether the message is about the session that was asked for last."""
+    return isinstance(event, Opened) and event.session == here.session
+
+
+def drifting(here: ServerRound, _: events.Event) -> bool:
+    """Return whether the two servers have yet to resynchronise."""
+    return here.adrift
+
+
+def computed(here: ServerRound, _: events.Event) -> bool:
+    """Return whether this server has its result, which the other one may publish."""
+    return here.computed_here
+
+
+def left_alone(here: ServerRound, _: events.Event) -> bool:
+    """Return whether the other server was away for too long."""
+    return here.abandoned
+
+
+def given_up(here: ServerRound, _: events.Event) -> bool:
+    """Return whether it broke off too often, or the other server was away for too long."""
+    return here.abandoned or here.setbacks >= here.runs
+
+
+def obstructed(here: ServerRound, event: events.Event) -> bool:
+    """Return whether the round cannot run with the chosen clients."""
+    return obstacle(here, event) is not None
+
+
+def obstacle(here: ServerRound, event: events.Event) -> events.Failure | None:
+    """Return why the round fails at this event; None if it does not."""
+    match event:
+        case Failed(code=PeerDeviated.code):
+            reason = (
+                f"s{1 - here.party} claims that s{here.party} deviated, and s{here.party} has "
+                f"found and signed nothing of the kind: {event.reason}"
+            )
+            return events.Failure(event.code, reason)
+        case events.Failure() | Failed():
+            return events.Failure(event.code, event.reason)
+        case events.Interrupted() | Again() if not here.begun:
+            return events.Failure(event.code, event.reason)
+        case _ if here.discord:
+            return events.Failure(PeerProtocolError.code, here.discord)
+        case _ if here.abandoned:
+            reason = (
+                f"s{1 - here.party} has not gone on within resume_limit_s: "
+                "the round has failed for good, open a new one"
+            )
+            return events.Failure(PeerUnavailable.code, reason)
+        case events.Unlinked() | events.Interrupted() | Again() | Resume() | events.Overdue() if (
+            here.setbacks >= here.runs
+        ):
+            reason = (
+                f"{here.reason}. It broke off {here.setbacks} times (max_attempts): "
+                "the round has failed for good, open a new one"
+            )
+            return events.Failure(here.code, reason)
+        case events.Overdue():
+            reason = f"round {here.round_id} was {here.state} for longer than its limit"
+            return events.Failure(ChannelTimeout.code, reason)
+        case events.Computed() | Done() | Resume() if disputed(here, event):
+            reason = (
+                f"s{1 - here.party} vouches for another result of round {here.round_id} than "
+                f"s{here.party} has: nothing is published, and the round has failed for good"
+            )
+            return events.Failure(ReceiptInvalid.code, reason)
+        case Compute() if here.check or (here.checks and not here.passed.issuperset(here.included)):
+            reason = "s0 asks to run the protocol before all clients are checked"
+            return events.Failure(PeerProtocolError.code, reason)
+        case Compute() if here.audited and (event.new_session or here.folded != here.included):
+            reason = "s0 asks to run the protocol before the folds of all clients are compared"
+            return events.Failure(PeerProtocolError.code, reason)
+        case Compute() if event.attempt > here.runs:
+            reason = (
+                f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "
+                f"{here.runs} (max_attempts): open a new round"
+            )
+            return events.Failure(RoundFailed.code, reason)
+        case Compute() if event.digest != here.digest:
+            reason = f"the servers have different clients or parameters in round {here.round_id}"
+            return events.Failure(ParametersDiffer.code, reason)
+    try:
+        members.check_clients(here)
+    except (ClientsDiffer, ConfigError, TooFewClients) as error:
+        return events.Failure(error.code, str(error))
+    return None
+
+
 @dataclass(frozen=True)
 class Transition:
     """A line of the table: if `when` holds, the round goes to `to` and `actions` are done.
@@ -94,7 +254,7 @@ class Transition:
 
     to: State
     actions: tuple[Effect | type[RoundMessage], ...] = ()
-    when: Callable[[ServerRound, Event], bool] = conditions.always
+    when: Callable[[ServerRound, Event], bool] = always
 
 
 Pair = tuple[State, type]
@@ -102,33 +262,33 @@ Table = dict[Pair, tuple[Transition, ...]]
 
 
 _CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
-_FULL = replace(_CLOSE, when=conditions.full)
+_FULL = replace(_CLOSE, when=full)
 _QUEUE = Transition(State.QUEUED, (Effect.LOG,))
 _PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
 _FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
 _FAIL_ASKED = (*_FAIL, Effect.ANSWER)
-_DISCORD = Transition(State.FAILED, (*_FAIL, Failed), conditions.discordant)
-_DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.discordant)
-_OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), conditions.obstructed)
-_OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.obstructed)
-_GIVEN_UP = Transition(State.FAILED, (*_FAIL_ASKED, Failed), conditions.given_up)
+_DISCORD = Transition(State.FAILED, (*_FAIL, Failed), discordant)
+_DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), discordant)
+_OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), obstructed)
+_OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), obstructed)
+_GIVEN_UP = Transition(State.FAILED, (*_FAIL_ASKED, Failed), given_up)
 # the run breaks off, which the peer knows, or is told
 _BROKEN = Transition(State.QUEUED, (Effect.LOG, Effect.DROP_SESSION))
 _BREAK = Transition(State.QUEUED, (*_BROKEN.actions, Again))
 
-_DISPUTED = Transition(State.FAILED, (*_FAIL, Failed), conditions.disputed)
+_DISPUTED = Transition(State.FAILED, (*_FAIL, Failed), disputed)
 _DISPUTED_ASKED = replace(_DISPUTED, actions=(*_FAIL_ASKED, Failed))
 
 _BOTH: Table = {
     (State.RUNNING, Computed): (
         _DISCORD,
         _DISPUTED,
-        Transition(State.PUBLISHED, (*_PUBLISH, Done), conditions.both_computed),
+        Transition(State.PUBLISHED, (*_PUBLISH, Done), both_computed),
         Transition(State.RUNNING, (Done,)),
     ),
     (State.RUNNING, Done): (
         _DISPUTED,
-        Transition(State.PUBLISHED, _PUBLISH, conditions.both_computed),
+        Transition(State.PUBLISHED, _PUBLISH, both_computed),
         Transition(State.RUNNING),
     ),
 }
@@ -169,7 +329,7 @@ _LEADER: Table = (
     | {
         (State.QUEUED, Again): (
             _GIVEN_UP,
-            Transition(State.QUEUED, (Effect.DROP_SESSION,), conditions.drifting),
+            Transition(State.QUEUED, (Effect.DROP_SESSION,), drifting),
             Transition(State.QUEUED),
         )
     }
@@ -187,7 +347,7 @@ _LEADER: Table = (
             Transition(
                 State.OPEN,
                 (Effect.LOG, Effect.BEGIN, Effect.ANSWER, Effect.PREPARE),
-                conditions.of_session,
+                of_session,
             ),
             Transition(State.OPENING),
         ),
@@ -223,7 +383,7 @@ _LEADER: Table = (
         ),
         (State.CLOSING, Held): (
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.LOG,), conditions.incomplete),
+            Transition(State.CHECKING, (Effect.LOG,), incomplete),
             _QUEUE,
         ),
         (State.CLOSING, Resume): (
@@ -234,18 +394,18 @@ _LEADER: Table = (
         **_alike(
             ((State.CHECKING, CheckEnded), (State.CHECKING, Verdicts)),
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (), conditions.incomplete),
+            Transition(State.CHECKING, (), incomplete),
             _QUEUE,
         ),
         (State.CHECKING, Resume): (
             _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.PREPARE,), conditions.incomplete),
+            Transition(State.CHECKING, (Effect.PREPARE,), incomplete),
             replace(_QUEUE, actions=(Effect.LOG, Effect.PREPARE)),
         ),
         (State.QUEUED, Turn): (
-            Transition(State.QUEUED, (Resume,), conditions.drifting),
+            Transition(State.QUEUED, (Resume,), drifting),
             # an audited round, in another session
-            Transition(State.CHECKING, (Effect.LOG, Check, Effect.CHECK), conditions.checkable),
+            Transition(State.CHECKING, (Effect.LOG, Check, Effect.CHECK), checkable),
             Transition(State.STARTING, (Effect.LOG, Compute)),
         ),
         (State.QUEUED, Resume): (
@@ -253,41 +413,41 @@ _LEADER: Table = (
             Transition(State.QUEUED, (Effect.PREPARE,)),
         ),
         (State.STARTING, Ready): (
-            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START), conditions.current),
+            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START), current),
             Transition(State.STARTING),
         ),
         (State.STARTING, Unlinked): (_GIVEN_UP, _BROKEN),
         **_alike(((State.STARTING, Interrupted), (State.STARTING, Overdue)), _GIVEN_UP, _BREAK),
         (State.STARTING, Again): (
             _GIVEN_UP,
-            replace(_BROKEN, when=conditions.current),
+            replace(_BROKEN, when=current),
             Transition(State.STARTING),
         ),
         (State.RUNNING, Unlinked): (
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
             _GIVEN_UP,
             _BROKEN,
         ),
         (State.RUNNING, Interrupted): (
-            Transition(State.RUNNING, (), conditions.computed),
+            Transition(State.RUNNING, (), computed),
             _GIVEN_UP,
             _BREAK,
         ),
         # S1 may have published, so that only S1 can say that this run is over
         (State.RUNNING, Overdue): (
             _GIVEN_UP,
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
             _BREAK,
         ),
         (State.RUNNING, Again): (
             _GIVEN_UP,
-            replace(_BROKEN, when=conditions.current),
+            replace(_BROKEN, when=current),
             Transition(State.RUNNING),
         ),
         (State.RUNNING, Resume): (
             _DISCORD_ASKED,
             _DISPUTED_ASKED,
-            Transition(State.PUBLISHED, _PUBLISH, conditions.both_computed),
+            Transition(State.PUBLISHED, _PUBLISH, both_computed),
             _GIVEN_UP,
             Transition(State.QUEUED, (Effect.LOG, Effect.PREPARE)),
         ),
@@ -295,8 +455,8 @@ _LEADER: Table = (
     | {(state, Turn): (Transition(state, (Resume,)),) for state in (State.CLOSING, State.RUNNING)}
     | {
         (state, Turn): (
-            Transition(state, (Resume,), conditions.drifting),
-            Transition(state, (Check, Effect.CHECK), conditions.checkable),
+            Transition(state, (Resume,), drifting),
+            Transition(state, (Check, Effect.CHECK), checkable),
             Transition(state),
         )
         for state in (State.OPEN, State.CHECKING)
@@ -336,7 +496,7 @@ _FOLLOWER: Table = (
         (State.OPEN, Declined): (Transition(State.OPEN),),
         # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
         (State.OPEN, Close): (
-            Transition(State.CHECKING, (Effect.LOG, Held), conditions.checked),
+            Transition(State.CHECKING, (Effect.LOG, Held), checked),
             Transition(State.QUEUED, (Effect.LOG, Held)),
         ),
         # S0 has not heard the answer
@@ -347,25 +507,25 @@ _FOLLOWER: Table = (
             Transition(State.CHECKING, (Effect.LOG, Effect.CHECK)),
         ),
         (State.RUNNING, Unlinked): (
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), conditions.computed),
+            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
             _BROKEN,
         ),
         (State.RUNNING, Interrupted): (
-            Transition(State.RUNNING, (), conditions.computed),
+            Transition(State.RUNNING, (), computed),
             _BREAK,
         ),
         (State.RUNNING, Overdue): (
-            Transition(State.FAILED, (*_FAIL, Failed), conditions.left_alone),
+            Transition(State.FAILED, (*_FAIL, Failed), left_alone),
             _BREAK,
         ),
         (State.RUNNING, Again): (
-            replace(_BROKEN, when=conditions.current),
+            replace(_BROKEN, when=current),
             Transition(State.RUNNING),
         ),
         (State.RUNNING, Resume): (
             _DISCORD,
             _DISPUTED,
-            Transition(State.PUBLISHED, (*_PUBLISH, Resume), conditions.both_computed),
+            Transition(State.PUBLISHED, (*_PUBLISH, Resume), both_computed),
             Transition(State.QUEUED, (Effect.LOG, *_RESUME)),
         ),
         # S0 has not heard how the round has ended here

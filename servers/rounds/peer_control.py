@@ -22,8 +22,7 @@ from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
-from securemedian.servers.computing.engine import STOP_S
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.engine import STOP_S, Engines
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Failure, Unlinked
 from securemedian.servers.machine.step import told_again
@@ -37,8 +36,7 @@ from securemedian.servers.network.control import (
     Resume,
     RoundMessage,
 )
-from securemedian.servers.network.link_probe import LinkProbe, Told
-from securemedian.servers.network.peer import Change, PeerWatch
+from securemedian.servers.network.peer import Change, LinkProbe, PeerWatch, Told
 from securemedian.servers.rounds.register import Entry, Register
 from securemedian.servers.rounds.runner import RoundRunner
 

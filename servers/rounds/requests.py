@@ -47,7 +47,7 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.privacy import told_epsilon
 from securemedian.servers import logs
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.engine import Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine import members
@@ -56,7 +56,7 @@ from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
-from securemedian.servers.rounds.run_start import Opening
+from securemedian.servers.rounds.runs import Opening
 from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 
 CLIENT, COORDINATOR = "client", "coordinator"

@@ -1,7 +1,7 @@
 """A server's rounds, from opening to result.
 
 The coordinator, the clients, the engine, the peer and the clock all become events of a round here.
-The parts are `register` (which rounds exist), `keeper` (the runs), `peer_control` (the other
+The parts are `register` (which rounds exist), `runs` (the runs), `peer_control` (the other
 server) and `runner`, which feeds events to a round and does the actions of its `machine.table`.
 """
 
@@ -32,8 +32,7 @@ from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import logs
-from securemedian.servers.computing.engine import Coin, Result
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.engine import Coin, Engines, Result
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine import events, members, step
 from securemedian.servers.network.control import (
@@ -41,13 +40,11 @@ from securemedian.servers.network.control import (
     Open,
     new_round_id,
 )
-from securemedian.servers.network.link_probe import Told
-from securemedian.servers.network.peer import PeerWatch
-from securemedian.servers.rounds.keeper import RunKeeper
+from securemedian.servers.network.peer import PeerWatch, Told
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
-from securemedian.servers.rounds.run_start import Opening
 from securemedian.servers.rounds.runner import RoundRunner, event_of
+from securemedian.servers.rounds.runs import Opening, RunKeeper
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store

@@ -21,15 +21,14 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.audit.binding import fold_words
 from securemedian.servers import logs
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.engine import Engine
-from securemedian.servers.computing.engines import Engines
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
 from securemedian.servers.machine.step import fold
 from securemedian.servers.network.control import RoundMessage
-from securemedian.servers.rounds.keeper import RunKeeper
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
+from securemedian.servers.rounds.runs import RunKeeper
 from securemedian.servers.storage.database import Row
 
 # the wait before an event that could not be stored is tried again

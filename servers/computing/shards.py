@@ -54,10 +54,10 @@ from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
-from securemedian.servers.computing.backends.base import RoundInput
-from securemedian.servers.computing.backends.slices import Keep, Parcels, for_check, for_shard
-from securemedian.servers.computing.backends.worker import Broken, Meeting
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.folds import Folds
+from securemedian.servers.computing.slices import Keep, Parcels, for_check, for_shard
+from securemedian.servers.computing.worker import Broken, Meeting
 from securemedian.servers.network import control
 from securemedian.servers.network.transport import ZmqLink
 
@@ -547,7 +547,7 @@ class _Crew:
 
 
 class ShardedComputation:
-    """A session whose shards are computed by workers: a `backends.base.Computation`."""
+    """A session whose shards are computed by workers: a `base.Computation`."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
-from securemedian.servers.computing.backends.base import RoundInput
+from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.network.transport import ZmqLink
 

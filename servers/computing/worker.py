@@ -18,7 +18,7 @@ from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import ChannelClosed, SecureMedianError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.servers.computing.backends.threads import SWITCH_S, ThreadComputation
+from securemedian.servers.computing.threads import SWITCH_S, ThreadComputation
 from securemedian.servers.network.transport import (
     PEER_DOMAIN,
     PeerPort,

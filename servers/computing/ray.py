@@ -25,9 +25,9 @@ from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import ConfigError, NoWorker, cut
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import allocator, logs
-from securemedian.servers.computing.backends.shards import ShardedComputation, WorkerLost
-from securemedian.servers.computing.backends.threads import OpenLane
-from securemedian.servers.computing.backends.worker import ShardWorker
+from securemedian.servers.computing.shards import ShardedComputation, WorkerLost
+from securemedian.servers.computing.threads import OpenLane
+from securemedian.servers.computing.worker import ShardWorker
 from securemedian.servers.config import NEEDS_RAY, EngineConfig
 
 # What Ray reads of its environment when it is imported. It would tell its makers about this
