@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import zmq
 
-from securemedian.common.keys import KeyPair, load_signing_key
-from securemedian.common.versions import own_versions
+from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
-    DuplicateUpload,
     FrameError,
     InputError,
     NotAllowed,
@@ -25,7 +23,6 @@ from securemedian.mpc.errors import (
     RoundBusy,
     RoundClosed,
     RoundFailed,
-    TooFewClients,
     UnknownRound,
 )
 from securemedian.mpc.protocols import share, wire
@@ -34,7 +31,6 @@ from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers import config
 from securemedian.servers.rounds.register import ENVELOPE_BYTES
 from tests.daemons import SETTINGS, Pair, running, wait_until
 
@@ -322,87 +318,6 @@ def test_a_second_round_waits_for_the_first_to_end(pair: Pair) -> None:
     run(pair, updates(), **PAIRWISE)
 
 
-def test_a_duplicate_upload_is_refused_and_the_first_one_counts(pair: Pair) -> None:
-    values = updates()
-    round_id = pair.open(**PAIRWISE)
-    pair.submit("client-1", values[0])
-    for server in ("s0", "s1"):
-        with pytest.raises(DuplicateUpload):
-            pair.submit("client-1", values[1], to=[server])
-    pair.submit("client-2", values[1])
-    pair.submit("client-3", values[2])
-    pair.wait("published")
-    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
-
-
-def test_an_upload_for_another_round_is_refused(pair: Pair) -> None:
-    old = run(pair, updates(), **PAIRWISE)
-    pair.open(**PAIRWISE)
-    seed = {"share": np.zeros(16, np.uint8)}
-    for server in ("s0", "s1"):
-        with pytest.raises(UnknownRound, match="99-"):
-            pair.caller("client-1", server).ask(
-                "upload",
-                seed,
-                round="99-ffffffff",
-                params=RoundParams.from_dict(PAIRWISE).digest,
-                form="seed",
-            )
-        with pytest.raises(DuplicateUpload, match=old):
-            pair.caller("client-1", server).ask(
-                "upload",
-                seed,
-                round=old,
-                params=RoundParams.from_dict(PAIRWISE).digest,
-                form="seed",
-            )
-        assert pair.status(server)["clients"]["client-1"] == "none"
-
-
-def test_clients_at_one_server_only_are_left_out_and_named(pair: Pair) -> None:
-    values = updates()
-    round_id = pair.open(**PAIRWISE)
-    pair.submit("client-1", values[0])
-    pair.submit("client-2", values[1], to=["s1"])
-    pair.submit("client-3", values[2])
-    wait_until(
-        lambda: (
-            pair.status()["clients"]
-            == {"client-1": "both", "client-2": "there", "client-3": "both"}
-        )
-    )
-    pair.caller("coordinator", "s0").ask("close", round=round_id)
-    status = pair.wait("published")
-    assert status["left_out"] == {"client-2": "its upload reached only s1"} and sorted(
-        status["included"]
-    ) == [
-        "client-1",
-        "client-3",
-    ]
-    assert pair.wait("published", "s1")["left_out"] == status["left_out"]
-    assert np.array_equal(pair.result(round_id), exact_in_the_clear([values[0], values[2]]))
-    # asked once more, it is answered as the first time
-    pair.caller("coordinator", "s0").ask("close", round=round_id)
-
-
-def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
-    round_id = pair.open(**PAIRWISE, min_clients=3, deadline_s=3.0)
-    assert 0 < pair.status()["deadline_in_s"] <= 3
-    pair.submit("client-1", updates()[0])
-    pair.submit("client-2", updates()[1], to=["s0"])
-    for server in ("s0", "s1"):
-        status = wait_until(partial(in_state, pair, server, "failed"))
-        assert "1 complete upload, " in status["reason"] and "at least 3" in status["reason"]
-        assert status["left_out"] == {
-            "client-2": "its upload reached only s0",
-            "client-3": "its upload reached neither server",
-        }
-    with pytest.raises(RoundFailed, match="at least 3"):
-        pair.result(round_id)
-    assert any(event.get("code") == TooFewClients.code for event in pair.events("s0"))
-    run(pair, updates(), **PAIRWISE)
-
-
 # Bad input: a typed error, and nothing lost
 
 
@@ -410,15 +325,9 @@ def test_too_few_clients_fail_the_round_at_its_deadline(pair: Pair) -> None:
     ("change", "error", "message"),
     [
         ({"buckets": 2}, ConfigError, "buckets"),
-        ({"max_clients": 1, "min_clients": 1}, ConfigError, "max_clients"),
-        ({"min_clients": 1}, ConfigError, "single client"),
-        ({"ring_bits": 65}, ConfigError, "ring bits"),
-        ({"ring_bits": 1}, ConfigError, "too few bits to count"),
-        ({"dim": 0}, ConfigError, "dim"),
         ({"dim": DIM + 1}, InputError, "global model"),
         ({"method": "mode"}, ConfigError, "method"),
         ({"depth": 3}, ConfigError, "unknown depth"),
-        ({"deadline_s": 0}, ConfigError, "deadline_s"),
     ],
 )
 def test_a_round_with_bad_parameters_is_not_opened(
@@ -445,73 +354,6 @@ def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair: Pair) -> No
             "upload", share_, round=round_id, params=params.digest, form="words"
         )
     wait_until(lambda: pair.status()["clients"]["client-1"] == "both")
-
-
-def test_a_long_request_is_refused_shortly_and_ends_no_server(pair: Pair) -> None:
-    long = "x" * 900_000
-    for server in ("s0", "s1"):
-        client = pair.caller("client-1", server)
-        with pytest.raises(UnknownRound) as refused:
-            client.ask("status", round=long)
-        assert len(str(refused.value)) < 1000
-        with pytest.raises(FrameError):
-            client.ask(long)
-        with pytest.raises(ConfigError):
-            fields: dict[str, Any] = {long: 1}
-            client.ask("status", **fields)
-        assert client.ask("info").fields["peer_linked"]
-        assert all(len(line) < 10_000 for line in pair.output(server).splitlines())
-
-
-def test_an_abort_with_a_long_reason_fails_the_round_at_both(pair: Pair) -> None:
-    round_id = pair.open(**PAIRWISE)
-    pair.caller("coordinator", "s0").ask("abort", round=round_id, reason="x" * 900_000)
-    for server in ("s0", "s1"):
-        failed = wait_until(partial(in_state, pair, server, "failed"))
-        assert "aborted by coordinator: xxx" in failed["reason"]
-        assert len(failed["reason"]) < 3000 and failed["opened"] == "nothing"
-
-
-def test_malformed_messages_of_the_peer_end_no_server(alone: Pair) -> None:
-    """With S0's own key, at S1's port for S0."""
-    alone.start("s1")
-    s0 = alone.intruder("s0")
-    s1 = config.load(alone.folder / "s1.toml")
-    here = s1.agreement()
-    secrets = (alone.folder / f"{server}.key_secret" for server in ("s0", "s1"))
-    here |= {"signing_keys": [load_signing_key(secret).public for secret in secrets]}
-    hello: dict[str, Any] = {"instance": "x", "peer": "", "sent": 0, "rounds": []}
-    hello |= {"agreement": here} | own_versions()
-    asked = RoundParams.from_dict(PAIRWISE).to_dict()
-    fields = {"number": 1, "params": asked, "session": bytes(16), "new_session": True}
-    fields |= {"start_over": False, "start": "0" * 64}
-    before = set(alone.folder.rglob("*"))
-    frames: list[Sequence[wire.Part]] = [
-        [b"junk"],
-        wire.pack("hello", hello | {"agreement": {b"lanes": 1, "lanes": 2}}),
-        wire.pack("held", {"round": "1-0000000a", "held": 7}),
-        [wire._header("bye", {}, [("a", "<u8", [1 << 40, 1 << 40, 0])]), b""],
-        wire.pack("open", fields | {"round": "1-../../../escaped"}),
-        wire.pack("open", fields | {"round": "1-0000000a", "session": bytes(300)}),
-        wire.pack("open", fields | {"round": "1-0000000a", "params": asked | {"weights": {1: []}}}),
-        wire.pack(
-            "failed",
-            {"round": "1-0000000a", "sent": 0, "code": "x" * 400_000, "reason": "x" * 400_000},
-        ),
-    ]
-    s0.tell(wire.pack("hello", hello))
-    client = alone.caller("client-1", "s1")
-    wait_until(lambda: client.ask("info").fields["peer_linked"])
-    for parts in frames:
-        s0.tell(parts)
-    # and a good one, after one of the right form
-    s0.tell(wire.pack("open", fields | {"round": "1-0000000b", "sent": 1}))
-    opened = wait_until(lambda: client.ask("status").fields["round"])
-    assert opened == "1-0000000b"
-    s0.close()
-    new = {path.name for path in set(alone.folder.rglob("*")) - before}
-    assert new <= {"1-0000000b", "uploads.words"}
-    assert alone.stop("s1") == 0
 
 
 @pytest.mark.parametrize(
