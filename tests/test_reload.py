@@ -217,14 +217,14 @@ def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
         (tmp_path / "s0.toml").write_text(without)
         pair.tell("s0", signal.SIGHUP)
         refused = wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
-        assert refused.startswith(f"round {opened} of cohort stroke has not ended")
+        assert f"lacks its table: 'stroke', round {opened};" in refused
         again = pair.caller("client-1", "s0").ask("status", cohort="stroke").fields
         assert (again["round"], again["state"]) == (opened, "open")
         assert pair.stop("s0") == 0
         program = [sys.executable, "-m", "securemedian", "serve", str(tmp_path / "s0.toml")]
         started = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
         assert started.returncode == 2
-        refusal = f"securemedian: round {opened} of cohort stroke has not ended"
+        refusal = "securemedian: a cohort with a round that has not ended lacks its table"
         assert refusal in started.stderr, started.stderr
 
 
