@@ -1,8 +1,8 @@
 """The types of arrays: what an array holds, and who may know it.
 
 To numpy an additive share, an XOR share and an opened value of one dtype look alike. So each has a
-type of its own here, for mypy alone. numpy returns plain arrays for whatever it computes, so the
-function that makes a share, or opens one, names its type once, where it returns.
+type of its own here, which only mypy sees. The function that makes a share, or opens one, names its
+type once, where it returns, because numpy returns plain arrays.
 
 Plain, with no meaning of their own:
 
@@ -46,5 +46,5 @@ PublicBits = NewType("PublicBits", Bits)
 PublicWords = NewType("PublicWords", Words)
 PublicValues = NewType("PublicValues", Ring)
 
-# What a method gives a server: opened results, or its share of results that go to the clients.
+# A method's result at a server: opened results, or its share of results that go to the clients.
 Result = PublicValues | RingShare

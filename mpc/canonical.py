@@ -45,8 +45,8 @@ def flat(instance: Any) -> dict[str, Any]:
     """Return a dataclass as the map that `build` takes, in one canonical form.
 
     A whole number given for a float becomes a float, so that both have the same digest. A field
-    that is newer than the first version (`since` in its metadata) is left out where it has its
-    default, so that the map and its digest are those of releases that do not know it.
+    that is newer than the first version (`since` in its metadata) is left out if it has its
+    default. The map and its digest are then those of releases that do not know it.
     """
     hints, unused = hints_of(type(instance)), _unused(instance)
     values = {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in unused}

@@ -1,9 +1,9 @@
 """The typed errors of this project.
 
 Every failure that a caller may meet has a class of its own and a message that says what to do.
-What a message quotes from outside goes through `quoted`, and a text that others wrote through
-`cut`: an error that repeats a caller's megabyte is itself a message too long to send, and one that
-repeats a caller's escapes commands the terminal that it is printed on.
+Outside values in a message go through `quoted`, and texts of others through `cut`. An error that
+repeats a caller's megabyte is itself too long to send. One that repeats a caller's escapes commands
+the terminal that prints it.
 """
 
 import re
@@ -161,7 +161,7 @@ class RoundFailed(SecureMedianError):
 
 
 class ReceiptInvalid(SecureMedianError):
-    """What a server says of a round is not what both servers have signed."""
+    """A server says something else of a round than both servers have signed."""
 
 
 class RoundAborted(RoundFailed):
@@ -181,7 +181,7 @@ class NoWorker(SecureMedianError):
 
 
 class DamagedUpload(SecureMedianError):
-    """What a server reads from its disk is not what a client has sent."""
+    """A server reads something else from its disk than a client has sent."""
 
 
 class ServerUnreachable(SecureMedianError):

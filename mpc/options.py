@@ -99,7 +99,7 @@ def named(values: object, key: str, registry: Mapping[str, type[T]], what: str, 
 def check_choices(instance: Any) -> None:
     """Raise ConfigError if an option with choices has another value.
 
-    Where it may be a number instead, the choices are its words.
+    If it may be a number instead, the choices are its words.
     """
     for name, about in options_of(type(instance)).items():
         value = getattr(instance, name)

@@ -2,8 +2,8 @@
 
 With T a power of two, k rows, and w what a client shared, centred in (-2^(l-1), 2^(l-1)):
 
-- If some |w_i| >= 2T, then r_i = 0 and r_i = +-1 cannot both give |y| < T, so all k rows are in
-  range with a chance of at most 2^-k (`in_range`). Otherwise no sum below wraps.
+- If some |w_i| >= 2T, then r_i = 0 and r_i = +-1 cannot both give |y| < T there. So all k rows
+  are in range with a chance of at most 2^-k (`in_range`). Otherwise no sum below wraps.
 - E y^2 = |w|^2 / 2, and S = sum_j y_j^2 is near to k |w|^2 / 2 (`squared_lengths`). `Soundness`
   says how near. A row is sub-Gaussian, E e^(s y) <= e^(s^2 |w|^2 / 4), which bounds S from above:
 

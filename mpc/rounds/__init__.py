@@ -1,1 +1,1 @@
-"""What a round computes: methods, ranges, parameters, the pipeline and what it costs."""
+"""The computation of a round: methods, ranges, parameters, the pipeline and its cost."""

@@ -95,11 +95,11 @@ def bulyan(updates: Updates, f: int) -> Vector:
 def weights_average(updates: Updates, f: int) -> Vector:
     """Return the weighted average under multiplicative weights.
 
-    It is MWUAvg in the comparison of Chang et al., "Cronus" (2019): the multiplicative weights
-    update (Arora, Hazan and Kale, "The Multiplicative Weights Update Method", Theory of Computing
-    2012) with the clients as experts. At first, all weigh the same. An update's loss is its
-    distance from the weighted average, divided by the largest such distance, and its weight is
-    multiplied by exp(-loss / 2). That is repeated 50 times.
+    It is MWUAvg in the comparison of Chang et al., "Cronus" (2019). That is the multiplicative
+    weights update (Arora, Hazan and Kale, Theory of Computing 2012) with the clients as experts. At
+    first, all weigh the same. An update's loss is its distance from the weighted average, divided
+    by the largest such distance, and its weight is multiplied by exp(-loss / 2). That is repeated
+    50 times.
     """
     n, squared = _need(updates, f, 1, "the weighted average", "1"), _squared_distances(updates)
     weights = np.full(n, 1 / n)
@@ -116,11 +116,10 @@ def weights_optimisation(updates: Updates, f: int) -> Vector:
     """Return the weighted average whose weights are found by optimisation.
 
     It is MWUOpt in the same comparison, which is truth discovery (Li, Li, Gao, Zhao, Fan and Han,
-    "Resolving Conflicts in Heterogeneous Data by Truth Discovery and Source Reliability
-    Estimation", SIGMOD 2014). The result x and the weights v minimise sum v_i |x_i - x|^2 such that
-    sum exp(-v_i) = 1. Starting from the plain mean, each is computed from the other until the
-    weights converge: for given weights, x is the weighted average; for given x,
-    v_i = -log(|x_i - x|^2 / sum_j |x_j - x|^2).
+    "Resolving Conflicts in Heterogeneous Data", SIGMOD 2014). The result x and the weights v
+    minimise sum v_i |x_i - x|^2 such that sum exp(-v_i) = 1. Starting from the plain mean, each is
+    computed from the other until the weights converge. For given weights, x is the weighted
+    average. For given x, v_i = -log(|x_i - x|^2 / sum_j |x_j - x|^2).
     """
     n, squared = _need(updates, f, 1, "the weighted average", "1"), _squared_distances(updates)
     weights = np.full(n, 1 / n)

@@ -13,9 +13,9 @@ An `Auditor` takes a round of `bucketed` through four steps, which both servers 
 A published bucket that is not the right one passes with a chance of about 2^-40: PeerDeviated. The
 audit proves nothing of the questions that led to it. A server that asks another one must make the
 other server see the bit of the right one, and it has committed to its share by then
-(`Channel.open`): each bit that it wants beyond the result is found with a chance of one half, if it
-does not break the run off instead.
-Nothing of the clients is opened, and nothing of the round is changed.
+(`Channel.open`). Each bit that it wants beyond the result is found with a chance of one half, if it
+does not break the run off instead. Nothing of the clients is opened, and nothing of the round is
+changed.
 
 The audit has base OTs of its own, which end with it.
 """
@@ -88,7 +88,7 @@ class Auditor:
         self._shape, self._entropy = check_audited(params), entropy
         self._number = lanes[0].party.number
         self._coin = b""
-        # what may be done next
+        # the next steps that are allowed
         self._next = "toss"
 
     def __repr__(self) -> str:
@@ -110,10 +110,10 @@ class Auditor:
         """Make a session, and commit to the sums of what the clients have sent.
 
         `parties` are the lanes of the round, whose channels are used while nobody else does.
-        `uploads`, `weights` and `masks`, the seeds of 16 bytes that the clients gave to this
-        server, are those of all clients that are included, in the order that both servers agreed
-        on. `session_id` is 16 bytes that both agreed on and that no other audit has. Raises
-        ConfigError for a round that cannot be audited.
+        `uploads`, `weights` and `masks` are those of all included clients, in the order that both
+        servers agreed on. `masks` are the seeds of 16 bytes that the clients gave to this server.
+        `session_id` is 16 bytes that both agreed on and that no other audit has. Raises ConfigError
+        for a round that cannot be audited.
         """
         shape, channels = check_audited(params), [party.channel for party in parties]
         if not len(uploads) == len(masks) > 0:
@@ -171,7 +171,7 @@ class Auditor:
         """Return whose folds agree with what the servers hold; both servers get the same list.
 
         `folds` are what the clients sent to this server, packed (`binding.fold`), in the order of
-        the uploads. If any client's is False, this audit has ended: the others are bound anew, and
+        the uploads. If any client's is False, this audit has ended: the others are bound again, and
         nothing of them was opened. Raises PeerDeviated if all clients agree with both servers, and
         the sums do not. Raises InputError for other folds than one for each client.
         """
@@ -222,7 +222,7 @@ class Auditor:
         """Prove that `values` (dim,) are the buckets of the medians, and see the other's proof.
 
         Raises PeerDeviated if they are not, or if the other server deviates now, and InputError for
-        what are no buckets.
+        invalid buckets.
         """
         params, buckets = self._params, self._buckets
         if values.shape != (params.dim,) or (values >= buckets).any():

@@ -1,8 +1,8 @@
 """Random partitions of clients into clusters, their sums, and what these sums reveal.
 
 A partition of n clients into c clusters is drawn from a seed that was tossed for. In matrix form
-the sums over the clusters of R partitions are A X, for the updates X (n, d) and the R c x n matrix
-A of zeros and ones. Whoever knows the sums can compute every linear combination of A's rows: if the
+the sums over the clusters of R partitions are A X, with the updates X (n, d) and an R c x n matrix
+A of zeros and ones. A party with the sums can compute every linear combination of A's rows: if the
 unit vector e_i is one, the sums reveal client i's update.
 """
 
@@ -61,7 +61,7 @@ def sums_over(rows: NDArray[Any], partitions: Sequence[Members]) -> NDArray[Any]
 
 @dataclass(frozen=True)
 class Exposure:
-    """What the sums over all clusters reveal to whoever knows them."""
+    """The leakage of the sums over all clusters."""
 
     # of the R c x n matrix
     rank: int

@@ -11,8 +11,8 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.methods.base import Survey
 from securemedian.mpc.rounds.params import RoundParams
 
-# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8,
-# whose largest arrays stay with the process when they are freed, and need not be cleared anew.
+# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8. Its
+# largest arrays stay with the process when they are freed, and need not be cleared again.
 AUDIT_CHUNK = 1 << 17
 
 
@@ -29,8 +29,8 @@ class Shard:
     count: int
     begin: int
     end: int
-    # what all shards have in common: the coin that was tossed for the round, for methods that toss,
-    # and shares of what `judge_surveys` found, for methods that survey
+    # the common input of all shards: the coin that was tossed for the round, for methods that toss,
+    # and shares of the result of `judge_surveys`, for methods that survey
     coin: bytes = field(default=b"", repr=False)
     verdicts: XorBits | None = field(default=None, repr=False)
 

@@ -40,7 +40,7 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
     """Return real numbers in fixed point: F2I(x) = floor(x 2^s), with s = `fraction_bits`.
 
     They are ring elements (two's complement, the ring's dtype) in the shape of `values`, saturated
-    to [-2^(l-2), 2^(l-2) - 1] so that differences of two of them keep their sign (Theorem C.1).
+    to [-2^(l-2), 2^(l-2) - 1]. So differences of two of them keep their sign (Theorem C.1).
     `headroom` takes that many bits off the range, for sums of 2^headroom values. +-inf saturates.
     Raises InputError for NaN, and ConfigError if the fraction does not fit the ring.
     """
@@ -50,7 +50,7 @@ def to_fixed(values: ArrayLike, bits: int, fraction_bits: int, headroom: int = 0
             f"invalid fraction bits in a ring of {bits} bits: {fraction_bits}; give 0 to "
             f"{bits - 2 - headroom}"
         )
-    # what overflows float64 becomes inf, and saturates
+    # values that overflow float64 become inf, and saturate
     with np.errstate(over="ignore"):
         scaled = np.floor(without_nan(values, "the update") * 2.0**fraction_bits)
     top = 1 << (bits - 2 - headroom)
@@ -79,7 +79,7 @@ class Buckets(ABC):
 
     @abstractmethod
     def quantize(self, index: NDArray[Any], model: ArrayLike) -> NDArray[np.float64]:
-        """Return the value of each bucket. Raises InputError for an index that is no bucket."""
+        """Return the value of each bucket. Raises InputError for an invalid bucket."""
 
 
 class UniformBuckets(Buckets):
@@ -121,7 +121,7 @@ class UnevenBuckets(Buckets):
     for, from the innermost on; those below 0 stand for their negatives. So b = 2 len(values), and
     bucket i has t(i-1) < x <= t(i), where t = (-edges reversed, 0, edges).
 
-    A result does not change the sign of a parameter g before its whole bucket has: where the move
+    A result does not change the sign of a parameter g before its whole bucket has. If the move
     would reach 0 or beyond, and the inner edge of the bucket does not, it is the mean of that edge
     and |g|. So what is positive at all clients, like the running variances of BatchNorm, stays
     positive. Raises ConfigError if s is not above 0 and finite.
@@ -137,7 +137,7 @@ class UnevenBuckets(Buckets):
     def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
         w = without_nan(values, "the update")
         g = without_nan(model, "the global model")
-        # what overflows is beyond every edge
+        # values that overflow are beyond every edge
         with np.errstate(over="ignore"):
             x = (w - g) / self._scale
         return np.searchsorted(self._edges, x, side="left").astype(np.uint16)

@@ -1,9 +1,9 @@
-"""What clients exchange in a round: trained parameters, or predictions on a public set.
+"""The exchanges of a round: trained parameters, or predictions on a public set.
 
 Predictions are those of Chang, Shejwalkar, Shokri and Houmansadr, "Cronus: Robust and Heterogeneous
-Collaborative Learning with Black-Box Knowledge Transfer" (2019): every client predicts the same
-unlabelled samples with a model of its own, and trains it on what comes out. A new exchange is a
-class here with its line in `EXCHANGES`.
+Collaborative Learning with Black-Box Knowledge Transfer" (2019). Every client predicts the same
+unlabelled samples with a model of its own, and trains it on the result. A new exchange is a class
+here with its line in `EXCHANGES`.
 """
 
 import hashlib
@@ -118,8 +118,8 @@ class Predictions(Exchange):
     def result(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return the numbers clipped to [0, 1], and divided by their sum per sample.
 
-        A median is taken per class, so that the classes of a sample need not add up to 1. Where
-        all are 0, each becomes 1 / classes.
+        A median is taken per class, so that the classes of a sample need not add up to 1. If all
+        are 0, each becomes 1 / classes.
         """
         labels = np.clip(np.asarray(numbers, np.float64), 0, 1).reshape(-1, self.classes)
         sums = labels.sum(axis=1, keepdims=True)

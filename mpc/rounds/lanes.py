@@ -93,8 +93,8 @@ def run_lanes(channels: Sequence[Channel], lane: Callable[[int], None]) -> None:
         thread.start()
     for thread in threads:
         # Every wait inside a lane is a channel's, which has a limit. A limit here would have to
-        # leave a thread behind whose sockets the caller then frees: who cannot wait for a lane that
-        # hangs all the same leaves our thread behind, with all of them.
+        # leave a thread behind whose sockets the caller then frees. A caller that cannot wait for a
+        # lane that hangs leaves our thread behind, with all of them.
         thread.join()
     if errors:
         raise next((each for each in errors if isinstance(each, PeerDeviated)), errors[0])

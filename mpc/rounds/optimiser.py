@@ -41,11 +41,11 @@ class Optimiser(ABC):
     ) -> tuple[Float32s, Float32s]:
         """Return the model (d,) after a round, and the moments (kept, d) for the next one.
 
-        The round led from the model `before` to the `result`, both float32 of shape (d,). Where
-        these two have the same sign, the model has it, too: where the step would change it, the
-        model is the result. So what is positive at all clients, like the running variances of
-        BatchNorm, stays positive. The arithmetic is in float64, so that anybody who knows what was
-        published computes the same bits.
+        The round led from the model `before` to the `result`, both float32 of shape (d,). If these
+        two have the same sign, the model has it, too: if the step would change it, the model is the
+        result. So what is positive at all clients, like the running variances of BatchNorm, stays
+        positive. The arithmetic is in float64, so that anybody who knows what was published
+        computes the same bits.
         """
         g, target = np.asarray(before, np.float64), np.asarray(result, np.float64)
         # a run that diverges is refused where its model is used
@@ -156,7 +156,7 @@ OPTIMISERS: dict[str, type[Optimiser]] = {
 def optimiser_from(values: object) -> Optimiser:
     """Return the optimiser that a map from outside names: `{"optimiser": name, **options}`.
 
-    An empty map is no optimiser. Raises ConfigError, which says what is wrong.
+    An empty map is invalid. Raises ConfigError, which says what is wrong.
     """
     return named(values, "optimiser", OPTIMISERS, what="optimiser", where="optimiser")
 

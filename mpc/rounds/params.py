@@ -41,11 +41,11 @@ WEIGHTS_SINCE = 3
 
 @dataclass(frozen=True)
 class RoundParams:
-    """What both servers agree on for one round, hashed into its handshake.
+    """The parameters of one round, on which both servers agree, hashed into its handshake.
 
-    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat: the name of the
-    method, the fields of the round itself and exactly the options of that method; and where clients
-    exchange something other than parameters, the name of that and its options.
+    As a map (`to_dict`, `from_dict`: on the wire, in JSON and TOML) it is flat. It has the name of
+    the method, the fields of the round itself and exactly the options of that method. If clients
+    exchange something other than parameters, it also has the name of that and its options.
     """
 
     method: Method = field(default_factory=lambda: METHODS[DEFAULT_METHOD]())
@@ -58,7 +58,7 @@ class RoundParams:
     min_clients: int = 2
     # seconds from opening to closing
     deadline_s: float = 600.0
-    # what an update is
+    # the kind of update
     exchange: Exchange = Parameters()
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class RoundParams:
         elif not isinstance(given, Method):
             raise ConfigError(f"invalid method: {quoted(given)}; write it as in {like}")
 
-    # What the method says of a round of these numbers
+    # Properties of the method for a round of these numbers
 
     @property
     def ring_bits(self) -> int:

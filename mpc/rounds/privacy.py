@@ -1,8 +1,8 @@
-"""What differential privacy a round with noise gives, and what many rounds give together.
+"""The differential privacy of a round with noise, and of many rounds together.
 
-A sum with noise N_Z(0, (z B)^2) in every coordinate, to which a client adds a vector of length B at
-most, is rho-zCDP with rho = 1 / (2 z^2) for the presence of that client; the rho of rounds on
-the same clients add up (Canonne, Kamath and Steinke, NeurIPS 2020, theorem 14).
+A client adds a vector of length B at most to a sum with noise N_Z(0, (z B)^2) in every coordinate.
+For the presence of that client the sum is rho-zCDP with rho = 1 / (2 z^2). The rho of rounds on the
+same clients add up (Canonne, Kamath and Steinke, NeurIPS 2020, theorem 14).
 """
 
 import math
@@ -36,7 +36,7 @@ def epsilon_of(rho: float, delta: float = DELTA) -> float:
 
         a rho + log(1 - 1/a) - log(delta a) / (a - 1),
 
-    where a - 1 is searched from 2^-20 to 2^60: any order gives a valid bound.
+    the range of a - 1 in the search, from 2^-20 to 2^60: any order gives a valid bound.
     """
     if rho == 0 or math.isinf(rho):
         return rho

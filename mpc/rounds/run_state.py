@@ -1,8 +1,9 @@
 """The state of a run: global model, range of the buckets, optimiser and number of rounds.
 
-S0 keeps it. Whoever has the state that a round starts from, and the round's opened values, computes
-the next state bit for bit. See docs/protocols.md, section 7.1, and the paper's Algorithm 3. With
-several groups of clients each group has a state of its own, and all of them are kept as one.
+S0 keeps it. Everybody with the state that a round starts from, and the round's opened values,
+computes the next state bit for bit. See docs/protocols.md, section 7.1, and the paper's Algorithm
+3. With several groups of clients each group has a state of its own, and all of them are kept as
+one.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
 
 _ARRAYS = ("model", "scale", "moments", "bound")
-# How far the logarithm of a norm bound moves per round, in shares of clients: the first such round
+# How far the logarithm of a norm bound moves per round, in shares of clients. The first such round
 # moves it by FIRST_STEP, each later one by half as much, down to LEAST_STEP (Andrew et al., 2021).
 FIRST_STEP, LEAST_STEP = 4.0, 0.2
 
@@ -43,7 +44,7 @@ class RunState:
     # the number of published rounds
     published: int = 0
     optimiser: Optimiser = field(default_factory=NoOptimiser)
-    # what the optimiser keeps, (kept, d); None before the first result that it takes a step to
+    # the optimiser's own state, (kept, d); None before the first result that it takes a step to
     moments: Float32s | None = None
     # B of the next round whose norm bound adapts, and the step after it, (2,); None before the
     # first. S0 alone keeps it: the parameters of a round have the number
@@ -132,7 +133,7 @@ class RunState:
         )
 
     def counted(self) -> "RunState":
-        """Return the state after a round whose result goes to the clients alone, or is no model."""
+        """Return the state after a round whose result is for the clients alone, or not a model."""
         return replace(self, published=self.number)
 
     @cached_property
@@ -186,10 +187,10 @@ def finish(
     """Return the state after a round that started from `before`, and the round's results.
 
     `values` are opened results (`Method.public`), `total` is the total weight of the clients. The
-    results have shape (results, d). The model follows the first one, unless what was exchanged is
-    no model. With several groups the model of each follows the group's own result; the result of a
-    group that has none is its unchanged model. `groups` are those of the clients, where they are
-    visible.
+    results have shape (results, d). The model follows the first one, unless clients exchanged
+    something else than models. With several groups the model of each follows the group's own
+    result; the result of a group that has none is its unchanged model. `groups` are those of the
+    clients, where they are visible.
     """
     if params.exchange.fixed is not None:
         return before.counted(), _decoded(before, params, values, total)

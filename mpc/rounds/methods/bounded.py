@@ -1,11 +1,11 @@
 """Methods whose clients share short differences to the global model (`norms`).
 
-With a `norm_bound` clients share differences to the global model, in a ring of 64 bits, and the
-servers leave out whose difference is too long (`norms`), of which one bit per client is opened. A
-difference w in fixed point has a length of at most L = B 2^s for a bound B. With `auto` S0 chooses
-B before it opens a round (`settled`), and until then L is `most_length`. A client cuts a
-longer one to that length. w is rounded toward 0, and so is never longer than the difference itself.
-A multiple of 2^-s within the bound is encoded exactly.
+With a `norm_bound` clients share differences to the global model, in a ring of 64 bits. The servers
+leave out clients whose difference is too long (`norms`), and open one bit per client. For a bound B
+a difference w in fixed point has a length of at most L = B 2^s, with s its fraction bits. With
+`auto` S0 chooses the bound before it opens a round (`settled`). Until then L is `most_length`. A
+client cuts a longer one to that length. w is rounded toward 0, and so is never longer than the
+difference itself. A multiple of 2^-s within the bound is encoded exactly.
 """
 
 from dataclasses import dataclass, replace
@@ -48,9 +48,8 @@ class Bounded(FixedPoint):
         AUTO,
         choices=(AUTO, OFF),
         metavar="B|auto|off",
-        text="each client shortens its difference to the global model to length B, and the servers "
-        "leave out whoever does not; auto (default): S0 adapts B to the clients from round to "
-        "round; off: no bound, so that one client moves the mean at will",
+        text="clip each client's difference to length B, and leave out longer ones; auto "
+        "(default): S0 adapts B from round to round; off: one client moves the mean at will",
     )
     fraction_bits: int = option(
         -1,
@@ -244,7 +243,7 @@ def whole_difference(
     most = max(0, longest * published.part - spare)
     direction, peak = _direction(difference)
     length, unit = _length(direction), 2.0**fraction_bits * published.part
-    # what overflows float64 is longer than any bound
+    # values that overflow float64 are longer than any bound
     with np.errstate(over="ignore"):
         near = peak * unit * length <= 2 * most
     if near:

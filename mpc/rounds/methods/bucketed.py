@@ -23,7 +23,7 @@ differences of the running sum H over all slots, and
 
 in a ring that holds -n..n. No n_j is opened, but first the bits 1{n_j >= min_clients}, of the
 votes in the round's first coordinate. A group without is compared as zeros from then on, so that
-nothing else of it is opened, and has the result b, which is no bucket. A client that votes for a
+nothing else of it is opened. It has the result b, which is not a bucket. A client that votes for a
 group in the first coordinate alone gains nothing over votes for its extreme buckets.
 """
 
@@ -75,8 +75,8 @@ class Bucketed(Grouped, Counting):
         "dealt",
         choices=UPLOADS,
         text="dealt (default): clients send random vectors before they train, which the servers "
-        "check, and a few bits afterwards; unverified: the paper's own, with which any one client "
-        "can set the result: for comparison only",
+        "check; unverified: the paper's own, for comparison only, with which one client can "
+        "set the result",
     )
     check_bits: int = option(
         40,
@@ -231,7 +231,7 @@ class Bucketed(Grouped, Counting):
         return steps(self.buckets + 1 if self.hidden else self.buckets)
 
     def published_groups(self, values: PublicValues) -> list[int]:
-        # what is no bucket at all is refused where it is decoded
+        # the decoder refuses what is not a bucket
         return [group for group, row in enumerate(values) if (row != self.buckets).any()]
 
     @property
@@ -293,8 +293,8 @@ def _scan(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.u
 def _bisect(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np.uint16]:
     """Halve the range of the result, with the same number of steps in every coordinate.
 
-    Where a step is beyond the last threshold, it compares that one, whose bit is not new: every
-    bit is m(y) of the result for some y.
+    A step beyond the last threshold compares that one, whose bit is not new: every bit is m(y) of
+    the result for some y.
     """
     thresholds, dim = counts.shape
     found, compared = np.zeros(dim, np.uint16), np.empty(dim, counts.dtype)

@@ -1,4 +1,4 @@
-"""What methods on sums over random clusters of clients have in common (SHARE).
+"""The common part of methods on sums over random clusters of clients (SHARE).
 
 See Velicheti, Xia and Koyejo, "Secure Byzantine-Robust Distributed Learning via Clustering",
 Algorithm 1, and protocols.md section 6. A client's update is the difference of its vector to the

@@ -9,8 +9,8 @@ with the result's prefix", and s_i, "is smaller than it". With zero_i = c_i & ~x
     m = 1{sum_i (s_i ^ zero_i) < k}
 
 is the result's own bit. The flags s_i ^ zero_i are converted to a small ring, in which they are
-added up and compared. m stays shared, and moves the flags, c_i = zero_i ^ m c_i and
-s_i = s_i ^ m zero_i: ANDs that all have m in common, and so take one triple of many bits.
+added up and compared. The bit m stays shared, and moves the flags, c_i = zero_i ^ m c_i and s_i =
+s_i ^ m zero_i. These ANDs all have m in common, and so take one triple of many bits.
 
 Each of the w bits takes 3 rounds and those of one comparison, after w - 1 rounds for the words. It
 takes 5 OTs per value, of which 2 are the word's, and one comparison of counts.
@@ -80,8 +80,8 @@ def _descended(
 ) -> tuple[XorBits, XorBits, XorBits]:
     """Return shares of the element's bits (width, words), in offset binary, and of all flags.
 
-    The flags, of being equal to the element and of being smaller, are a row of words per value, and
-    as they were before the last bit unless `flags` is set.
+    The flags, of being equal to the element and of being smaller, are a row of words per value.
+    They are those before the last bit unless `flags` is set.
     """
     count, dim = values.shape
     words, small = words_of(dim), ring.signed_bits(count)

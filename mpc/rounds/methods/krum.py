@@ -8,8 +8,8 @@ Of n clients, f may be faulty. With D_ij the squared distance of two updates,
 and the m updates with the smallest scores are averaged, m = n - f by default. m = 1 is Krum. That
 the result is robust is proved for n >= 2 f + 3, so f is floor((n - 3) / 2) by default. Others count
 otherwise: ByzFL's score has one term more, and AggregaThor's m is n - f - 2. A client that a check
-leaves out is one of the f that were asked for, so that fewer are left among those who remain; one
-that sends nothing is not.
+leaves out is one of the f that were asked for, so fewer are left among those who remain. A silent
+client is not.
 
 Distances are those of `sketch`: they take a number of OTs that does not grow with the updates. All
 clients count once: with weights, the total weight of the chosen would have to be opened, which
@@ -178,7 +178,7 @@ class Krum(Tolerating, AlwaysBounded):
         )
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        # what passes the check of lengths fits, and so do sums
+        # values that pass the check of lengths fit, and so do sums
         rows = RingShare(ring.reduce(chunk.rows(party), SUM_BITS))
         clients = len(chunk.weights)
         assert chunk.verdicts is not None

@@ -6,21 +6,21 @@ before it rounds it (`Weighted`), so that the sum is of one whole number per cli
 
 With a `norm_bound` (`bounded`) a client whose vector is longer than GAP times the bound passes
 with a chance of at most 2^-40. So one of n clients that weigh the same moves the mean by at most
-GAP B / n, and one that weighs w of W in all by at most GAP B w / W.
+GAP B / n. With weights it moves it by at most GAP B w / W, with w its weight and W that of all.
 
 With norm_bound `auto` S0 chooses the bound of each round before it opens it, and adapts it to the
-clients (Andrew, Thakkar, McMahan and Ramaswamy, 2021): with a share c of the clients clipped,
-B <- B exp(step (c - 1 + quantile)), so that in the long run this quantile is not clipped. Clients
-say so in the lowest bit of their first value, which is even before. The lowest bits of two shares
-are XOR shares of it, whatever a client shares: so each client has one vote. The parties turn them
-into shares of the count and add it to the sum, far above its values.
+clients (Andrew, Thakkar, McMahan and Ramaswamy, 2021). With a share c of the clients clipped, B <-
+B exp(step (c - 1 + quantile)). In the long run this quantile is not clipped. Clients say so in the
+lowest bit of their first value, which is even before. The lowest bits of two shares are XOR shares
+of it, whatever a client shares: so each client has one vote. The parties turn them into shares of
+the count and add it to the sum, far above its values.
 
 With a `noise_multiplier` z and a number for a bound, each party adds noise of its own to its share
-of the sum before that is opened: the discrete Gaussian N_Z(0, (z (L + 1))^2) in every coordinate,
-where the 1 is for what float64 rounds when a client cuts. `privacy` has what that gives.
+of the sum before that is opened. It is the discrete Gaussian N_Z(0, (z (L + 1))^2) in every
+coordinate; the 1 covers the rounding of float64 when a client cuts. `privacy` has what that gives.
 
-Without a bound one faulty client moves the mean anywhere, and values are not checked, because even
-one in range moves the sum of 64 bits as far as anyone may want. It is there to compare with.
+Without a bound one faulty client moves the mean anywhere. Values are not checked, because even one
+in range moves the sum of 64 bits as far as anyone may want. It is there to compare with.
 """
 
 from collections.abc import Sequence
@@ -54,11 +54,11 @@ from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
-# what z is above, and the largest: the noise of both parties then has 42 bits, and no sum wraps
+# the limit below z, and the largest z: the noise of both parties then has 42 bits, and no sum wraps
 LEAST_NOISE, MOST_NOISE = 0.001, 1000
 # of the clients whose updates need no clipping, with norm_bound auto
 QUANTILE = 0.5
-# what a bound does not fall below
+# the least bound
 LEAST_BOUND = LONGEST / 2.0**MOST_FRACTION
 # The count of those who were clipped begins at this bit of the first sum. As no value that passes
 # the check reaches 2^28, the sum of 2^16 of them is below 2^44.

@@ -40,8 +40,8 @@ from securemedian.mpc.rounds.methods.reveal import open_bits
 HIDDEN, OPENED = "hidden", "opened"
 # s where it is not given: of values, and of differences, whose lengths then reach 32
 FRACTION, MIXED_FRACTION = 24, 16
-# Of the ring in which sums are compared and added: a value that passes the check is below 2^23, a
-# sum of neighbours below 2^30 for MOST_CLIENTS, and a sum of such sums below 2^37.
+# Bits of the ring in which sums are compared and added. A value that passes the check is below
+# 2^23, a sum of neighbours below 2^30 for MOST_CLIENTS, and a sum of such sums below 2^37.
 MIXED_BITS = 40
 MOST_CLIENTS = 128
 # Of the rows of `inputs`, how many take as much memory as one comparison, or less: with as many a
@@ -56,9 +56,8 @@ class Neighbours(Tolerating):
     neighbours: int = option(
         0,
         metavar="F",
-        text="first replace each update by the mean of its n - F nearest ones, itself included, "
-        "where F of n clients may be faulty, those included that a check leaves out (default: 0, "
-        "do not)",
+        text="first replace each update by the mean of its n - F nearest ones, itself included; F "
+        "of n clients may be faulty, failed checks included (default: 0, do not)",
     )
     selection: str = option(
         HIDDEN,
@@ -144,7 +143,7 @@ class Neighbours(Tolerating):
             return super().fault
         return bounded.UNFIT if self.counts_left_out else bounded.FAULT
 
-    # What clients share
+    # Shares of clients
 
     def share_bits_for(self, max_clients: int) -> int:
         return bounded.BITS if self.neighbours else super().share_bits_for(max_clients)

@@ -1,7 +1,7 @@
-"""Which clients are nearest to which, by squared distances that stay shared.
+"""The nearest neighbours of clients, by squared distances that stay shared.
 
-The distances are those of sketches: whole numbers in [0, 2^63), of which the smallest are found by
-all pairs (`order`) or bit by bit (`descent`), whichever takes fewer OTs: up to 22 clients by all
+The distances are those of sketches: whole numbers in [0, 2^63). The smallest are found by all pairs
+(`order`) or bit by bit (`descent`), whichever takes fewer OTs. Up to 22 clients that is by all
 pairs, in a few rounds, and beyond bit by bit, in some hundreds. Of equal distances, the one to the
 client of lower index is smaller, as in numpy's stable sort.
 """
@@ -29,11 +29,11 @@ from securemedian.mpc.rounds.methods.base import Chunk
 BITS = 64
 # of a sketch: as many are enough to rank distances
 ROWS = 256
-# How long an honest client's difference may be in fixed point: the sum of as many distances as
-# MOST_CLIENTS have is below 2^63 then, and a value that passes the check of lengths below 2^23.
+# How long an honest client's difference may be in fixed point. The sum of as many distances as
+# MOST_CLIENTS have is then below 2^63, and a value that passes the check of lengths below 2^23.
 LONGEST = norms.LONGEST >> 3
 MOST_CLIENTS = 180
-# whose distances are computed at once
+# the pairs whose distances are computed at once
 PAIRS_AT_ONCE = 128
 
 

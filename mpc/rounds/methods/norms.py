@@ -104,8 +104,8 @@ class RangeCheck:
 class NormCheck(RangeCheck):
     """The check, beyond the range, that vectors in Z_2^64 are not long.
 
-    `most` is the largest sum of squares, tau. Who weighs less than the `heaviest` client has scaled
-    its vector by its weight, and its limit is lower by the square of that.
+    `most` is the largest sum of squares, tau. A client that weighs less than the `heaviest` one has
+    scaled its vector by its weight, and its limit is lower by the square of that.
     """
 
     most: int

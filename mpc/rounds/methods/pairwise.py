@@ -5,8 +5,8 @@ the element of a rank. Selection `hidden` computes sum_i 1{i holds it} w_i on sh
 nothing. `opened` opens the n bits 1{i holds it} of every coordinate, as the paper does: both
 servers learn *which client* holds the median of each. It is kept only to compare costs.
 
-Inputs must lie in [-2^(l-2), 2^(l-2)), or there is no order, and the sum of several values may be
-chosen. The encoding saturates, and `fixed` finds clients that shared anything else.
+Inputs must lie in [-2^(l-2), 2^(l-2)). Otherwise they have no order, and the sum of several values
+may be chosen. The encoding saturates, and `fixed` finds clients that shared anything else.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Pairwise(Weighted, Mixing):
     result_to: str = option(
         "servers",
         choices=("servers", "clients"),
-        text="who learns the median (default: servers)",
+        text="the receivers of the median (default: servers)",
     )
 
     def compute(self, party: Party, chunk: Chunk) -> Result:

@@ -2,8 +2,8 @@
 
 See protocols.md section 6; the protocol is ours. Clients share each value as a w-bit word, and the
 unsigned order of words is the order of values. From the top bit down, the parties keep a shared
-flag c_i per client, "agrees with the result's prefix", and a shared count L, the weight of the
-elements that are smaller. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
+flag c_i per client, "agrees with the result's prefix". They also keep a shared count L, the weight
+of the smaller elements. At each bit, with zero_i = c_i & ~x_i[bit] and Z = sum_i W_i zero_i,
 
     m = 1{L + Z < k}
 
@@ -72,8 +72,8 @@ class Radix(Neighbours, Grouped, Counting):
     encoding: str = option(
         "float32",
         choices=("float32", "bfloat16", "fixed", "unit", "buckets"),
-        text="what the words are: float32 (default) or bfloat16 over their whole range, fixed "
-        "point, unit for even steps from 0 to 1, or bucket indices",
+        text="the words: float32 (default) or bfloat16 over their whole range, fixed point, unit "
+        "for even steps from 0 to 1, or bucket indices",
     )
     word_bits: int = option(
         32, text="with encoding fixed or unit: bits of a word (default: 32)", metavar="W"
@@ -209,11 +209,11 @@ class Radix(Neighbours, Grouped, Counting):
     def words(self, values: ArrayLike, published: Published | None = None) -> Ring:
         """Return words whose unsigned order is the order of the values.
 
-        float32: the bits, complemented for negative values and with the sign bit flipped for
-        others, so that -0 < +0. bfloat16: the same bits of the nearest bfloat16, ties to even.
-        fixed: offset binary. unit: the nearest multiple of 1 / (2^w - 1), ties to even, of a value
-        that is moved into [0, 1]. buckets: the index, of those `published`. Raises InputError for
-        NaN.
+        With float32 they are the bits, complemented for negative values and with the sign bit
+        flipped for others, so that -0 < +0. With bfloat16 they are the same bits of the nearest
+        bfloat16, ties to even. With fixed they are offset binary. With unit they are the nearest
+        multiple of 1 / (2^w - 1), ties to even, of a value that is moved into [0, 1]. With buckets
+        they are the index, of those `published`. Raises InputError for NaN.
         """
         if self.uses_range:
             index = (published or Published()).bucketize(values, self.buckets)
@@ -224,7 +224,7 @@ class Radix(Neighbours, Grouped, Counting):
         if self.encoding == "unit":
             inside = np.clip(encode.without_nan(values, "the update"), 0, 1)
             return np.rint(inside * self._greatest).astype(ring.dtype(self.word_bits))
-        # what overflows float32 becomes inf
+        # values that overflow float32 become inf
         with np.errstate(over="ignore"):
             bits = encode.without_nan(values, "the update").astype(np.float32).view(np.uint32)
         if self.encoding == "bfloat16":
@@ -241,7 +241,7 @@ class Radix(Neighbours, Grouped, Counting):
         """Return the values that words stand for.
 
         Words that only a faulty client uploads count as the nearest value: a word beyond the last
-        bucket as that bucket, and one that is no number as infinity.
+        bucket as that bucket, and NaN as infinity.
         """
         if self.uses_range:
             index = np.minimum(words, self.buckets - 1)
@@ -351,7 +351,7 @@ class Radix(Neighbours, Grouped, Counting):
             steps = 2.0**self.word_bits - 1
             exact = np.asarray(updates, np.float64)
             return np.rint(np.minimum(np.maximum(exact, 0.0), 1.0) * steps) / steps
-        # what overflows becomes inf
+        # values that overflow become inf
         with np.errstate(over="ignore"):
             single = np.asarray(updates).astype(np.float32)
             if self.encoding == "float32":
@@ -468,7 +468,7 @@ class Selection:
         self._stock = party.pool.take(kind, zeros.size, zeros.size)
         choices = self._stock[2].reshape(zeros.shape)
         self._requests = party.channel.exchange("select.request", zeros ^ choices)
-        # what is public is in party 0's shares: flags of 1, and L - k with L = 0
+        # the public part is in party 0's shares: flags of 1, and L - k with L = 0
         self._flags = np.zeros((kind.planes, count), np.uint64)
         self._below = np.zeros((kind.planes, words), np.uint64)
         if party.number == 0:

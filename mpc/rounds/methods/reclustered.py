@@ -6,7 +6,7 @@ coordinates, and their sum over r is local.
 
 With clustering `hidden` only sum_r A_r is opened. `opened` is the paper's, to compare with: all R c
 sums are opened, and any aggregator then takes their means in the clear. From R = 4 on, with n = 60
-and M = 3, every client's update follows from the sums by linear equations. Where even one does
+and M = 3, every client's update follows from the sums by linear equations. If even one does
 (`clusters.exposed`), the round is refused, before and after its toss, unless `accept_leak` is set.
 """
 
@@ -57,7 +57,7 @@ class Reclustered(Clustered, SizedFixedPoint):
     aggregator: str = option(
         MEDIAN,
         choices=tuple(dict.fromkeys((*HIDDEN, *AGGREGATORS))),
-        text="what combines the sums of the clusters; others than median, trimmed-mean and mean "
+        text="the aggregator of the clusters' sums; others than median, trimmed-mean and mean "
         "need clustering opened (default: median)",
     )
     median_by: str = option(
@@ -261,7 +261,7 @@ class Reclustered(Clustered, SizedFixedPoint):
     ) -> NDArray[np.float64]:
         """Return the model after a movement by the aggregates of opened sums (R c, d)."""
         by_reclustering = np.split(sums, self.reclusterings)
-        # what averages to the mean of all clients, for clusters of any sizes
+        # values that average to the mean of all clients, for clusters of any sizes
         scale = self.clusters_among(clients) / clients
         aggregates = [self._in_the_clear(each * scale) for each in by_reclustering]
         total = np.stack(aggregates).sum(axis=0, dtype=np.float64)
@@ -279,6 +279,6 @@ class Reclustered(Clustered, SizedFixedPoint):
         if self._opens:
             return f"{self.aggregator} {sizes} opened"
         if self.aggregator == MEDIAN and self.median_by != FEWEST:
-            # which is of medians alone
+            # `median_by` is of medians alone
             return f"{sizes} {self.median_by}"
         return f"{self.aggregator} {sizes}"

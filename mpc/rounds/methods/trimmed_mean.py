@@ -31,7 +31,7 @@ from securemedian.mpc.rounds.methods.groups import Grouped
 from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
-# what is dropped where nothing is said of it; and how that looks in the options
+# the default share that is dropped, and its form in the options
 TRIM, NOT_GIVEN = 0.1, -1.0
 
 

@@ -2,9 +2,9 @@
 
 See `clustered`, the paper's Algorithm 2, and protocols.md section 6. One client, the *validator*,
 is in no cluster. Its update D is a step of gradient descent on validation data. A cluster whose
-mean is g_j = c / W S_j passes if eta <D, g_j> - rho |g_j|^2 >= -eta epsilon, and A_r is the sum of
-the sums of the clusters that pass. Products and lengths are those of sketches of k rows, y = R D
-and y_j = R S_j, where E <y, y_j> = k/2 <D, S_j>. In whole numbers, of fixed point, that is
+mean is g_j = c / W S_j passes if eta <D, g_j> - rho |g_j|^2 >= -eta epsilon. A_r is the sum of the
+sums of the clusters that pass. Products and lengths are those of sketches of k rows, y = R D and
+y_j = R S_j, where E <y, y_j> = k/2 <D, S_j>. In whole numbers, of fixed point, that is
 
     T_j = 2 a <y, y_j> - 2 |y_j|^2 + k e >= 0,    2 <y, y_j> = |y + y_j|^2 - |y|^2 - |y_j|^2,
     a = round(eta W / (rho c)),    e = floor(eta epsilon / rho (2^s W / c)^2).
@@ -12,8 +12,8 @@ and y_j = R S_j, where E <y, y_j> = k/2 <D, S_j>. In whole numbers, of fixed poi
 `survey` sketches the uploads, `judge` compares the T_j with 0, and `compute` selects whole sums
 with the verdicts, which stay shared. sum_r A_r alone is opened, and nothing of D.
 
-Clients whose rows are not in [-T, T) are left out beforehand (`bounded`), under the same coin, and
-T is so small that the squares of the rows of y + y_j fit into 63 bits. The T_j have 128.
+Clients whose rows are not in [-T, T) are left out beforehand (`bounded`), under the same coin. The
+bound is so small that the squares of the rows of y + y_j fit into 63 bits. The T_j have 128.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -70,10 +70,10 @@ class Zeno(AlwaysBounded, Clustered):
     rho: float = option(
         1e-4,
         metavar="RHO",
-        text="what a cluster's squared length counts against it (default: 1e-4)",
+        text="the weight of a cluster's squared length against it (default: 1e-4)",
     )
     epsilon: float = option(
-        0.2, metavar="EPS", text="what is forgiven a cluster, times ETA (default: 0.2)"
+        0.2, metavar="EPS", text="the tolerance for a cluster, times ETA (default: 0.2)"
     )
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Zeno(AlwaysBounded, Clustered):
         """Return the most that a cluster weighs, where nobody weighs more than 1."""
         return 2 * self.clusters - 1
 
-    # Who is the validator
+    # The validator
 
     @property
     def counted(self) -> Mapping[str, int]:

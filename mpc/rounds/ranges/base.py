@@ -1,4 +1,4 @@
-"""What a range policy is: how the buckets of rounds follow the model (protocols.md section 7.1)."""
+"""The range policy, by which the buckets of rounds follow the model (protocols.md section 7.1)."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

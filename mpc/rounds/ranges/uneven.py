@@ -1,8 +1,8 @@
 """The range policies of uneven buckets, whose buckets are a sign and an order of magnitude.
 
-`log` has no state. `follow`, the default, finds the scale of each coordinate by itself: it is the
-idea of Rprop (Riedmiller and Braun, 1993), in which a step grows where it was too short, and
-shrinks where it was too long.
+`log` has no state. `follow`, the default, finds the scale of each coordinate by itself. It is the
+idea of Rprop (Riedmiller and Braun, 1993): a step grows if it was too short, and shrinks if it was
+too long.
 """
 
 import math
@@ -44,9 +44,8 @@ class Sizes:
     def factors_of(self, moved: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the factors of the buckets from which results came that moved so far, over s.
 
-        A result is at its bucket's value or nearer to its inner edge, so the bounds that are looked
-        for lie halfway from a value to the outer edge, where the rounding of results to float32
-        does not matter.
+        A result is at its bucket's value or nearer to its inner edge. So the bounds lie halfway
+        from a value to the outer edge: the rounding of results to float32 does not matter there.
         """
         bounds = (np.asarray(self.values[:-1]) + np.asarray(self.edges)) / 2
         return np.asarray(self.factors, np.float64)[np.searchsorted(bounds, moved)]
@@ -130,9 +129,9 @@ class FollowRange(LogRange):
 
     The first round, whose scale has shape (), has logarithmic buckets, and s becomes the geometric
     middle of the bucket that came out. From then on a bucket is a sign and an order of magnitude,
-    too, but around s: the edges are +-top / ratio^i, i = 0..b/2-2, and 0, the values the geometric
-    middles, the innermost half its edge and the outermost its edge. The result of each round
-    multiplies s by the factor of its bucket, the root of its value, within LEAST_FACTOR and
+    too, but around s. The edges are +-top / ratio^i, i = 0..b/2-2, and 0. The values are the
+    geometric middles, the innermost half its edge and the outermost its edge. The result of each
+    round multiplies s by the factor of its bucket, the root of its value, within LEAST_FACTOR and
     OUTERMOST_FACTOR. So s goes half the way to the distance that the coordinate moved.
     """
 
