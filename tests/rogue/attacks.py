@@ -413,9 +413,13 @@ def _round(
                     with suppress(SecureMedianError):
                         coordinator.abort_round(round_id, "the victim has noticed something")
                     break
-        for player in players if attack.method.audited else ():
-            stack.callback(_attending(player, round_id).join)
+        attending = [_attending(one, round_id) for one in players if attack.method.audited]
+        for thread in attending:
+            stack.callback(thread.join)
         status = _ended(service, round_id)
+        # a player's connections are for one thread at a time
+        for thread in attending:
+            thread.join(LIMIT_S)
         result = np.full(dim, np.nan, np.float32)
         for number, player in enumerate(players):
             try:
