@@ -190,7 +190,7 @@ def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path)
 def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
     run = design(digits).run(1, "mean")
     (tmp_path / f"{run.run_id}.json").write_text("{")
-    with pytest.raises(ConfigError, match=re.escape(f"{run.run_id}.json is damaged")):
+    with pytest.raises(ConfigError, match=re.escape(f"{run.run_id}.json; remove it")):
         RunRecord.load(tmp_path, run)
     RunRecord().save(tmp_path, run)
     assert RunRecord.load(tmp_path, run) == RunRecord()
@@ -507,7 +507,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         ("cronus --clients 4 --attackers 3", "spectral filter"),
         ("cronus-heterogeneous --methods mean", "one common model"),
         ("cronus-heterogeneous --attacks none,lie --attackers 1", "one attack"),
-        ("cronus-heterogeneous --dataset clinic", "two networks for clinic"),
+        ("cronus-heterogeneous --dataset clinic", "no two networks for this data set: clinic"),
         ("cronus-membership --methods alone", "not alone"),
         ("fig4 --with nothing.py", "nothing.py"),
         ("fig4 --with broken.py", "SyntaxError"),

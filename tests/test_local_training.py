@@ -113,7 +113,7 @@ def test_a_real_client_can_neither_misbehave_nor_record(
     # the same option, and a mistake that is found when all options are understood
     others = [] if option[0] == "--record" else ["--record", "."]
     monkeypatch.setattr("sys.argv", ["worker", "none.toml", *option, *others, "--part", "2/1"])
-    with pytest.raises(SystemExit, match="worker: there is no part 2 of 1"):
+    with pytest.raises(SystemExit, match="worker: no such part of 1: 2"):
         worker.main()
 
 
@@ -123,4 +123,4 @@ def test_train_reads_its_configuration(
 ) -> None:
     """It read an option that had another name, and ended with an AttributeError."""
     assert cli.main(["train", "none.toml", *option]) == 2
-    assert "cannot read none.toml" in capsys.readouterr().err
+    assert "cannot read the configuration: none.toml" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_a_model_for_other_images_is_refused(capsys: pytest.CaptureFixture[str])
     models.check_fits(models.MODELS["digits"], digits)
     with pytest.raises(
         ConfigError,
-        match=r"images of 784 values in 10 .* digits has images of 64 in 10: choose another",
+        match=r"images of 784 values in 10 .* digits has 64 in 10; choose another",
     ):
         models.check_fits(models.MODELS["mlp"], digits)
     with pytest.raises(ConfigError, match="in 3 classes"):

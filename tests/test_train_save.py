@@ -1,5 +1,6 @@
 """`train --save`: each round's result is in the file when the next round begins."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.clients import turns
 from securemedian.clients.upload import Round
 from securemedian.laboratory import worker
 from securemedian.mpc.errors import RoundFailed
@@ -18,11 +20,17 @@ class Fake:
     """A client of rounds whose result is their number."""
 
     def __init__(self, saved: Path, fails: int = 0) -> None:
-        self.config, self.account, self.public = SimpleNamespace(name="a"), (), None
+        self.config, self.public = SimpleNamespace(name="a"), None
+        self.service = SimpleNamespace(report=print)
         self._saved, self._fails, self._number = saved, fails, 0
         self.seen: list[list[float] | None] = []
 
-    def wait_for_round(self) -> Round:
+    def rounds(self, count: int | None, lost: Any, all_count: bool) -> Iterator[turns.Turn]:
+        """Yield real turns of this client."""
+        client: Any = self
+        return turns.rounds(client, count, None, lost, all_count)
+
+    def wait_for_round(self, timeout_s: float | None) -> Round:
         self.seen.append(np.load(self._saved).tolist() if self._saved.exists() else None)
         self._number += 1
         params = RoundParams(Mean(), dim=2, max_clients=3)
@@ -31,7 +39,7 @@ class Fake:
     def submit(self, *_: object, **__: object) -> None:
         """Take any update."""
 
-    def result(self, group: int = 0) -> Any:
+    def result(self, round_id: str, group: int = 0) -> Any:
         if self._number == self._fails:
             raise RoundFailed("too few")
         return np.full(2, self._number, np.float32)
