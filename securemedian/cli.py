@@ -12,10 +12,10 @@ from securemedian import __version__
 from securemedian.common.durable import unsaid
 from securemedian.mpc.errors import SecureMedianError, printable
 
-# The verbs, with what --help says of each, by group and by the module whose add_verbs(subparsers)
-# adds them; they set `run`, a function of the parsed options, `compiles` if it would compile in
-# silence otherwise, and `unwinds` if SIGTERM must not end it before its folders are removed. A
-# module is imported for its verbs alone.
+# The verbs with their help, by group and by the module whose add_verbs(subparsers) adds them. They
+# set `run`, a function of the parsed options. They set `compiles` if it would otherwise compile in
+# silence, and `unwinds` if SIGTERM must not end it before its folders are removed. A module is
+# imported for its verbs alone.
 VERBS = {
     "the service": {
         "securemedian.operating.keygen": {"keygen": "make keys and configurations"},
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     development mode and for a verb that sets `traceback`.
     """
     _open_closed()
-    # what an earlier command of this process could not print was told by it
+    # an earlier command of this process has told its own failures to print
     unsaid.clear()
     for stream in (sys.stdout, sys.stderr):
         # one that cannot write a name, such as that of a client, writes its code

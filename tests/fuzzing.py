@@ -1,4 +1,4 @@
-"""What the fuzzers share.
+"""Inputs and helpers that the fuzzers share.
 
 There are a corpus of what reviews have found, strategies that change what is valid, and the rule
 for a parser of bytes from outside.
@@ -19,7 +19,7 @@ from securemedian.mpc.protocols import wire
 # A text may be cut, named and quoted in another one, and none of that may make it a long one.
 LONGEST_TEXT = 3 * MAX_TEXT
 
-# What reviews have found to end a server or to slip through.
+# Inputs that reviews found to end a server or to slip through.
 CORPUS: list[Any] = [
     "x" * (wire.MAX_HEADER_BYTES - 1000),
     "x" * 2000,

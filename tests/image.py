@@ -1,6 +1,6 @@
 """The image of deploy/, built, and a round in it by the words of deploy/compose.yaml.
 
-scripts/image runs it, and says what it needs. Where that is missing it ends with status `MISSING`.
+scripts/image runs it, and says what it needs. Without them it ends with status `MISSING`.
 """
 
 import ast
@@ -39,7 +39,7 @@ BUILD_S, STEP_S = 480, 60
 LINK_S, ROUND_S = 50, 120
 INSTALL = "apt-get install --no-install-recommends buildah debootstrap"
 
-# what is in a container, told by itself
+# the contents of a container, told by itself
 CONTENTS = """
 import importlib.metadata, importlib.util, json, os, shutil
 from pathlib import Path
@@ -76,7 +76,7 @@ class Missing(Exception):
 
 def main() -> None:
     """Build the image, look at what is in it and run a round."""
-    # what was started is ended then, too
+    # end the processes started here, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     tool = Docker if Docker.there() else Buildah
     if tool is Buildah and not shutil.which("buildah"):
@@ -319,7 +319,7 @@ class Buildah:
         (self._folder / "hosts").write_text("127.0.0.1 localhost s0 s1\n")
 
     def _base(self) -> str | None:
-        """Return a base in place of the Dockerfile's, where no registry has that."""
+        """Return a base to use instead of the Dockerfile's, if no registry has that."""
         (named,) = re.findall(r"^ARG BASE=(.*)", (DEPLOY / "Dockerfile").read_text(), re.M)
         pulled = ["buildah", "pull", "--policy", "missing", named]
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -1,7 +1,7 @@
 """A server that lies: `python -m tests.lying FILE serve s0.toml`, where FILE names the lie.
 
-It is a real daemon, of which single methods are replaced. The lie is read anew at each use, and ""
-is the truth.
+It is a real daemon, of which single methods are replaced. The daemon reads the lie again at each
+use; "" is the truth.
 """
 
 import sys

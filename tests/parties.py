@@ -38,7 +38,7 @@ _lanes = itertools.count()
 def widths(first: int, last: int) -> list[tuple[str, int]]:
     """Return OT extensions with ring widths: all, and six of them with the other extension.
 
-    What is computed on OTs does not depend on where they come from.
+    Values computed on OTs do not depend on where the OTs come from.
     """
     every, other = OT_EXTENSIONS
     few = (first, 8, 31, 32, 33, last)
@@ -139,7 +139,7 @@ def shared(
 ) -> tuple[share.Upload, share.Upload]:
     """Return both servers' halves of an upload of what `Method.encode` gives.
 
-    Where clients deal, they are of a dealing that is not checked.
+    If clients deal, their dealing is not checked.
     """
     shape = params.dealing
     if shape is None:

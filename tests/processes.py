@@ -1,4 +1,4 @@
-"""What the processes of this machine tell about themselves in /proc."""
+"""Figures about this machine's processes, from /proc."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The release before this one, as its wheel says, for tests in which parties of both meet.
 
-The wheel is unpacked once, into pytest's cache, with its kernels: compiled kernels are those of
-this checkout where their sources, and all that these import of ours, are the same.
+Tests unpack the wheel once, into pytest's cache, with its kernels. A compiled kernel is copied from
+this checkout if its source, and all that it imports of ours, are the same.
 """
 
 import ast

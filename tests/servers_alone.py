@@ -1,6 +1,6 @@
 """One server without sockets and without an engine.
 
-What it is told and asked goes in, and what it says comes out.
+Events and requests go in, and its answers come out.
 """
 
 import functools
@@ -76,7 +76,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.session_id: bytes | None = None
         self.result: Result | SecureMedianError | None = None
-        # what is being checked
+        # the uploads that are being checked
         self.checked: Sequence[Upload] = ()
         self.uploads: Sequence[Upload] | None = None
         self.dropped = 0
@@ -87,13 +87,14 @@ class FakeEngine:
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
-        # what it opens of every dealing, and what notes that
+        # the hash that it opens of every dealing, and the function that notes that
         self.hashes = bytes(32)
         self.note: Note = note_nothing
-        # what each check of values and run of the protocol would toss with, and the seeds of the
-        # noise of each run
+        # the coin that each check of values and run of the protocol would toss, and the seeds of
+        # the noise of each run
         self.openings: list[bytes] = []
-        # what clients of an audited round are asked for, under what the test gives to `Folds.ask`
+        # the folds that clients of an audited round are asked for, under what the test gives to
+        # `Folds.ask`
         self.folds: Folds | None = None
         self.noises: list[bytes] = []
 
@@ -197,7 +198,7 @@ class Server:
         self.params = params
         self.folder = folder
         self.now = 0.0
-        # what it says does not survive the process
+        # replies do not survive the process
         self.replies: list[wire.Message] = []
         self._start(ready)
 
@@ -221,7 +222,7 @@ class Server:
         self.hear(hello())
 
     def restart(self) -> None:
-        """Kill the server, start it anew from its state folder, and link it."""
+        """Kill the server, start it again from its state folder, and link it."""
         self.store.close()
         self._start(ready=True)
 

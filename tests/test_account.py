@@ -23,8 +23,8 @@ from tests.daemons import Pair, running
 from tests.servers_alone import DIM, PARAMS, START, Server, held
 
 # (noise multiplier, rounds, epsilon) by dp-accounting 0.6.0, whose pins are older than ours:
-#     a = RdpAccountant([1 + 2 ** (i / 50) for i in range(-300, 2000)])
-#     a.compose(GaussianDpEvent(z), rounds).get_epsilon(1e-5)
+#     `a = RdpAccountant([1 + 2 ** (i / 50) for i in range(-300, 2000)])`
+#     `a.compose(GaussianDpEvent(z), rounds).get_epsilon(1e-5)`
 EPSILONS = [
     (0.3, 1, 20.3918),
     (0.3, 1000, 6057.2517),

@@ -1,4 +1,4 @@
-"""What a server does with freed memory, in a process of its own."""
+"""The freed memory of a server, in a process of its own."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def run(mode: str) -> tuple[int, int]:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no such option")
 def test_freed_memory_is_kept_until_it_is_given_back() -> None:
-    """Five turns of 16 MiB touch 4,096 pages each, most of them anew where nothing is kept."""
+    """Five turns of 16 MiB touch 4,096 pages each, most of them again if nothing is kept."""
     faults, freed = run("keep")
     assert faults < 200 and freed > 8 << 20
     assert run("default")[0] > 2 * faults + 20

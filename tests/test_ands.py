@@ -156,7 +156,7 @@ def test_silent_ots_make_no_authenticated_bits() -> None:
         AndMaker(lanes[0])
 
 
-# What a party receives, for tests/test_masks.py
+# A party's messages, for tests/test_masks.py
 
 
 def leaky(both: list[AndMaker], count: int = COUNT) -> list[SimpleNamespace]:

@@ -169,7 +169,7 @@ def strangers(source: str) -> list[str]:
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_no_module_takes_anothers_underscore_names(package: str) -> None:
-    """What another module needs has a public name, and a contract to rely on."""
+    """A name that another module needs is public, and has a contract to rely on."""
     for path in sorted((ROOT / package).rglob("*.py")):
         taken = strangers(path.read_text("utf-8"))
         assert not taken, f"{path.relative_to(ROOT)} takes {taken}: give them public names"

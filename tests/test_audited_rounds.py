@@ -200,7 +200,7 @@ def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
 def test_a_server_that_deviates_once_it_is_bound_is_found(
     tmp_path: Path, opened: ExitStack, how: str
 ) -> None:
-    """What it opens is another rank, another bit of the counts, or a false bit."""
+    """It opens another rank, another bit of the counts, or a false bit."""
     programs = {"s1": ("tests.rogue.serve", how)}
     service = opened.enter_context(servers_here(tmp_path, 4, programs=programs))
     coordinator = service.coordinator

@@ -230,7 +230,7 @@ def test_clients_beyond_the_last_bucket_set_no_server_against_the_other(
     run_both(partial(audited.audited, published=np.minimum(audited.medians, buckets - 1)))
 
 
-# Whoever deviates
+# Deviations
 
 
 def deviating(
@@ -271,7 +271,7 @@ def test_a_published_bucket_that_is_another_is_found(place: int, by: int) -> Non
 @pytest.mark.usefixtures("trusted")
 @pytest.mark.parametrize("extreme", [0, 15])
 def test_an_extreme_bucket_that_is_another_is_found(extreme: int) -> None:
-    """Where one of the two comparisons is of public numbers alone."""
+    """Check rounds in which one of the two comparisons is of public numbers alone."""
     audited = Round(np.full((4, 64), 7))
     published = audited.medians.copy()
     published[5] = extreme
@@ -336,7 +336,7 @@ def test_a_server_that_computes_with_another_sum_is_found(
 def test_a_client_whose_fold_is_wrong_is_named(
     told: tuple[int, ...], weights: list[int] | None
 ) -> None:
-    """By both servers alike, whoever it told it; the others are bound anew, and pass."""
+    """Both servers name it, whichever server it told; the others are bound again, and pass."""
     audited = Round(RNG.integers(0, 16, (4, 300)), weights=weights)
     again = os_entropy(16)
     rest = [0, 1, 3]
@@ -391,7 +391,7 @@ def test_a_message_that_is_changed_is_found(label: str, said: str) -> None:
 
 
 def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> None:
-    """Which lanes see it first is chance."""
+    """The lanes that see it first are a matter of chance."""
 
     def lane(number: int) -> None:
         if number == 0:

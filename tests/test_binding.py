@@ -156,7 +156,7 @@ def test_columns_are_added_to_their_places(kernels: Any, slot: int, count: int) 
 
 
 class Collected(Equality):
-    """What a party would compare."""
+    """The values that a party would compare."""
 
     def __init__(self) -> None:
         self.arrays: list[Any] = []
@@ -323,7 +323,7 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> int:
         coin = RNG.bytes(16)
         tags, keys = binder.folds(coin)
         if guessed:
-            # what the errors fold to
+            # the fold of the errors
             where = places(coin, 0, errors.shape[1])
             total = np.zeros((3, len(where), binding.BUCKETS), np.uint8)
             for y, table in product(range(len(errors)), range(len(where))):

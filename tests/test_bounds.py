@@ -241,7 +241,7 @@ def test_the_parts_of_a_cost_add_up() -> None:
 
 
 def test_a_check_is_cut_to_the_batch() -> None:
-    """A piece has no more comparisons than a lane may run at once, but for whole slices."""
+    """A piece has at most the comparisons that a lane may run at once, except whole slices."""
     for clients in (2, 3, 100, 70_000):
         for method in METHODS_CHECKED[::2]:
             params = RoundParams(method, dim=2000, max_clients=min(clients, 1 << 16))

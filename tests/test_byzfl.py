@@ -1,8 +1,8 @@
 """Krum and nearest neighbours in the clear, against ByzFL's own implementations.
 
-ByzFL counts one neighbour more in a score than Blanchard et al., and so it is asked on its own
-count, n - f - 1; the mean of distances that it takes orders as their sum. Where scores tie, ByzFL
-takes any of those that tie, and so its result is one of theirs.
+ByzFL counts one neighbour more in a score than Blanchard et al. The tests therefore ask for it by
+ByzFL's count, n - f - 1. ByzFL takes the mean of distances, which orders as their sum. If scores
+tie, ByzFL takes any of those that tie; the test accepts each of theirs.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What a client asks of the check of its dealing before it sends anything of its update."""
+"""A client's checks of the check of its dealing, before it sends anything of its update."""
 
 import os
 import time

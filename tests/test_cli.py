@@ -38,7 +38,7 @@ from securemedian.mpc.rounds.optimiser import Adam, Momentum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 
-# what makes a start slow, and what only some installations have
+# modules that make a start slow, or that only some installations have
 HEAVY = {"numpy", "numba", "zmq", "cryptography", "nacl", "msgpack", "rich", "asyncio"}
 EXTRAS = {"torch", "sklearn"}
 
@@ -159,7 +159,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, arguments: list[str]) 
 def test_waiting_is_said_once_and_only_by_who_waits(
     looks: list[Any], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who found an open round was told to wait for one."""
+    """A client that found an open round was told to wait for one."""
     monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     told: list[str] = []
     config = SimpleNamespace(poll_interval_s=0.0)

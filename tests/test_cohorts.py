@@ -432,7 +432,7 @@ def _end_one(world: World, draw: random.Random) -> str:
     return name
 
 
-# What belongs to a cohort
+# Cohorts' own files
 
 
 def test_each_cohort_keeps_its_own_rounds_and_model_and_numbers(world: World) -> None:
@@ -597,7 +597,7 @@ def test_a_cohort_is_removed_only_once_its_round_has_ended(world: World) -> None
         server.config = removed
         with pytest.raises(ConfigError, match=refusal):
             server.restart()
-        # with the table the round is there as it was
+        # with the table the round is back unchanged
         server.config = kept
         server.restart()
         assert {one.server_round.round_id for one in server.rounds.live} == {stroke, heart}
@@ -610,7 +610,7 @@ def test_a_cohort_is_removed_only_once_its_round_has_ended(world: World) -> None
         server.config = replace(server.config, cohorts=less)
         server.restart()
         assert [one.server_round.round_id for one in server.rounds.live] == [heart]
-    # what has ended is kept for when the table comes back, and so is the model
+    # an ended round is kept for when the table comes back, and so is the model
     world.servers[0].config = everything
     world.servers[0].restart()
     assert world.states("lung.2")[0] == "published"

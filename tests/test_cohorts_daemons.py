@@ -37,7 +37,7 @@ MODEL = np.linspace(-0.2, 0.2, 1000, dtype=np.float32)
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = Pair(tmp_path_factory.mktemp("pair") / "keys", clients=4)
-    # what each server may choose for itself: how long chunks are, and which kernels it takes
+    # a server's own choices: how long chunks are, and which kernels it takes
     made.configure("s0", TABLES + "\n[protocol]\nchunk = 8192\nnative_aes = false\n")
     made.configure("s1", TABLES)
     made.start("s0", "s1")
@@ -105,7 +105,7 @@ def test_two_cohorts_publish_what_they_should_whatever_happens_to_a_server(
                 assert np.array_equal(result, expected)
             status = coordinators[cohort].status(rounds[cohort])
             assert sorted(status.included) == list(MEMBERS[cohort])
-            # that which was waiting has lost nothing
+            # the waiting cohort has lost nothing
             assert status.attempt == (2 if killed and cohort == "default" else 1)
             receipt = coordinators[cohort].receipt(rounds[cohort])
             assert receipt.record.cohort == cohort

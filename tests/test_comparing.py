@@ -162,8 +162,8 @@ def test_counts_about_a_bucket() -> None:
 
 # Lies
 
-# What party 0 does to the claims of its partners of d_0, in place: it returns what it commits to
-# instead, and what it does to the tags of that.
+# Changes party 0's claims of its partners of d_0, in place: it returns what party 0 commits to
+# instead, and a function that changes the tags of that.
 Lie = Callable[[np.ndarray], tuple[np.ndarray, Callable[[np.ndarray], None]]]
 
 
@@ -205,7 +205,7 @@ def rate(
 ) -> int:
     """Return how often party 0 passes with bits of other numbers than its own, which are 2 in Z_4.
 
-    What follows the proof of bits is left out.
+    The steps after the proof of bits are left out.
     """
     few(monkeypatch, partners)
     monkeypatch.setattr(SignProver, "_signs", lambda *_: None)

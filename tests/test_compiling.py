@@ -112,7 +112,7 @@ def test_what_lies_beside_a_kernel_serves_those_with_another_folder(
 def test_processes_add_to_the_cache_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one had added to numba's index was lost when another wrote it."""
+    """An entry that one process had added to numba's index was lost when another wrote it."""
     pytest.importorskip("fcntl")
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     seen: list[str] = []
@@ -236,7 +236,7 @@ def test_a_folder_that_others_may_write_keeps_no_kernels(
     ran = installed.run("-m", "securemedian", "compile", **nowhere)
     assert ran.returncode == 2 and str(folder) in ran.stderr
     assert "set NUMBA_CACHE_DIR to a folder that this user alone" in ran.stderr
-    # who needs no kernel does not look for a folder
+    # a command without kernels does not look for a folder
     keys = tmp_path / "keys"
     made = installed.run("-m", "securemedian", "keygen", str(keys), "--clients", "3", **nowhere)
     assert made.returncode == 0, made.stderr
@@ -468,7 +468,7 @@ def test_no_round_compiles_after_its_server_has_said_compiled(
 
 @pytest.mark.parametrize("method", [*variants(), Radix(ranks=[1, 2, 3])], ids=lambda m: m.label)
 def test_a_round_of_one_coordinate_takes_the_types_that_kernels_name(method: Method) -> None:
-    """Where it has several ranks or groups, numpy sees other orders than C in its arrays."""
+    """With several ranks or groups, numpy sees other orders than C in its arrays."""
     params = RoundParams(method, dim=1, max_clients=4)
     results, expected = published_round(params, np.ones((4, 1), np.float32), ProtocolParams())
     assert np.array_equal(results, expected)

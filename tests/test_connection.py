@@ -122,7 +122,7 @@ def test_question_and_answer() -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such limit")
 def test_a_line_that_is_dead_is_given_up_within_seconds() -> None:
-    """Who waited for the result of a server that had moved noticed after `reply_timeout_s`."""
+    """A client noticed only after `reply_timeout_s` that its server had moved."""
     with serving(echo) as server, connected(server) as connection:
         connection.ask("hello")
         with socket.socket(fileno=os.dup(connection._descriptor)) as line:
@@ -372,7 +372,7 @@ class Pair:
         self.state = "open"
         self.uploads: list[wire.Message] = []
         self.refusal: dict[str, Any] | None = None
-        # what each server says that it is
+        # the party that each server says it is
         self.parties = [0, 1]
         # and, by request and server, of its versions
         self.versions: dict[tuple[str, int], dict[str, Any]] = {}

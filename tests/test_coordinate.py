@@ -211,7 +211,7 @@ def test_every_round_has_the_participants_of_the_plan(folder: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run(folder: Path) -> None:
-    # where the first receipt would be written first
+    # the place to which the first receipt would be written first
     (folder / "out/receipt-1.json.new").mkdir(parents=True)
     with pytest.raises(
         ConfigError, match=r"cannot write the file: .*receipt-1.json .Is a dir.*mend that"
@@ -229,7 +229,7 @@ def test_a_failed_round_is_tried_again(folder: Path) -> None:
     fake = Fake("failed", "failed", "published", "published", "published")
     said, slept = ran(folder, fake)
     assert [line["state"] for line in lines(folder)] == ["failed"] * 2 + ["published"] * 3
-    # until a round is published, the run begins anew with each
+    # until a round is published, the run begins again with each
     assert [opened["model"] is not None for opened in fake.opened] == [True] * 3 + [False] * 2
     assert [wait for wait in slept if wait != 0.5] == [2.0, 4.0]
     assert any("failed: too few; attempt 2 in 2 s" in text for text in said)

@@ -119,7 +119,7 @@ def seen(one: Watch) -> dict[str, Any]:
     return view
 
 
-# What a client is in a round
+# A client's part in a round
 
 
 def test_every_reason_of_the_servers_has_its_kind(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_who_is_in_is_in_the_result_of_rounds_that_have_one() -> None:
     assert kind_of("a", RoundStatus(state="failed", clients={"a": "here"})) == "o"
 
 
-# What is asked, and what is remembered
+# Requests, and the answers that are remembered
 
 
 def test_both_servers_are_asked_once_a_second_together() -> None:
@@ -364,7 +364,7 @@ def test_the_receipt_of_a_published_round_is_verified() -> None:
     server.receipts["1-00000000"] = receipt_of("1-00000000", "key-a", "key-b")
     for _ in range(4):
         one.look(0)
-    # once, and in place of one request for the status
+    # once, and instead of one request for the status
     assert server.asked_for_receipts == ["1-00000000"] and len(server.asked) == 4
     assert seen(one)["rounds"][0]["receipt"] == {
         "valid": True,
@@ -418,7 +418,7 @@ def test_a_run_brings_its_receipts(tmp_path: Path) -> None:
     assert "invalid receipt" in found[1]["says"]
 
 
-# What is served
+# Pages
 
 
 @contextmanager
@@ -738,7 +738,7 @@ def test_in_a_browser(width: int, dark: bool) -> None:
         # a hostile name is text
         names = "return [...document.querySelectorAll('#grid tbody th')].map(e => e.textContent)"
         assert HOSTILE in run(names) and run("return document.images.length") == 0
-        # by keyboard: the failed round, and the focus stays when the page is drawn anew
+        # by keyboard: the failed round, and the focus stays when the page is drawn again
         button = "round-31-00000000"
         run(f"document.getElementById('{button}').focus()")
         from selenium.webdriver.common.keys import Keys

@@ -318,7 +318,7 @@ def test_what_one_who_knew_the_toss_could_do() -> None:
     assert verdict(WRONG, turned)
     assert not verdict(WRONG, dict(list(turned.items())[1:]))
     assert not verdict(WRONG, turned | {order[part.guards + 8]: WRONG})
-    # another class of wrong vectors: its mirror image is no rotation of it
+    # another class of wrong vectors: its mirror image is not a rotation of it
     other = [0, 2, 0, 0, -1, 0, 0, 0]
     assert sum(other) == 1 and not verdict(WRONG, dict.fromkeys(partners, other))
     assert not verdict([], turned)
@@ -600,7 +600,7 @@ def test_a_draw_that_would_favour_some_numbers_is_rejected() -> None:
     assert vectors.shuffle(order, 0, 2, np.array([1], np.uint32)) == 1
 
 
-# What a server sees
+# A server's view
 
 
 def view(number: int, index: np.ndarray) -> dict[str, np.ndarray]:

@@ -238,7 +238,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         assert np.array_equal(labels.reshape(-1), median_labels([s.sent(1) for s in students]))
         second = coordinator.open_round(params)
         number = number_of(second)
-        # who was not killed
+        # the student that was not killed
         expected = students[0].after(labels, number_of(first))
         starts: list[int] = []
         start = Student.start
@@ -263,7 +263,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         learnt = capsys.readouterr().out.count("learnt from 200 public images")
         # two of each of the others, in this process
         assert learnt - 4 == (2 if sleepy == "after" else 1)
-        # what was kept is of another seed
+        # the kept student is of another seed
         other = replace(trainer, seed=(2, 0))
         with Client.from_config(toml, public=PUBLIC) as client:
             worker.resume(client, other, PUBLIC.inputs, 1)

@@ -1,4 +1,4 @@
-"""Rounds that outlive their servers: two without sockets, which are killed and started anew.
+"""Rounds that outlive their servers: two without sockets, which are killed and started again.
 
 Each runs on its own state folder, and what they say to each other goes through a queue that loses
 what the test says. tests/test_daemons.py kills real ones.
@@ -60,7 +60,7 @@ class Two:
         self.coins: list[set[bytes]] = [set(), set()]
 
     def survive(self, party: int, what: Callable[[], Any]) -> Any:
-        """Let a server do something. If it is killed meanwhile, start it anew."""
+        """Let a server do something. If it is killed meanwhile, start it again."""
         server = self.servers[party]
         try:
             return what()
@@ -273,7 +273,7 @@ def test_no_lost_message_puts_out_of_step_who_runs_the_protocol_again(
 def test_a_check_whose_session_has_gone_is_made_in_another(tmp_path: Path) -> None:
     """The link breaks while the toss for the check cannot be stored, and the disk has room again.
 
-    What was tossed is taken first.
+    It takes first what was tossed.
     """
     two = Two(tmp_path, DEALT)
     round_id = two.open()
@@ -377,7 +377,7 @@ def test_both_servers_killed_keep_what_they_have_acknowledged(two: Two) -> None:
     assert two.servers[0].open().startswith("2-")
 
 
-# What is asked once more
+# Repeated requests
 
 
 def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(two: Two) -> None:
@@ -439,7 +439,7 @@ def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.Monkey
     assert (s0.folder / "spool" / round_id / "uploads.words").stat().st_size == 0
     refused = two.ask(0, s0.coordinator, "close", round=round_id)
     assert refused.fields["code"] == "not-stored" and two.state(0) == "open"
-    # what the other server says is kept until there is room
+    # the other server's messages are kept until there is room
     full[0] = False
     for key, party in itertools.product((first, second), (0, 1)):
         assert two.ask(party, key, "upload", words, **fields).type == "upload"

@@ -71,7 +71,7 @@ class Changing(Channel):
         return theirs
 
 
-# what is no point, what is none of the prime order, and what lies off the curve
+# an invalid point, one outside the prime-order group, and one off the curve
 POINTS = [
     bytes(32),
     bytes([1] + 31 * [0]),

@@ -214,11 +214,11 @@ def test_the_codes_withstand_the_known_attacks() -> None:
 def search_bits(targets: int) -> float:
     """Return the expected evaluations of a permutation pi that find Delta in the half-trees.
 
-    For the node P on its path the receiver knows P ^ Delta, and is given c = H(P) = pi(s) ^ s or c
-    = P ^ H(P), where s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t), so one
-    evaluation at any z is looked up among all c of both forms, corrected by what is public of t,
-    and z = s is found with probability 2^-128 for each. That bit 0 of P is known too changes
-    nothing: it halves both the z to be tried and the c that each may belong to.
+    For the node P on its path the receiver knows P ^ Delta. It is given c = H(P) = pi(s) ^ s or c =
+    P ^ H(P), with s = sigma(P) ^ t. The second is sigma^-1(s) ^ pi(s) ^ s ^ sigma^-1(t). One
+    evaluation at any z is therefore looked up among all c of both forms, corrected by what is
+    public of t. It finds z = s with probability 2^-128 for each. That bit 0 of P is known too
+    changes nothing: it halves both the z to be tried and the c that each may belong to.
     """
     return 128 - math.log2(targets)
 
@@ -243,7 +243,7 @@ def test_the_trees_keep_their_distance_from_a_search_for_all_nodes_at_once() -> 
 
 
 def test_the_two_forms_of_a_target_are_looked_up_together() -> None:
-    """What `search_bits` says of s holds for the kernels: both forms, undone by public values."""
+    """Check what `search_bits` says of s for the kernels: both forms, undone by public values."""
     parent = np.frombuffer(os_entropy(16), np.uint64).reshape(1, 2)
     index, stream = np.uint64(77), np.uint64(3) | ferret.TREE_TWEAKS
     tweaked = np.empty_like(parent)
@@ -414,7 +414,7 @@ def test_what_the_receiver_sees_is_uniform_and_of_one_size(
 
 
 def test_messages_come_with_the_ots_that_need_them(base: BaseOts, small: ferret.Code) -> None:
-    """What the sender sends for each call, from its first OT on, and where an iteration ends."""
+    """The sender's messages for each call, from its first OT on, and the end of an iteration."""
     sender, receiver = pair(base)
     run_both(lambda j: (sender, receiver)[j].prepare())
     traffic = sender._channel.traffic

@@ -37,7 +37,7 @@ VALUES = [
 ]
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
-# What a flood does until the second event, after it has set the first: the servers feel it
+# A flood's work until the second event, after it has set the first: the servers feel it
 Flood = Callable[[Pair, threading.Event, threading.Event], None]
 
 
@@ -69,7 +69,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def doors(pair: Pair) -> dict[str, tuple[str, int]]:
-    """Where the three ports are: both servers' for clients, and S1's for S0."""
+    """Return the three ports: both servers' for clients, and S1's for S0."""
     zero, one = (config.load(pair.folder / f"{server}.toml") for server in SERVERS)
     endpoints = {"s0": zero.listen, "s1": one.listen, "peer": zero.peer.address}
     return {
@@ -187,7 +187,7 @@ def as_the_peer(pair: Pair, felt: threading.Event, ended: threading.Event) -> No
             opened.enter_context(dealer(context, keys, doors(pair)["peer"], key)) for _ in range(30)
         ]
         for end in sockets:
-            # `immediate`: there is no room before the keys are proved
+            # `immediate`: nothing is buffered before the keys are proved
             while not end.poll(0, zmq.POLLOUT) and not ended.wait(0.02):
                 pass
         felt.set()
@@ -247,7 +247,7 @@ def calm(pair: Pair) -> dict[str, tuple[int, int]]:
 
 
 def check_is_calm_again(pair: Pair, before: dict[str, tuple[int, int]]) -> None:
-    """Wait until both servers have what they had `before`, but for the slack."""
+    """Wait until both servers have what they had `before`, except for the slack."""
     for server in SERVERS:
         memory, descriptors = before[server]
 

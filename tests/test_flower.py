@@ -104,7 +104,7 @@ class InProcessGrid(Grid):
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         self.seconds: list[float] = []
-        # what Flower keeps of each node between messages
+        # Flower's record of each node between messages
         self.states: dict[int, RecordDict] = {}
         # messages carry what flwr's own process would have set
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
@@ -202,7 +202,7 @@ def fails_on(*nodes: int, until: int = 99) -> Train:
     return train
 
 
-# What is computed
+# Results
 
 
 def test_the_result_is_flowers_own_median_and_no_update_leaves_a_node(pair: Pair) -> None:
@@ -218,7 +218,7 @@ def test_the_result_is_flowers_own_median_and_no_update_leaves_a_node(pair: Pair
     # metrics and evaluation are as usual
     assert result.train_metrics_clientapp[2]["loss"] == pytest.approx(2)
     assert result.evaluate_metrics_clientapp == expected.evaluate_metrics_clientapp
-    # what leaves a node: metrics, who it is if it has trained, and nothing else
+    # a node sends only metrics and, if it has trained, who it is
     assert len(grid.replies) == 12
     for reply in grid.replies:
         trained = reply.metadata.message_type == MessageType.TRAIN
@@ -338,7 +338,7 @@ def test_halves_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> Non
     assert np.abs(model - start["w"] - 0.008).max() < 0.02
 
 
-# What may go wrong in a round
+# Failures in a round
 
 
 @pytest.mark.timeout(240)
@@ -521,7 +521,7 @@ def test_layers_stay_with_their_nodes(pair: Pair) -> None:
     assert pair.status()["params"]["dim"] == 6
 
 
-# What may be wrong with the apps
+# Faults in the apps
 
 
 def test_a_strategy_without_the_mod_trains_nothing(pair: Pair) -> None:
@@ -599,7 +599,7 @@ def test_other_train_functions_and_mods_are_covered(pair: Pair) -> None:
     assert [list(reply.content) for reply in grid.replies] == [["m", CLIENT]] * 3
 
 
-# What may be wrong with configurations
+# Faults in configurations
 
 
 @pytest.mark.parametrize(

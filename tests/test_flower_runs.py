@@ -87,7 +87,7 @@ class Flower:
             text=True,
             timeout=LIMIT_S,
         )
-        # what comes before the JSON is for people
+        # the lines before the JSON are for people
         return json.loads(done.stdout[done.stdout.index("{") :])
 
     def run(self, **config: Any) -> str:

@@ -1,4 +1,4 @@
-"""What audited rounds ask of clients: at one server, in the journal of a client, and refused."""
+"""Folds that audited rounds ask of clients: at a server, in a client's journal, and refused."""
 
 import logging
 from dataclasses import replace
@@ -226,7 +226,7 @@ def test_s1_runs_nothing_that_it_is_not_bound_to(tmp_path: Path, how: str) -> No
         s1.rounds.engine_ended()
     digest, another = s1.latest.server_round.digest, how == "another session"
     s1.hear(Compute(ROUND, digest, 1, bytes(16), another))
-    # what is heard waits for what is computed
+    # a message waits for the computation
     s1.now += STOP_S
     s1.rounds.tick()
     state, reason = s1.state

@@ -53,7 +53,7 @@ def test_frames(fuzz_examples: int) -> None:
     )
     def check(table: dict[str, Any], described: list[Any], parts: list[bytes]) -> None:
         for entries in (table, table | {"a": described}):
-            # what msgpack does not write was no frame
+            # msgpack does not write these, so they were not frames
             with suppress(OverflowError, ValueError):
                 packed = msgpack.packb(entries)
                 frame = [packed, *parts]

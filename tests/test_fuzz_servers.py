@@ -1,8 +1,8 @@
 """Both servers under requests and messages that nobody should send, in each state of a round.
 
-Whatever comes, nothing leaves the server's methods, no defect is logged, each request has an answer
-that fits a frame, nothing is written outside the state folder, and nothing piles up. Inputs are
-those of tests/fuzzing.py.
+Whatever comes, nothing leaves the server's methods, no defect is logged and each request has an
+answer that fits a frame. Nothing is written outside the state folder, and nothing piles up. Inputs
+are those of tests/fuzzing.py.
 """
 
 import itertools
@@ -59,9 +59,9 @@ from tests.servers_alone import AUDITED, DEALT, DIM, PARAMS, START, Server, held
 pytestmark = pytest.mark.slow
 
 ROUND = "1-0000000a"
-# what clients of an audited round are asked about
+# the question to clients of an audited round
 BINDING, COIN = bytes([1] * 16), bytes([2] * 16)
-# What a server logs where its own code is at fault.
+# A server logs these when its own code is at fault.
 DEFECTS = {"request-error", "control-error", "action-error", "action-failed", "answer-lost"}
 CODES = {
     error.code
@@ -69,7 +69,7 @@ CODES = {
     if isinstance(error, type) and issubclass(error, SecureMedianError)
 }
 
-# What may follow the number of a round, and must not name a folder.
+# Endings that may follow the number of a round, and must not name a folder.
 NO_IDS = ["../../escaped", "0000000b/../..", "/escaped", "", "0000000B", "0000000b\n", "x" * 2000]
 
 STATES = {
@@ -223,7 +223,7 @@ def a_server(party: int, state: str, folder: Path) -> Iterator[Server]:
         bring(server, state)
         logger.addHandler(watching)
         logger.setLevel(logging.INFO)
-        # what a terminal would print is not looked at, only slow
+        # a terminal would print this; nobody looks at it, and it is slow
         logger.propagate = False
         yield server
         assert not DEFECTS & set(watching.names)

@@ -261,7 +261,7 @@ def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: L
 
 
 def test_a_slow_line_is_no_server_that_is_away(pair: Pair, line: Line) -> None:
-    """The limit of an answer begins anew with whatever has arrived."""
+    """The limit of an answer begins again with each byte that has arrived."""
     round_id = open_round(pair, "shares")
     client = line.client()
     client.wait_for_round()

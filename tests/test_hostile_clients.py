@@ -1,7 +1,7 @@
 """Hostile clients of real daemons, which speak the wire by themselves.
 
-Who shares what no client may share is left out with its reason, and the result is that of the
-others, bit by bit.
+If a client shares something invalid, the servers leave it out with its reason. The result is that
+of the others, bit by bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -260,7 +260,7 @@ def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> N
             send("client-1", "deal", form, array, to_words, piece=piece, pieces=pieces)
     with pytest.raises(BadUpload, match="other parameters"):
         send("client-1", "deal", "seed", seed, to_seed, piece=0, pieces=1, params=b"?")
-    # begun, cut short and begun anew
+    # begun, cut short and begun again
     send("client-1", "deal", "words", words[half:] ^ np.uint64(1), to_words, piece=0, pieces=2)
     third = -(-words.size // 3)
     with pytest.raises(BadUpload, match="piece 0 is due"):
@@ -301,7 +301,7 @@ def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
         pair.send(
             HOSTILE, "deal", "seed", np.zeros(16, np.uint8), "s0", piece=0, pieces=1, round=first
         )
-    # what an honest client dealt for the failed round is gone, and it deals anew
+    # the servers drop an honest client's dealing for the failed round, and it deals again
     assert not pair.round("client-1")[0]["dealt"]
     for name in HONEST:
         pair.submit(name, update(name))

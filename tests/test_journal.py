@@ -1,4 +1,4 @@
-"""What a client keeps for a restart: `clients.journal`."""
+"""A client's files for a restart: `clients.journal`."""
 
 import hashlib
 import stat
@@ -84,7 +84,7 @@ def test_of_an_upload_that_servers_have_no_half_is_kept_but_what_its_result_has_
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_as_many_uploads_are_remembered_as_servers_keep_results(folder: Path, keeps: bool) -> None:
-    """In the order in which they were sent: a service that is set up anew counts from 1 again."""
+    """Sort by the order of sending: a service that is set up again counts from 1."""
     kept = Journal(folder if keeps else None)
     rounds = [f"{number}-3fa9c1d2" for number in (8, 9, 10, 11, 1, 2)]
     for group, round_id in enumerate(rounds):
@@ -191,7 +191,7 @@ def test_what_the_caller_keeps_outlasts_the_process_and_rounds(folder: Path, kee
     assert (kept.own.fields, kept.own.arrays) == ({}, {})
     network = np.arange(4, dtype=np.float32)
     kept.keep_own({"round": ROUND, "seed": [1, 2]}, {"network": network})
-    # what the caller does to its array afterwards is not kept
+    # a caller's later changes to its array are not kept
     network += 1
     kept.keep(SUBMISSION)
     kept.forget(ROUND)

@@ -191,7 +191,7 @@ def test_packed_values_are_added_and_subtracted_one_by_one(bits: int) -> None:
     assert total.tolist() == reference.pack(plain, bits)
     packing.subtract_packed(changed, tops, difference)
     plain = [(int(a) - int(b)) % 2**bits for a, b in zip(one, other, strict=True)]
-    # what pads the last word is not told
+    # the padding of the last word is not told
     want = reference.pack(plain, bits)
     spare = 64 * len(want) - count * bits
     difference[-1] &= np.uint64(2 ** (64 - spare) - 1)
@@ -401,7 +401,7 @@ def test_shuffle_goes_on_where_its_draws_ended() -> None:
 
 @pytest.mark.parametrize("bits", range(1, 8))
 def test_bytes_are_packed_as_values_are(bits: int) -> None:
-    """Eight at a time, also where there are no eight left; what is above the bits is dropped."""
+    """Pack eight at a time, also for the last few; drop bits above the width."""
     for count in (0, 1, 63, 64, 200):
         values = RNG.integers(0, 256, count).astype(np.uint8)
         low = values & np.uint8(2**bits - 1)
@@ -430,7 +430,8 @@ def test_values_in_bit_planes_and_back(bits: int, dtype: Any, count: int) -> Non
 def test_a_step_of_the_radix_median(bits: int) -> None:
     """Both parties' steps, on flags of any value, against whole numbers.
 
-    There are two ranks, and more words than one tile of the kernels, and one that is no tile.
+    The test has two ranks, and more words than one tile of the kernels, and one that does not fill
+    a tile.
     """
     ranks, clients, width, top = 2, 3, 65, 2**bits
     count = clients * width
@@ -460,7 +461,7 @@ def test_a_step_of_the_radix_median(bits: int) -> None:
     at = 70
     keys0, keys1, keys = ([words(ranks * bits, at + count) for _ in range(2)] for _ in range(3))
     for j in (0, 1):
-        # what the party receives with, of the other's keys
+        # the keys with which the party receives from the other
         other0, other1 = keys0[1 - j][:, at:], keys1[1 - j][:, at:]
         keys[j][:, at:] = other0 ^ ((other0 ^ other1) & choices[j])
     asked = [zeros[1 - j] ^ choices[1 - j] for j in (0, 1)]
@@ -561,7 +562,7 @@ def test_discrete_gaussian(p: int, q: int, size: int) -> None:
         made, used = gaussian.draw(random, p, q, out)
     want, want_used = reference.discrete_gaussian(random.tolist(), p, q, 300)
     assert (out[:made].tolist(), used) == (want, want_used)
-    # where the words ran out makes no difference
+    # the place at which the words ran out makes no difference
     more, rest = np.concatenate([random[used:], words(20_000)]), np.zeros(100, np.int64)
     assert gaussian.draw(more, p, q, rest)[0] == 100 or q > p
     whole = np.zeros(made + 100, np.int64)

@@ -260,7 +260,7 @@ def test_a_pasted_block_fills_the_named_places(
     ]
     assert loaded.peer.public_key == public_key(tmp_path / "beta", "s1")
     assert mode(path) == 0o640 and not path.with_name("s0.toml.new").exists()
-    # everything else stands as it was, comments included
+    # everything else is unchanged, comments included
     kept = [line for line in before.splitlines() if "PASTE" not in line]
     assert not set(kept) - set(path.read_text().splitlines())
 
@@ -287,7 +287,7 @@ def test_a_file_fills_no_place_but_that_of_its_name(
     said = refused("hospital-a.key", handed("coordinator", "hospital-a", KEYS[1]).line)
     assert "names no coordinator hospital-a" in said
     assert "names no client hospital-c" in refused("hospital-c.key", second)
-    # whose role stands nowhere is nobody's
+    # a key in neither file has an invalid role
     assert "invalid role" in refused("s1.key", f'name = "s1"\npublic-key = "{KEYS[1]}"')
     assert "invalid role" in refused("hospital-a.key", f'public-key = "{KEYS[1]}"')
     path.write_text(f'{path.read_text()}\n[[clients]]\nname = "hospital-c"\npublic_key = ""\n')

@@ -257,7 +257,7 @@ def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines: Server
     servers.prepare(session(2))
     servers.compute()
     assert servers.engines[0].session_id == session(2)
-    # what a thread may be inside of is left alone; at the other server nothing hung
+    # the server does not touch a folder that a thread may use; at the other server nothing hung
     hung = servers.pipes[session(1)]
     assert all(one.closed and not one.released for one, _ in hung)
     assert all(other.released for _, other in hung)
@@ -283,7 +283,7 @@ def test_a_hung_computation_is_abandoned_without_another_round(
     servers.engines[0].check()
     # it has its time to stop
     assert not servers.engines[0]._abandoned
-    # which passes
+    # this one passes
     servers.engines[0]._stop_by -= LIMIT_S
     servers.engines[0].check()
     assert len(servers.engines[0]._abandoned) == 1
@@ -321,7 +321,7 @@ def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers)
     servers = pair_of_engines
     servers.hangs = True
     servers.prepare(session(1))
-    # all lanes hang, but for the stream of the checks
+    # all lanes hang, except the stream of the checks
     servers.pipes[session(1)][-1][0].blocked.clear()
     shape, halves = two_dealings()
     for _ in range(2):
@@ -340,7 +340,7 @@ def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers)
     for cost, other in (costs, costs[::-1]):
         assert 0 < cost.checking_bytes_sent == other.checking_bytes_received < cost.bytes_sent
         assert cost.checking_seconds > 0 and cost.checking_rounds > 2
-    # what was counted is that round's
+    # the count is that round's
     servers.prepare(session(1))
     assert all(outcome.cost.checking_rounds == 0 for outcome in servers.compute())
 
@@ -381,9 +381,9 @@ def test_an_error_of_a_check_is_told_like_any_other(pair_of_engines: Servers) ->
 # Daemons
 
 
-# While there is a file NAME.hang beside its configuration, each lane of such a server that sends
-# anything hangs for good, as it was seen: in a socket of zmq's collector that leads nowhere. The
-# collector's own end, which Python's end calls, then waits for ever or aborts the process.
+# If a file NAME.hang lies beside its configuration, each lane of this server that sends anything
+# hangs for good. A user saw this in a socket of zmq's collector that leads nowhere. The collector's
+# own end, which Python's end calls, then waits for ever or aborts the process.
 HANGING = """
 import sys
 import threading

@@ -62,7 +62,7 @@ def asked(options: dict[str, Any], clients: int = 5, run: RunState | None = None
 
 @pytest.mark.parametrize("options", BOUNDED, ids=label)
 def test_large_hospitals_are_in(options: dict[str, Any]) -> None:
-    """Four times as long as most is no fault: all pass, and the result is that of all five."""
+    """Pass a hospital that is four times as long as most: the result is that of all five."""
     params, updates = asked(options), uneven()
     method, names = params.method, [f"c{number}" for number in range(5)]
     lanes, weights = make_parties(SMALL.lanes), params.weights_of(names)
@@ -111,7 +111,7 @@ def test_a_longer_model_takes_fewer_fraction_bits(options: dict[str, Any], lengt
     assert bits in (0, short) or longest / 2.0 ** (bits + 1) < length
     assert bits == 0 or longest / 2.0**bits >= length
     assert params.method.settled(model) == params.method
-    # what is longer is cut by its client, who says so, and is in
+    # the client cuts a vector that is longer, says so, and is in
     seen = Round("1-a", 1, params, 0, model)
     with pytest.warns(RangeWarning, match="takes no more"):
         whole = ring.signed(encode_update(model + 1e15, seen)[0], params.share_bits)
@@ -127,7 +127,7 @@ def test_a_bound_that_is_given_stays() -> None:
     assert replace(Krum(norm_bound=3.0), counts_left_out=True).fault == FAULT
 
 
-# Who is left out counts as faulty
+# A client that is left out counts as faulty
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_bound_that_is_given_stays() -> None:
 def test_those_who_are_caught_are_some_of_the_faulty(
     faulty: int, caught: int, clients: int, left: int
 ) -> None:
-    """Where F is given; as many as those who remain allow where it is not."""
+    """Check this for a given F, and otherwise for as many as those who remain allow."""
     params = asked({"method": "krum", "faulty": faulty}, 9).without(caught)
     updates = np.random.default_rng(clients).normal(size=(clients, DIM))
     updates[:left] *= 3

@@ -66,7 +66,7 @@ def whole(*numbers: int) -> np.ndarray:
     return np.array([number % 2**64 for number in numbers], np.uint64)
 
 
-# What is out of range by all or by nothing: the least number above all, which has no absolute value
+# Values out of range by any amount: the least number above all, which has no absolute value
 OUT = [T, -T - 1, 2 * T, -2 * T, 1 << 62, -(1 << 62), -(1 << 63), (1 << 63) - 1, (1 << 63) + T - 1]
 WITHIN = [0, 1, -1, T - 1, -T]
 
@@ -189,7 +189,7 @@ def are_in_range(sketches: np.ndarray) -> np.ndarray:
         ((2 * T,), 1 / 2),
         ((-(1 << 63),), 1 / 2),
         ((1 << 62,), 1 / 2),
-        # what is beside it cannot hide it: all sums are wrong
+        # the value beside it cannot hide it: all sums are wrong
         ((-(1 << 63), -(1 << 63)), 1 / 2),
         ((1 << 62, -(1 << 62)), 3 / 8),
         ((1 << 63, (1 << 63) - 1), 1 / 2),

@@ -34,7 +34,7 @@ def test_one_process_at_a_time_has_a_folder(
         first = kind(folder)
         with pytest.raises(ConfigError, match=f"{refusal}.* {folder}"):
             kind(folder)
-        # whoever only looks takes nothing away
+        # a process that only looks takes nothing away
         assert is_locked(folder) and is_locked(folder)
         first.close()
         assert not is_locked(folder)

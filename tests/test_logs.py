@@ -103,7 +103,7 @@ def test_a_source_causes_a_burst_and_then_a_line_now_and_then(
 def test_refused_callers_cost_a_server_nothing_that_grows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, party: int
 ) -> None:
-    """Frames of a client that are no request, or one that is refused, and of the other server."""
+    """Send a client's invalid frames, a refused request, and frames of the other server."""
     server = Server(party, tmp_path)
     client = server.keys[0]
     bad: list[list[wire.Part]] = [
@@ -154,5 +154,5 @@ def test_a_line_for_a_terminal_fits_it_and_dumps_nothing(
     told = line(cost={str(name): 1 for name in range(9)}, included=["a", "b"], seconds=1.23456789)
     assert told.endswith("round-published cost=(9) included=['a', 'b'] seconds=1.235")
     assert len(line(text="x" * 300)) == 100 and line(text="x" * 300).endswith(" ..")
-    # what tells what to do is said in full
+    # the remedy is said in full
     assert line(logging.WARNING, reason="x" * 300).endswith("x" * 300)

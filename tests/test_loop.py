@@ -31,7 +31,7 @@ class Loop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, messages: int, requests: int) -> None:
         self.now, self.cost_s = 0.0, COST_S
         self.messages, self.requests = deque(range(messages)), deque(range(requests))
-        # what was taken, in order
+        # the names taken, in order
         self.taken: list[str] = []
         monkeypatch.setattr(daemon.time, "monotonic", lambda: self.now)
         self.control = Fake(recv_multipart=self._message)

@@ -195,7 +195,7 @@ def elements(stream: Stream, count: int, bits: int) -> np.ndarray:
 
 
 def test_streams_are_none_of_those_of_ots() -> None:
-    """Whose nonces are the numbers of lanes."""
+    """Their nonces are the numbers of lanes."""
     assert not set(range(1 << 16)) & {NONCE, NONCE + 1, NONCE + (1 << 16) - 1}
     pair = sessions()
     prover, verifier, _ = ends(pair)
@@ -276,7 +276,7 @@ def test_a_wrong_value_passes_with_the_chance_to_guess_delta(wrong: int, passes:
         prover, verifier, _ = ends(sessions(bits=4), lane, mac_bits=4)
         (_, tags), keys = commit(prover, zeros, 4), accept(verifier, 1, 4)
         guess = RNG.integers(0, 2, (4, 1)).astype(np.uint8)
-        # what the verifier compares with, if it is told `wrong`
+        # the verifier's comparison, if it is told `wrong`
         expected = ring.reduce(keys - verifier.constant(np.array([wrong], np.uint8)), 4)
         hits += bool((ring.reduce(tags - guess * np.uint8(wrong), 4) == expected).all())
     check_rate(hits, runs, passes)

@@ -1,15 +1,15 @@
 """List every mask of `mpc`, what would leak without it, and the check that notices.
 
 `MASKS` is the list, and a documentation of it. Each mask is removed alone, by editing the
-expression that puts it on, in this process and for one check of tests/test_output_shares.py, which
-must then find bits that are not uniform (`Leak`: a wrong result, a crash or a pinned hash does not
-count). Without a mask that is `silent` every result is still right, which is tested too: no test of
-what is computed would notice.
+expression that puts it on, in this process and for one check of tests/test_output_shares.py. The
+check must then find bits that are not uniform (`Leak`): a wrong result, a crash or a pinned hash
+does not count. Without a mask that is `silent` every result is still right, which is tested too: no
+test of what is computed would notice.
 
-That the list is complete is read off the sources, below: every draw of randomness, every message,
-every place where a protocol takes a correlation, and every XOR, sum or difference with something
-that is named like a mask stands in `MASKS`, or in `NO_MASKS` with the reason why it hides nothing.
-A new one fails until it does.
+The scans below read off the sources that the list is complete. They find every draw of randomness,
+every message and every place where a protocol takes a correlation. They also find every XOR, sum or
+difference with something that is named like a mask. Each stands in `MASKS`, or in `NO_MASKS` with
+the reason why it hides nothing. A new one fails until it does.
 """
 
 import ast
@@ -53,8 +53,8 @@ from tests.uniformity import Leak
 
 ROOT = Path(mpc.__file__).parent
 CLIENTS = 4
-# Rounds that between them use every protocol, narrow and wide tables, and a number of bits that is
-# no whole word.
+# Rounds that between them use every protocol, narrow and wide tables, and a number of bits that
+# does not fill a word.
 ROUNDS: list[tuple[RoundParams, Callable[[np.ndarray], Any]]] = [
     (
         RoundParams(Pairwise(ring_bits=9, fraction_bits=0), dim=100, max_clients=CLIENTS),
@@ -871,7 +871,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "sizes": "sizes, which are public, and digests of counts",
 }
 
-# Where protocols take correlations, and the masks these become.
+# The places where protocols take correlations, and the masks these become.
 TAKEN: dict[str, tuple[str, ...]] = {
     "_leaf_shares": ("leaf positions", "pads of leaf tables"),
     "conjunctions": ("a of a triple", "b of a triple", "c of a triple"),
@@ -888,8 +888,8 @@ TAKEN: dict[str, tuple[str, ...]] = {
 
 NOISE = "noise on what is opened, not a mask: tests/test_private_mean.py finds it missing"
 
-# What looks like a mask to the scans below and hides nothing: (function, expression) -> why.
-# "*" is the whole function.
+# Expressions that look like a mask to the scans below and hide nothing: (function, expression) ->
+# why. "*" is the whole function.
 NO_MASKS: dict[tuple[str, str], str] = {
     ("Radix.encode", "self.words(vector, published)"): "a client's own values as words",
     ("_Ferret._grow", "Stream(self._matrix, self._iteration, block)"): "a public matrix",
@@ -1186,7 +1186,7 @@ def names_in(node: ast.AST) -> set[str]:
     return {node.attr} if isinstance(node, ast.Attribute) else set()
 
 
-# what sends a commitment, too
+# these send a commitment, too
 OPENS = {"open", "_theirs"}
 DRAWS = {"entropy", "_entropy", "os_entropy", "urandom", "Stream", "words", "fill", "xor"}
 LIKE_MASKS = {
@@ -1232,7 +1232,7 @@ LIKE_MASKS = {
 
 
 def unlisted(found: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return what is no part of an edit of `MASKS`, and not in `NO_MASKS`."""
+    """Return entries that neither an edit of `MASKS` nor `NO_MASKS` names."""
     edits = [(function, normal(old)) for mask in MASKS.values() for function, old, _ in mask.edits]
     return [
         (module, function, source)

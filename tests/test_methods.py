@@ -1,4 +1,4 @@
-"""What every method and every range policy must be.
+"""Properties of every method and every range policy.
 
 The registries are asked for them, so that a new one is tested too.
 """
@@ -46,14 +46,14 @@ from securemedian.mpc.rounds.run_state import RunState, finish
 from tests.parties import make_parties, run_both, shared
 
 MODEL_SEED = 5
-# what methods cannot do without: here the first client is the validator
+# arguments that methods require: here the first client is the validator
 GIVEN: dict[str, dict[str, Any]] = {"zeno": {"validator": "client-0", "clusters": 1}}
 # and with weights: the third is the validator
 WEIGHTED: dict[str, dict[str, Any]] = {
     "mean": {"norm_bound": 8.0},
     "zeno": {"validator": "c", "norm_bound": 8.0},
 }
-# what choices cannot do without
+# arguments that choices require
 OPENED = {"clustering": "opened", "accept_leak": True}
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {
     ("clustering", "opened"): OPENED,

@@ -1,4 +1,4 @@
-"""What a server shows over HTTP: metrics, health, readiness, and who may ask how much."""
+"""A server's pages over HTTP: metrics, health, readiness, and who may ask how much."""
 
 import json
 import logging

@@ -127,7 +127,7 @@ def test_a_long_update_is_left_out_before(name: str) -> None:
         lambda j: check_values(parties[j], params, ProtocolParams(), [pair[j] for pair in halves])
     )
     assert checked.passed == [True, True, False, True, True]
-    # what it hears is about its length, as without neighbours it is not
+    # its error is about its length, as it is not without neighbours
     assert "longer" in params.method.fault
     assert "longer" not in made(name, DIM, 5).method.fault
 

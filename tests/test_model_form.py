@@ -238,7 +238,7 @@ def test_the_coordinator_s_form_is_everybody_s(pair: Pair, coordinator: Coordina
         mine = model(0, 0)
         current.load_into(mine)
         assert values(mine) == (5, 50)
-        # what a lying S0 would lead to: it gives one client another order
+        # the order that a lying S0 gives to one client
         lied = replace(current, form=form_of(model(0, 0)))
         one._open = lied
         with pytest.raises(PeerProtocolError, match="other forms of the model"):

@@ -373,7 +373,7 @@ def test_hashes_of_both_paths_are_the_same(count: int) -> None:
 
 @pytest.mark.parametrize("field_bits", [2, 4, 8])
 def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What leaves and hash do one after another, and bit planes of it, at both ends.
+    """Do what leaves and hash do one after another, and bit planes of it, at both ends.
 
     Strips are of tiles and blocks, the last is shorter, and a call goes on where the last ended.
     """
@@ -397,7 +397,7 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
             (choices, spoken), (others, spoken_next) = speak
             strips, sums = words(*receiver.strips(width)), np.zeros((6, 128, 2), np.uint64)
             receiver.keys(tweaked, choices, None, spoken, Rows(strips), keys[0])
-            # what is there, by itself and by the calls that overwrite it
+            # the content, by itself and by the calls that overwrite it
             receiver.weigh(strips, weights[:width], sums[0])
             rows = Rows(strips, weights[:width], sums[1])
             receiver.planes(tweaked, others, None, spoken_next, rows, 3, planes[0])
@@ -456,7 +456,7 @@ def test_leaves_become_low_words_of_columns_and_hashes(
                 else:
                     chosen = hashes[0], None if masked is None else hashes[1]
                 strips, sums = words(*leaves.strips(width)), np.zeros((2, rows, 2), np.uint64)
-                # what a receiver overwrites, and what a sender writes
+                # the array that a receiver overwrites, and that a sender writes
                 if masked is None:
                     leaves.weigh(strips, weights[:width], sums[1])
                 memory = Rows(strips, weights[:width], sums[0])
@@ -481,7 +481,7 @@ def test_leaves_become_low_words_of_columns_and_hashes(
     ("trees", "depth", "secrets"), [(1, 3, 1), (3, 4, 5), (2, 6, 300), (5, 9, 70_000), (1, 11, 999)]
 )
 def test_trees_and_code(trees: int, depth: int, secrets: int, receiver: bool) -> None:
-    """What `grow_and_encode` writes is what the portable kernels and OpenSSL write."""
+    """Check that `grow_and_encode` writes the bytes of the portable kernels and OpenSSL."""
     nodes, given, blocks = (
         words(trees, 1 << depth, 2),
         words(trees, depth - 1, 2),
@@ -653,7 +653,7 @@ PROCESSORS = {
 @pytest.mark.release
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_other_processors(name: str, tmp_path: Path) -> None:
-    """What is compiled for processors with fewer instructions does the same, in their registers."""
+    """Check code compiled for processors with fewer instructions, in their registers."""
     features, lanes, gfni = PROCESSORS[name]
     if not {name[1:] for name in features.split(",")} <= processor.FEATURES:
         pytest.skip("this processor lacks these instructions")

@@ -144,7 +144,7 @@ def test_an_honest_vector_is_shorter_than_a_range_of_its_sketch(dim: int) -> Non
         check = method.upload_check(dim, 3)
         assert isinstance(check, RangeCheck) and not isinstance(check, NormCheck)
         largest = 2 ** method.range_bits(dim, 3)
-        # what passes has the room that the method counts with
+        # a passing vector has the room that the method counts with
         assert 2 * check.limit == 2 ** (62 - method.headroom(3))
         assert largest * dim**0.5 <= check.limit / 6.5 < 4 * largest * dim**0.5
         assert largest >= 2 ** (method.fraction_bits + WHOLE_BITS)
@@ -203,7 +203,7 @@ def test_a_client_cuts_its_difference_and_says_so() -> None:
     with pytest.warns(RangeWarning, match="it is 2 long, .* and was cut to 0.5: norm_bound 0.5 wi"):
         beyond = encode_update(model + vector("two", 20_000) / 1e4, seen)[0].view(np.int64)
     assert 0.4999 < np.linalg.norm(beyond) / scale <= 0.5
-    # what no float holds is still cut
+    # a value beyond all floats is still cut
     for value in (np.inf, -np.inf, 1e308):
         with pytest.warns(RangeWarning):
             cut = encode_update(np.full(DIM, value), seen)[0].view(np.int64)

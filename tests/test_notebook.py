@@ -39,7 +39,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(monkeypatch: pytest.M
 
 
 def test_the_notebook_is_kept_with_what_it_shows() -> None:
-    """Who reads it where nothing runs sees the pictures, and no error."""
+    """A reader who cannot run it sees the pictures, and no error."""
     notebook: Any = nbformat.read(EXAMPLES / "hospitals.ipynb", as_version=4)
     nbformat.validate(notebook)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

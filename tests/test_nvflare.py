@@ -123,7 +123,7 @@ class Trainer(Executor):
 
 
 class Persistor(ModelPersistor):
-    """What keeps the model at the server."""
+    """A component that keeps the model at the server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Persistor(ModelPersistor):
 
 
 class Engine:
-    """What NVFlare's server or a site gives its components: contexts, events and files."""
+    """The contexts, events and files that NVFlare's server or a site gives its components."""
 
     def __init__(self, name: str, folder: Path, handlers: list[FLComponent]) -> None:
         self.handlers = handlers
@@ -327,7 +327,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def secure(pair: Pair, **options: Any) -> SecureMedian:
-    # what is not there is not waited for
+    # it does not wait for a missing server
     given: dict[str, Any] = {"wait_s": 0.2, "method": "radix"}
     return SecureMedian(str(pair.folder / "coordinator.toml"), **given | options)
 
@@ -350,7 +350,7 @@ def no_array_left(job: Job) -> None:
         assert b"ndarray" not in fobs.dumps(reply)
 
 
-# What is computed
+# Results
 
 
 @pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
@@ -444,7 +444,7 @@ def test_multi_krum_leaves_out_who_is_far_from_the_others(kind: str, tmp_path: P
 class HalfSteps(FedAvg):
     """FedAvg with an optimiser at the server, as NVFlare's FedOpt is: a half step per round.
 
-    Like that one it leaves the model in the context as it was at the start.
+    Like that one it leaves the model in the context unchanged from the start.
     """
 
     def update_model(self, model: FLModel, aggr_result: FLModel) -> FLModel:
@@ -496,7 +496,7 @@ def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> 
 
 def test_the_order_of_names_does_not_matter(pair: Pair, tmp_path: Path) -> None:
     class Reverse(Filter):
-        """What a way between server and site may do to a table."""
+        """A change that a filter between server and site may make to a table."""
 
         def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
             content = shareable["DXO"]
@@ -531,7 +531,7 @@ def test_a_site_may_have_the_filter_of_its_own(
     no_array_left(job)
 
 
-# What may go wrong in a round
+# Failures in a round
 
 
 def fails_on(*sites: int, until: int = 99) -> Train:
@@ -608,7 +608,7 @@ def test_a_wrong_update_is_refused_at_the_site(
     no_array_left(job)
 
 
-# What may be wrong with a job
+# Faults in a job
 
 
 def test_an_aggregator_without_the_filter_trains_nothing(
@@ -617,7 +617,7 @@ def test_an_aggregator_without_the_filter_trains_nothing(
     job = Job(pair, tmp_path, filters=())
     job.run(secure(pair))
     assert "is SecureMedianFilter among the clients' filters?" in job.reason
-    # what a site's log says
+    # the line in a site's log
     assert "expect content_type DXO but got DXO for SecureMedianFilter" in caplog.text
     assert {reply.get_return_code() for reply in job.left} == {ReturnCode.EXECUTION_EXCEPTION}
     no_array_left(job)
@@ -711,7 +711,7 @@ def test_arrays_beside_the_weights_are_refused(
     no_array_left(job)
 
 
-# What may be wrong with configurations
+# Faults in configurations
 
 
 @pytest.mark.parametrize(
@@ -734,7 +734,7 @@ def test_a_sites_mistake_is_one_message(
     job.run(secure(pair))
     assert said in caplog.text
     assert included(pair) == ["client-1", "client-2"]
-    # what can be found before hours of training is found before
+    # a fault that can be found before hours of training is found before
     assert job.trainers[3].seen == (["train"] if "two nodes" in said else [])
     no_array_left(job)
 
@@ -893,7 +893,7 @@ def test_a_job_names_the_filter_in_both_chains_and_copies_no_source(tmp_path: Pa
     assert aggregator["path"] == "securemedian.nvflare.aggregator.SecureMedian"
     assert aggregator["args"]["options"] == {"buckets": 16}
     assert aggregator["args"]["range_policy"]["args"] == {"decay": 0.5}
-    # what a site builds of that
+    # the aggregator that a site builds of that
     again = SecureMedian(**aggregator["args"] | {"range_policy": MeanRange(decay=0.5)})
     assert again._checked == recipe.aggregator._checked
     assert [path.name for path in (tmp_path / "job").rglob("*.py")] == ["client.py"]

@@ -1,4 +1,4 @@
-"""What is opened, against a server that waits for the other's share before it chooses its own.
+"""Openings, against a server that waits for the other's share before it chooses its own.
 
 The attacks are those of a review of 1.0.0, where they read what they wanted and passed.
 """
@@ -42,7 +42,7 @@ from tests.parties import make_parties, run_both
 from tests.test_auditing import Round
 
 RNG = np.random.default_rng(41)
-# what the rogue sends for what it should open, given that and what the other party has opened
+# the rogue's message instead of its opening, given that and what the other party has opened
 Choose = Callable[[Words, Words], Words]
 DIM = 128
 # rows of clients whose median is bucket 7, of whom one is elsewhere
@@ -100,7 +100,7 @@ def test_an_opening_gives_each_party_the_others_words_in_two_rounds() -> None:
     "choose",
     [
         lambda mine, theirs: mine ^ np.uint64(1),
-        # what makes the other see zeros
+        # this makes the other see zeros
         lambda mine, theirs: theirs,
         lambda mine, theirs: np.concatenate([theirs[:-NONCE_WORDS], mine[-NONCE_WORDS:]]),
         # the right words under another nonce, and others under the right one
@@ -195,7 +195,7 @@ def test_a_link_that_fails_makes_nobody_say_that_the_other_deviated(lost: int, a
 
     found = outcomes(run)
     assert isinstance(found[0], ChannelClosed | ChannelTimeout)
-    # whoever has heard all that it waits for goes on
+    # a party that has heard all that it waits for goes on
     assert found[1] is None or isinstance(found[1], ChannelClosed | ChannelTimeout)
 
 
@@ -211,9 +211,9 @@ def questions(
 ) -> Iterator[list[np.ndarray]]:
     """Let S1 ask whether H reaches another rank where `asked` (steps, d) is one, step by step.
 
-    It makes S0 see what `said` makes of the thresholds and the true answers, which it waits for; or
-    it flips its shares before it commits to them, where `flips` (steps, d) is 1. Both go on with
-    what S0 sees. Yields the true answers to S1's questions.
+    It waits for the thresholds and the true answers, and makes S0 see what `said` makes of them. If
+    `flips` (steps, d) is 1, it flips its shares before it commits to them. Both go on with what S0
+    sees. Yields the true answers to S1's questions.
     """
     answers, true = list[np.ndarray](), bucketed.median
 

@@ -119,7 +119,7 @@ def test_what_a_round_keeps_changes_or_refuses() -> None:
     after = finish(first, PAIRWISE, values, 3)[0]
     assert after.moments is not None and after.moments.shape == (1, DIM)
     assert begin(after, PAIRWISE, {}, False, None) is after
-    # the same kind goes on, another begins anew, and so does a new run
+    # the same kind goes on; another begins again, and so does a new run
     faster = begin(after, PAIRWISE, {}, False, None, {"optimiser": "momentum"})
     assert faster.optimiser == Momentum() and faster.moments is after.moments
     assert begin(after, PAIRWISE, {}, False, None, {"optimiser": "adam"}).moments is None

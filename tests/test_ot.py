@@ -28,7 +28,7 @@ RNG = np.random.default_rng(11)
 
 
 def base_of(field_bits: int) -> tuple[Any, Any]:
-    """Return what base OTs give both ends: Delta and the seeds but for its, and all seeds."""
+    """Return the base OTs of both ends: Delta with one seed of each pair, and all seeds."""
     one, two = local_pair(20)
     return run_both(
         lambda j: (
@@ -291,8 +291,8 @@ def checked(sender: SoftSpokenSender, receiver: SoftSpokenReceiver) -> None:
 def flipping(channel: Channel, flips: list[tuple[int, int]]) -> Lying:
     """Return a channel on which the correction of OTs is wrong in blocks: (block, OT).
 
-    It is so in the first message of corrections. Where all blocks but block 0 are wrong, it is as
-    if block 0 alone were.
+    It is so in the first message of corrections. If all blocks but block 0 are wrong, the result is
+    the same as with block 0 alone.
     """
     first = iter([True])
 
@@ -370,7 +370,7 @@ def shifted_by_5(receiver: SoftSpokenReceiver) -> np.ndarray:
 
 @pytest.mark.parametrize("later", ["the words that hide", "the same again", "nothing"])
 def test_later_portions_do_not_make_up_for_a_wrong_one(later: str) -> None:
-    """Whoever knows the seed of a portion has told all that its weights count for.
+    """A party that knows a portion's seed has told all that its weights count for.
 
     The words that hide all others have weight 1. Made after a seed is told, they would be off by
     what the sum is off by, and every wrong block would pass.

@@ -3,10 +3,10 @@
 That is its share of every output, and all that it can unmask of what it was sent.
 
 Bytes on the wire say too little: a share that is not masked never travels. Each test here fixes the
-inputs *and* how they are shared, so that nothing but the protocol's own masks can make an output
-share uniform, and looks at it alone, beside the secrets, and beside the shares of its neighbours
-(`tests.uniformity`, which says what false alarms cost). The checks are functions, and
-tests/test_masks.py shows which mask each of them guards.
+inputs *and* how they are shared, so that only the protocol's own masks can make an output share
+uniform. It looks at the share alone, beside the secrets, and beside the shares of its neighbours.
+`tests.uniformity` says what false alarms cost. The checks are functions, and tests/test_masks.py
+shows which mask each of them guards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,9 +74,8 @@ Columns = dict[str, np.ndarray]
 # of inputs alone
 RNG = np.random.default_rng(17)
 
-# What depends on how `mpc` is laid out stands here: where a party's secrets go, how a pool is
-# asked, where a method
-# keeps its steps.
+# This part depends on how `mpc` is laid out: where a party's secrets go, how a pool is asked, where
+# a method keeps its steps.
 
 
 def dealt_secrets(field_bits: int = 4) -> tuple[list[list[bytes]], np.ndarray, list[list[bytes]]]:
@@ -196,11 +195,12 @@ Message = tuple[tuple[int, ...], str]
 class Protocol:
     """Hold one protocol function, with inputs that the test knows.
 
-    `inputs(kind, parties)` gives what either party puts in and the secrets, as columns of one entry
-    per item; `run` gives a party's output shares, as arrays of one entry per item or of packed
-    bits. `bits`: of an output share; `packed`: bits come 64 per word. `messages`: label -> (bits
-    per item of each part of the message, which items these are at its receiver: the half in which
-    it is "sending" or "receiving", or the "whole" batch, which also comes in bit "planes").
+    `inputs(kind, parties)` gives the inputs of both parties and the secrets, as columns of one
+    entry per item. `run` gives a party's output shares, as arrays of one entry per item or of
+    packed bits. `bits`: of an output share; `packed`: bits come 64 per word. `messages`: label ->
+    (bits per item of each part of the message, its items at the receiver). The items are the half
+    in which the receiver is "sending" or "receiving", or the "whole" batch, which also comes in bit
+    "planes".
     """
 
     inputs: Callable[[str, list[Party]], tuple[Sequence[Any], Columns]]
@@ -365,7 +365,7 @@ def rows_in_range(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBit
 
 
 def upper_bits(party: Party, own: Any, bits: int) -> list[Any]:
-    """Return the bits of the first of two inputs, but for the lowest, which is the input's own."""
+    """Return the bits of the first of two inputs, except the lowest, which is the input's own."""
     return list(convert.to_bits(party, own[0], bits)[1:])
 
 
@@ -401,7 +401,7 @@ PROTOCOLS: dict[str, Protocol] = {
             (9, {"leaf.request": ((1, 4, 4), "sending"), "leaf.reply": ((2, 16, 16), "receiving")}),
         )
     },
-    # what is joined next: masks of the joins would hide it in the output
+    # later steps join these: masks of the joins would hide it in the output
     "leaves-of-greater": Protocol(
         private(8, np.greater), lambda party, own: leaf_shares(party, own, 8, False), 1
     ),
@@ -749,8 +749,8 @@ def dabit_corrections(bits: int = 8) -> None:
     for j, end in enumerate(ends):
         made = end.of("dabits")
         correction = ring.unpack(made, bits, made.size * 64 // bits)[:COUNT]
-        # what a party received belongs to what it made as the receiver, the later half of party 1's
-        # sending
+        # a party's received items belong to those it made as the receiver, the later half of party
+        # 1's sending
         part = slice(COUNT, 2 * COUNT) if j == 0 else slice(0, COUNT)
         check_uniform(
             bits_of("correction", correction, 0, bits)
@@ -987,8 +987,8 @@ def xor_of(these: list[bytes]) -> bytes:
 def tree_sums(field_bits: int = 1) -> None:
     """Check the masks on the sums of the last level, and the missing leaf.
 
-    The mask of the side on Delta's path is judged next to that of the other side, which the sender
-    knows, and the missing leaf next to what the sender knows of its tree.
+    The test judges the mask of the side on Delta's path next to that of the other side, which the
+    sender knows. It judges the missing leaf next to what the sender knows of its tree.
     """
     delta, leaves, holes, sums = set_up(field_bits)
     # off the path, on it

@@ -249,7 +249,7 @@ def test_the_size_and_the_round_of_a_result_are_those_of_the_coordinator_s_verbs
 def test_a_model_is_downloaded_only_where_it_is_needed(
     pair: Pair, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has trained already gets no model of a round without buckets, and asks for none."""
+    """Give no model to a client that has trained already: without buckets it asks for none."""
     asked: list[str] = []
     real = Connection.ask
 
@@ -457,7 +457,7 @@ def test_a_model_of_another_size_is_told_before_the_training(
 def test_a_training_client_restarted_after_it_submitted_waits(
     pair: Pair, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `securemedian train` does."""
+    """Run the steps of `securemedian train`."""
     worker = pytest.importorskip("securemedian.laboratory.worker")
     coordinator.open_round(PARAMS, START)
     with member(pair) as before:

@@ -1,4 +1,4 @@
-"""What an installation puts on a machine: one import name, next to whatever folders a user has."""
+"""The contents of an installation: one import name, next to whatever folders a user has."""
 
 import json
 import os
@@ -30,7 +30,7 @@ LINKS = {
 FOLDERS = {folder.parts[0] for folder in LINKS.values()}
 LIMIT_S = 240.0
 
-# What a user runs in a folder of their own: both servers, two clients and a round.
+# A user's first steps in a folder of their own: both servers, two clients and a round.
 PROGRAM = """
 import subprocess, sys, time
 
@@ -164,7 +164,7 @@ def test_a_commit_is_built_to_the_same_bytes(tmp_path: Path) -> None:
     wheel = next((tmp_path / "UTC").glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         (about,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        # what an index shows has no link that leads nowhere
+        # a page of an index has no link that leads nowhere
         assert not re.search(rb"\]\([A-Za-z][^:)]*\)", archive.read(about))
     bill = json.loads(first["sbom.json"])
     assert bill["bomFormat"] == "CycloneDX"

@@ -97,7 +97,7 @@ def test_others_are_refused_and_nobody_waits_for_them(s0: Server, restarted: boo
         assert refused.fields["code"] == code and refused.fields["message"].startswith(text)
     status = s0.ask(s0.coordinator, "status").fields
     assert sorted(status["clients"]) == sorted(names_of(s0, two)) and status["state"] == "open"
-    # what others may know of a round stays theirs
+    # a participant's knowledge of a round stays theirs
     assert s0.ask(third, "status").fields["round"] == round_id
     for key in two:
         assert s0.upload(key, round_id).type == "upload"

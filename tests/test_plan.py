@@ -111,7 +111,7 @@ def counted(
     shard: Shard | None = None,
 ) -> tuple[Cost, Cost]:
     """Return what a real round of a new session counts, or a shard of it."""
-    # what was tossed before by others
+    # the coin that others tossed before
     coin = bytes(SEED_BYTES) if shard else None
     parties = make_parties(protocol.lanes, protocol.ot_field_bits, extension=protocol.ot_extension)
 
@@ -156,7 +156,7 @@ def counted(
 
 
 def totals(cost: Cost) -> Cost:
-    """Return a cost without its seconds, and not split but for the checks."""
+    """Return a cost without its seconds, and not split except for the checks."""
     return replace(
         Cost(cost.ots, cost.bytes_sent, cost.bytes_received, cost.messages, cost.rounds),
         **{name: value for name, value in asdict(cost).items() if name in CHECKING},
@@ -199,7 +199,7 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
     one, four = rows[0], rows[4]
     assert four["workers"] == 4 and one["workers"] == one["door_seconds"] == 0
     assert four["door_seconds"] > 0
-    # the same OTs but for what shards round up, each in a fourth of the time
+    # the same OTs, except that shards round up, each in a fourth of the time
     assert one["ots"] <= four["ots"] <= 1.1 * one["ots"]
     printed = capsys.readouterr().out
     assert "4 workers per server" in printed and "s for its workers" in printed
@@ -279,7 +279,7 @@ def test_predicted_is_counted_of_dealings_in_parts(
     check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
 
 
-# which of the variants that `plan` compares by default
+# the variants that `plan` compares by default
 VARIANT = {
     "bucketed": ["--schedule", "bisect"],
     "radix": ["--encoding", "float32"],

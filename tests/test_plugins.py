@@ -1,4 +1,4 @@
-"""What the plug-ins share: rounds, the lease, and pages whose messages are those of the code."""
+"""Parts that both plug-ins share: rounds, the lease, and pages with the code's messages."""
 
 import logging
 import os
@@ -124,7 +124,7 @@ def test_a_round_of_a_framework_from_its_opening_to_its_result(
     rounds.end()
     status = pair.status(round_id=round_id)
     assert (status["state"], "the run was stopped" in status["reason"]) == ("failed", True)
-    # whoever comes next has the lease
+    # the next caller has the lease
     other = rounds_of(pair)
     other.open(MODEL, 3)
     other.end()

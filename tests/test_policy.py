@@ -436,7 +436,7 @@ def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) 
     assert pair.status()["opened"] == "nothing"
     refusals = [e for e in pair.events("s1") if e["event"] == "open-refused"]
     assert [event["code"] for event in refusals] == [PolicyRefused.code]
-    # what neither refuses is computed
+    # the servers compute a round that neither refuses
     round_id = pair.open(**radix)
     for number in (1, 2, 3):
         pair.submit(f"client-{number}", np.full(4, number, np.float32))

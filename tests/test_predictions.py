@@ -367,7 +367,7 @@ def test_the_commands_open_and_submit(
     assert np.array_equal(np.load(tmp_path / "all-2.npy"), in_numpy(UNIT, labels))
 
 
-# what docs/predictions.md leaves to its reader, seeded by the client's number
+# the lines that docs/predictions.md leaves to its reader, seeded by the client's number
 NETWORK = """
 import sys
 import numpy as np

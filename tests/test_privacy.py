@@ -1,4 +1,4 @@
-"""What crosses the wire between the servers is uniform until something is opened.
+"""The bytes between the servers are uniform until something is opened.
 
 That is so whatever the inputs are, and what is then opened are bits of the result.
 
@@ -225,7 +225,7 @@ def test_a_check_of_values_shows_who_failed_where_and_nothing_else(name: str) ->
         shapes.append(
             [[(label, array.dtype, array.shape) for label, array in view] for view in both]
         )
-        # what either party opens is what both hold; alone it is uniform, like the other's
+        # both parties hold the halves of each opening; alone a half is uniform, like the other's
         one, other = (
             np.concatenate([array[:-NONCE_WORDS] for label, array in view if label == "open.bits"])
             for view in both
@@ -459,7 +459,7 @@ PINNED = {
     "bisect": "fc35c34d3f566f8784478ed6f413046b",
     "groups": "a939baf07c19d8409a93ddf1b3d372e9",
     "radix": "d5b392cd4212e17bfd5bbaebad9bd2ba",
-    # what words stand for is nothing to the servers
+    # the meaning of words is nothing to the servers
     "predictions": "d5b392cd4212e17bfd5bbaebad9bd2ba",
     "trimmed-mean": "cbf6c803c98f3cbaa09ee2d50d6756a5",
     "pairwise": "22b064dcac5ae4e4b430fdee78604c6a",

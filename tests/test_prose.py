@@ -7,22 +7,15 @@ import pytest
 from tests.prose import ROOT, Finding, blocks, files, findings, markdown, python, shell
 
 TO_DO: dict[str, int] = {
-    "CONTRIBUTING.md": 8,
-    "SECURITY.md": 9,
     "benchmarks": 2,
-    "clients": 42,
-    "common": 54,
-    "coordinator": 20,
-    "docs": 212,
-    "mpc": 172,
-    "operating": 28,
-    "plugins": 20,
-    "scripts": 2,
-    "securemedian": 1,
-    "servers": 131,
-    "setup.cfg": 2,
-    "tests": 268,
-    "long": 489,
+    "clients": 37,
+    "common": 45,
+    "coordinator": 19,
+    "mpc": 69,
+    "operating": 16,
+    "plugins": 16,
+    "servers": 123,
+    "long": 102,
 }
 """Findings left, by the first part of the path: lower a number as you mend, never raise it."""
 LONG_AT_MOST = 20

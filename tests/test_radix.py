@@ -255,7 +255,7 @@ def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> N
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
-    # where each honest client is in bucket 4
+    # each honest client is in bucket 4
     assert (one.values == 0).all()
 
 

@@ -312,7 +312,7 @@ def test_the_scale_follows_the_results(size: float) -> None:
         assert state.scale.dtype == np.float32 and state.scale.shape == (d,)
         if number > 1:
             seen |= set(np.abs(index - 7.5).tolist())
-        # what everybody else computes from what is published
+        # the next range, which everybody else computes from what is published
         current = Round("1-a", number, params, 0, before, published.scale, published.policy)
         again = current.next_scale(results[0])
         assert np.array_equal(again, state.scale) and again.dtype == np.float32

@@ -32,7 +32,7 @@ DIM = 1000
 # limits for workers that start beside others on two cores
 LIMITS = SETTINGS | {"peer_wait_s": 300, "channel_timeout_s": 60, "peer_timeout_s": 20}
 START_S = 240.0
-# what each method is opened with here
+# the options with which each method is opened here
 VALIDATOR = "client-1"
 MADE_WITH = GIVEN | {"zeno": {"validator": VALIDATOR, "clusters": 1}}
 ROUNDS = [{"method": name, **MADE_WITH.get(name, {})} for name in METHODS]
@@ -128,7 +128,7 @@ def test_workers_are_processes_of_their_own(pair: Pair) -> None:
         assert len(workers_of(pair, server)) == count
         (there,) = logged(pair, server, "workers-there")
         assert (there["workers"], there["shards"]) == (count, 3)
-        # what it writes lies with what the server stores, and no node may be asked without a token
+        # ray writes beside what the server stores, and no node may be asked without a token
         assert list((pair.folder / f"{server}-state" / "ray").glob("session_*/logs"))
 
 
@@ -161,7 +161,7 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     victim, *others = workers_of(pair, server)
     os.kill(victim, signal.SIGKILL)
     status = check(pair, round_id, values)
-    # the round was not begun anew, but a shard was
+    # the round did not begin again, but a shard did
     assert status["attempt"] == 1
     assert len(logged(pair, "s0", "shard-lost")) > lost
     # whatever it was computing
@@ -217,7 +217,7 @@ def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, short: Path) -> Non
         check(pair, run(pair, values, method="pairwise"), values)
 
 
-# What is configured wrongly
+# Wrong configurations
 
 
 def failing(pair: Pair, **settings: Any) -> str:

@@ -283,7 +283,7 @@ def test_no_more_runs_are_kept_than_are_needed() -> None:
     assert [kept.find(state.digest) is not None for state in three] == [True, False, True]
 
 
-# What a client checks
+# A client's checks
 
 
 def answer_of(receipt: Receipt, **arrays: np.ndarray) -> wire.Message:
@@ -331,7 +331,7 @@ def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
     outcomes.check_record(RECORD, *known)
     fits = {"its upload is complete, but max_clients is 3": ["key-c"]}
     outcomes.check_record(replace(RECORD, left_out=fits), *known[:4], "key-c")
-    # who has not trained and not submitted knows less
+    # a client that has not trained and not submitted knows less
     outcomes.check_record(replace(RECORD, start=bytes(32)), *known[:3], None, "")
     error = TooFewClients if "included" in changes and len(changes) == 1 else ReceiptInvalid
     with pytest.raises(error, match=said):
@@ -484,7 +484,8 @@ def test_clients_follow_the_model_and_download_it_once(
             assert sorted(receipt.record.included) == receipt.record.included
             assert len(receipt.record.included) == 3 and receipt.record.number == number
         model = expected
-        # who gets a result can write to it, and not to the model that the next round starts from
+        # a client that gets a result can write to it, and not to the model that the next round
+        # starts from
         for member in played.members:
             member.result(played.id)[:] = 7
             assert not member.model(played.id).model.flags.writeable  # type: ignore[union-attr]
@@ -501,7 +502,8 @@ def test_a_server_that_says_what_the_other_did_not_sign_is_noticed_by_everybody(
     played.lie(lie)
     noticed = played.members
     if lie == "values and record":
-        # who asks S1 for values is told the true record by S0, too, and has the right result
+        # S0 also tells the true record to a client that asks S1 for values, and it has the right
+        # result
         values = played.clients[2].result(played.id)
         noticed = [*played.clients[:2], played.coordinator]
         played.lie("")

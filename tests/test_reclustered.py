@@ -143,7 +143,7 @@ def test_no_division_is_drawn_so_often_that_a_sum_has_digits() -> None:
     RoundParams(few, dim=10, max_clients=5).check_included(list("abcde"))
     with pytest.raises(ConfigError, match="those who take part are 4, of whom .* ask for fewer"):
         RoundParams(few, dim=10, max_clients=5).check_included(list("abcd"))
-    # where there is one division, whatever is drawn weighs the same
+    # with one division, every draw weighs the same
     RoundParams(Reclustered(clusters=1, reclusterings=4), dim=10, max_clients=4)
 
 
@@ -260,7 +260,7 @@ def test_sums_at_the_ends_of_their_range_are_right(
 
 @pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
 def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str) -> None:
-    """What `batch` does not hold is made in groups, or by and by."""
+    """A batch too large for `batch` is made in groups, or by and by."""
     rng = np.random.default_rng(1)
     updates = rng.normal(size=(9, DIM))
     method = Reclustered(
@@ -311,7 +311,7 @@ def test_faulty_clients_below_the_bound_change_little(lanes: Lanes) -> None:
     assert (abs(got - 1.0) < 0.05).all()
 
 
-# What is opened
+# Openings
 
 
 @pytest.mark.parametrize("median_by", [PAIRWISE, RADIX])
@@ -461,7 +461,7 @@ def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: L
 
 
 def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
-    """Even at a server that was started anew meanwhile, until the coordinator starts over."""
+    """Check a server that was started again meanwhile, too, until the coordinator starts over."""
     s0 = Server(0, tmp_path, RoundParams(Reclustered(aggregator=MEAN), dim=10, max_clients=3))
     first = s0.open()
     s0.upload_all(first)

@@ -23,16 +23,16 @@ MODEL = np.zeros(DIM, np.float32)
 BUCKETED = RoundParams.from_dict({"method": "bucketed", "dim": DIM, "max_clients": 2})
 RADIX = RoundParams.from_dict({"method": "radix", "dim": DIM, "max_clients": 2})
 RANGE = ConstantRange(initial=1.0)
-# where a share has more than the 4 MiB from which on parties of 1.0.0 send it in blocks: a dealing,
-# and an upload that was not dealt
+# lengths at which a share has more than the 4 MiB from which on parties of 1.0.0 send it in blocks:
+# a dealing, and an upload that was not dealt
 LONG = {"bucketed": 1 << 18, "mean": 1 << 20}
 LIMIT_S = 60.0
 BOTH = ("s0", "s1")
-# what the two clients submit, and the lower median of both
+# the vectors of the two clients, and the lower median of both
 ONE, OTHER = [-0.5, 0.5, 0.25, -0.25, 0.0, 0.75], [0.5, -0.5, 0.5, 0.25, 0.125, 0.0]
 LOWER = [min(pair) for pair in zip(ONE, OTHER, strict=True)]
 
-# what S0 logs of a client that knows no form of models
+# S0's log line about a client that knows no form of models
 LATER = "no-model-form"
 
 # a client's part in a round: it submits the last argument, and prints its result
@@ -86,7 +86,8 @@ class Parties:
     def start(self, *of_older: str) -> None:
         """Start the servers that do not run, of the older release or of this one."""
         left = {*BOTH} - self.pair.running
-        # who may still have to compile comes first, because the other waits for it with a limit
+        # a server that may still have to compile comes first, because the other waits for it with a
+        # limit
         for server in sorted(left, key=lambda server: (server in of_older, server)):
             self.pair.start(server, program=self.older.command if server in of_older else ())
         self.pair.link()
@@ -135,7 +136,7 @@ def test_the_release_is_the_one_before(older: Release) -> None:
 
 @pytest.mark.slow
 def test_a_round_with_one_client_of_the_release_before(parties: Parties) -> None:
-    """Which the coordinator of that release has opened."""
+    """The coordinator of that release has opened it."""
     parties.start()
     parties.open(RADIX, anew=False, by_older=True)
     assert parties.take_part() == LOWER
@@ -263,7 +264,7 @@ def test_both_servers_are_updated_together_within_a_run(parties: Parties) -> Non
 
 @pytest.mark.release
 def test_clients_are_updated_and_go_back_between_dealing_and_upload(parties: Parties) -> None:
-    """What one release has kept of a dealing, the other goes on with."""
+    """Keep part of a dealing in one release, and go on with it in the other."""
     parties.start()
     parties.open(BUCKETED, anew=True, by_older=True)
     parties.older.run(CLIENT, parties.config("client-1"))

@@ -1,4 +1,4 @@
-"""What holds secrets prints none of them: logs, tracebacks and debuggers show a `repr`."""
+"""Objects that hold secrets print none of them: logs, tracebacks and debuggers show a `repr`."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ from securemedian.servers.network.control import Check
 from tests.parties import make_parties
 
 PACKAGES = ("mpc", "common", "clients", "servers", "coordinator", "operating")
-# what may hold a secret, by its type
+# types that may hold a secret
 MAY_BE_SECRET = re.compile(r"bytes|ndarray|\bAny\b|Upload|Stream|ShareHalf|Kept")
 
 # Fields of such a type that a `repr` shows, and why they may be seen.

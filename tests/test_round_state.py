@@ -268,7 +268,7 @@ class Both:
         ]
         self.wrong, self.slow = wrong, slow
         self.started: list[int] = []
-        # what was checked, per party
+        # the checked clients, per party
         self.checks: list[list[list[str]]] = [[], []]
         self.feed(0, OpenAsked())
 
@@ -475,7 +475,7 @@ def test_s0_lets_nobody_else_in_once_values_are_checked() -> None:
             checks += Effect.CHECK in here.handle(Check(ID, left), now)
             if here.live:
                 here.handle(CheckEnded(left, []), now)
-        # which counts, or ends the round
+        # this counts, or ends the round
         assert (checks, here.setbacks) == ((1, 0) if again is Close else (2, 1))
         assert here.live is (again is Resume)
 
@@ -980,7 +980,7 @@ def test_a_dealing_is_checked_under_one_coin_only() -> None:
     assert isinstance(answer, Resume) and answer.coins == {"key-a": known}
     for clients, coin in (
         (["key-a"], OTHER_COIN),
-        # which would toss once more
+        # this would toss once more
         (["key-a"], b""),
         (["key-a", "key-b"], b""),
     ):
@@ -1157,7 +1157,7 @@ def test_a_state_that_is_entered_is_logged_and_an_ended_round_keeps_no_uploads()
                     assert dropped == (line.to is State.FAILED)
                 starts = line.to is State.RUNNING and state is not State.RUNNING
                 assert (Effect.BIND in line.actions) == starts
-                # what is remembered is remembered before anything can be opened
+                # a server stores its memory before anything can be opened
                 if starts:
                     assert line.actions.index(Effect.BIND) < line.actions.index(Effect.START)
 
@@ -1174,7 +1174,7 @@ def test_what_broke_off_never_goes_on_in_its_session() -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What two honest servers meet in a walk."""
+    """The events that two honest servers meet in a walk."""
 
     kind: dict[str, Any]
     # the clients that send something during the walk, and those that have sent all before it
@@ -1205,8 +1205,8 @@ class Hello_:
 class Walk:
     """Two honest servers and what is on its way between them.
 
-    What a server has stored survives its crash: everything that `step` has changed, and nothing
-    of the actions. With the crash everything is lost that was on its way to it.
+    A server's stored state survives its crash: everything that `step` has changed, and none of the
+    actions. With the crash everything is lost that was on its way to it.
     """
 
     # S1 does not let the round in, and knows nothing of it afterwards
@@ -1394,7 +1394,7 @@ class Walk:
                 self.queues[1 - party].append(action)
 
     def crash(self, party: int) -> None:
-        """Start a server anew, from what it has stored."""
+        """Start a server again, from what it has stored."""
         self.crashes -= 1
         self.busy[party], self.prepared[party] = False, None
         self.queues[party] = []
@@ -1404,7 +1404,7 @@ class Walk:
             return
         new = self.rounds[party] = a_round(party, max_clients=2, **self.scenario.kind)
         new.restore(json.loads(json.dumps(old.saved())))
-        # which is in the file of the result
+        # the file of the result has it
         new.receipt = old.receipt
         if old.live:
             rows = "dealt", "uploaded", "coin", "token", "passed"
@@ -1488,7 +1488,7 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
         if leader.ran and follower.ran:
             assert leader.included == follower.included and len(leader.included) == 2
             assert not out & set(leader.included)
-            # who declines may reach one server alone
+            # a client that declines may reach one server alone
             said = set(leader.left_out.items()) ^ set(follower.left_out.items())
             assert {name for name, _ in said} <= {NAMES[key] for key in scenario.decliners}
             assert leader.excluded == follower.excluded
@@ -1499,7 +1499,7 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
             assert not leader.live and not follower.live
             published = {here.state is State.PUBLISHED for here in now.rounds}
             assert len(published) == 1 or scenario.failures
-            # what was open is published, whatever breaks
+            # an open round is published, whatever breaks
             others = scenario.clients or scenario.dealers or scenario.decliners
             complete = not (others or scenario.failures or out)
             assert True in published or not leader.begun or not complete or scenario.spent
@@ -1540,9 +1540,8 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
     return taken, late, len(known), ends
 
 
-# Pairs with a line that takes longer walks: a server that is away for a day, a check of somebody
-# who is not in the round, `again` where nothing has been tried or about an earlier run, a server
-# that deviated.
+# Pairs whose line takes longer walks: a server that is away for a day, or that deviated. Others are
+# a check of a client outside the round, and `again` before any attempt or about an earlier run.
 RARE = {
     (0, State.OPENING, Again),
     (0, State.CHECKING, Resume),

@@ -324,7 +324,7 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
         ).type
         == "upload"
     )
-    # what was written before the disk was full is no part of it
+    # the bytes written before the disk was full do not belong to it
     assert (s0.latest.spool.get(client).words(0, 0, words.size) == words).all()
 
 
@@ -467,7 +467,7 @@ def test_what_is_checked_are_the_dealings_and_their_verdicts_are_logged_and_told
     assert "failed the check" in s0.ask(second, "round").fields["left_out"]
     assert s0.upload(second, round_id).fields["code"] == "not-allowed"
     assert s0.upload(first, round_id).type == "upload"
-    # a share is no rotation
+    # a share is not a rotation
     share = {"share": np.zeros(16, np.uint8)}
     fields = {"round": round_id, "params": DEALT.digest, "form": "seed"}
     assert s0.deal(third, round_id).type == "deal"
@@ -491,7 +491,7 @@ def test_a_check_that_breaks_off_is_made_again_under_the_same_coin(
     s1.rounds.engine_ended()
     assert s1.state == ("open", "nothing for 60 s") and s1.engine.session_id is None
     assert s1.sent[-1] == Again("1-0000000a", 0, "timeout", "s1: nothing for 60 s")
-    # what S0 said before it knew is of no use
+    # S0's messages from before it knew are useless
     s1.hear(Check("1-0000000a", s1.keys[:1]))
     assert not s1.engine.checked and s1.state[0] == "open"
     resume = Resume("1-0000000a", bytes([1] * 16), "open", 0, b"", {}, s1.keys[:1], [], [], {})
@@ -571,7 +571,7 @@ def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> 
     """With names as long as they may be together, weights, and the longest reasons."""
     keys = sorted(z85.encode(number.to_bytes(32, "big")).decode() for number in range(MAX_CLIENTS))
     clients = tuple(Caller(f"{at:0{MAX_NAME}}", key) for at, key in enumerate(keys))
-    # as many bytes as characters in these, but for this one
+    # as many bytes as characters in these, except for this one
     longer = replace(clients[0], name="\u00e9" + clients[0].name[1:])
     with pytest.raises(ConfigError, match=r"163,841 bytes in UTF-8.*shorter names"):
         Server(1, tmp_path, clients=(longer, *clients[1:]))
@@ -619,7 +619,7 @@ def test_a_bad_frame_of_the_peer_changes_nothing(s0: Server) -> None:
     assert s0.state == ("open", "")
 
 
-# What the table says cannot come
+# Events that the table rules out
 
 
 @pytest.mark.parametrize("kind", [Ready, Done])
@@ -839,7 +839,7 @@ def test_s1_remembers_on_its_own_account(tmp_path: Path) -> None:
     assert s1.state == ("running", "")
 
 
-# What others write is cut, and what is malformed is refused
+# Other people's text is cut, and malformed text is refused
 
 LONG = "x" * 900_000
 
@@ -1046,7 +1046,7 @@ def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
             assert server.state == ("open", "")
 
 
-# What both servers vouch for, over restarts
+# Claims that both servers vouch for, over restarts
 
 
 def compute(server: Server) -> Receipt:

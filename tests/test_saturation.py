@@ -30,7 +30,7 @@ from securemedian.mpc.rounds.methods.zeno import Zeno
 from tests.daemons import Pair, running
 
 FIXED = Radix(encoding="fixed", word_bits=32, fraction_bits=16)
-# what was published on 1.0.0 of three clients that agreed on 1e10, d = 2
+# the values that 1.0.0 published for three clients that agreed on 1e10, d = 2
 CUT: list[tuple[Method, float]] = [
     (Pairwise(), 8_589_934_592.0),
     (TrimmedMean(), 2_147_483_648.0),
@@ -62,7 +62,7 @@ def test_the_range_depends_on_the_values_and_clients() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_cuts_only_what_its_range_has_not(name: str) -> None:
-    """A value just inside comes back as it is; where there is no range, none is refused."""
+    """A value just inside comes back unchanged; without a range, none is refused."""
     options: dict[str, Any] = {"zeno": {"validator": "v"}, "mean": {"norm_bound": "off"}}.get(
         name, {}
     )

@@ -162,7 +162,7 @@ def test_a_round_in_shards_is_the_round(servers: ShardedServers, method: Method)
     assert np.array_equal(opened(params, outcomes), opened(params, expected))
     assert outcomes[0].coin == outcomes[1].coin == expected[0].coin
     assert outcomes[0].values.dtype == expected[0].values.dtype
-    # what one server has sent, the other has received
+    # one server has received all bytes that the other has sent
     one, other = (outcome.cost for outcome in outcomes)
     assert one.bytes_sent == other.bytes_received > 0 < one.rounds
 
@@ -356,7 +356,7 @@ def test_workers_of_s1_listen_at_the_ports_that_they_may_take(
     assert worker.drop("third")
 
 
-# What is lost
+# Losses
 
 
 @pytest.mark.parametrize("comes_back", [True, False], ids=["anew", "for good"])
@@ -381,7 +381,7 @@ def test_a_lost_shard_is_computed_elsewhere(
     outcomes = compute(session, params, uploads)
     assert killed.is_set()
     assert np.array_equal(opened(params, outcomes), opened(params, alone(params, uploads)))
-    # both have begun anew, in a session that was never used before, and its pools were empty
+    # both have begun again, in a session that was never used before, and its pools were empty
     again = [meetings(servers, j)[len(opened_before[j]) :] for j in (0, 1)]
     assert len(again[0]) == len(again[1]) > 0
     sessions = [[meeting.session_id for meeting in meetings(servers, j)] for j in (0, 1)]
@@ -390,7 +390,7 @@ def test_a_lost_shard_is_computed_elsewhere(
     keys = [meeting.keys.public for j in (0, 1) for meeting in meetings(servers, j)]
     assert len(set(keys)) == len(keys)
     assert outcomes[0].cost.ots > 0
-    # what the lost worker had is put anew: it may have lain at its node
+    # the shares of the lost worker were put again: they may have lain at its node
     whole = CLIENTS * params.layout.words * 8
     assert whole < sum(sum(each.held) for each in servers.workers) < 2 * whole
     # the shards that were not lost had what was made ahead

@@ -1,4 +1,4 @@
-"""The console of every verb prints values as they are: brackets are no markup."""
+"""The console of every verb prints values unchanged: brackets are not markup."""
 
 import argparse
 import json

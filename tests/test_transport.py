@@ -590,7 +590,7 @@ def test_the_page_has_the_messages_of_a_check_of_dealings_in_their_order() -> No
     shown = re.findall(r"^\| `([a-z.]+)` \| (u[48])", table, re.MULTILINE)
     shape = Dealing(100, 16, 8)
     messages = [(label, dtype) for sent, label, dtype, _ in dealing.messages(shape, 1) if sent]
-    # which servers exchange after the toss (`pipeline`), and no other parties
+    # only servers exchange these after the toss (`pipeline`)
     assert shown.pop(2)[0] == "toss.tokens"
     assert [label for label, _ in shown] == [label for label, _ in messages]
     for (_, code), (_, dtype) in zip(shown, messages, strict=True):

@@ -8,7 +8,7 @@ import pytest
 from tests import two_hosts
 from tests.daemons import ROOT
 
-# of what takes a minute and a half on two quiet cores
+# two quiet cores take a minute and a half of it
 LIMIT_S = 600
 
 

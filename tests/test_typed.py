@@ -1,4 +1,4 @@
-"""What people type first at the Python interface is taken, or refused with the right line."""
+"""People's first lines at the Python interface: each is taken, or refused with the right line."""
 
 from collections import OrderedDict
 from pathlib import Path

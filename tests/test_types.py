@@ -23,7 +23,7 @@ from securemedian.mpc.rounds.methods.pairwise import Pairwise
 ROOT = Path(__file__).resolve().parent.parent
 MPC = Path(mpc.__file__).parent
 METHODS = MPC / "rounds" / "methods"
-# What turns shares into something public.
+# Functions that turn shares into something public.
 OPENS = {"open_bits", "open_ring", "open_rows"}
 PUBLIC = {"PublicBits", "PublicValues", "PublicWords"}
 SHARES = {"RingShare", "XorWords", "XorBits", "UnpackedXorBits", "Result"}
@@ -213,7 +213,7 @@ def makers(source: str) -> set[str]:
 
 
 def test_only_openings_make_something_public_of_shares() -> None:
-    """`PublicBits(share)` is no error to mypy, so it may stand in few places."""
+    """Mypy does not object to `PublicBits(share)`, so it may stand in few places."""
     found = {
         (path.relative_to(MPC).with_suffix("").as_posix(), name)
         for path in MPC.rglob("*.py")

@@ -32,7 +32,7 @@ def test_sites_have_their_parts_and_no_record_is_at_two() -> None:
 
 @pytest.mark.parametrize("method", uneven.RULES)
 def test_a_method_computes_its_rule_where_nobody_is_left_out(method: str) -> None:
-    """But for the fixed point and, of buckets, their width."""
+    """Allow for the fixed point and, with buckets, their width."""
     rng = np.random.default_rng(1)
     updates = rng.normal(size=(5, 40)) + rng.normal(size=40)
     updates[2] *= 3

@@ -114,7 +114,7 @@ def test_a_vector_of_another_length_is_refused(size: int) -> None:
         unflatten(np.zeros(size), spec)
 
 
-# What is sent, what stays, and what is refused
+# Uploads: what is sent, kept and refused
 
 
 def widths() -> list[str]:

@@ -28,7 +28,7 @@ def test_a_long_upload_is_shown_and_a_short_one_is_not(
     with shown_upload() as show:
         for sent in (1_000_000, 3_000_000, 4_000_000):
             show(sent, 4_000_000)
-        # the next one begins anew
+        # the next one begins again
         show(500_000, 2_000_000)
     shown = capsys.readouterr()
     assert shown.out == ""

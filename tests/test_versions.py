@@ -137,7 +137,7 @@ def test_a_round_is_opened_with_what_both_servers_and_its_clients_speak(s0: Serv
     assert found["wire"] == [2, 2] and found["params"]["later"] == 7
     s0.hear(replace(hello("three"), release="0.1", wire=[0, 0]))
     assert "s1 runs release 0.1 (wire version 0)" in s0.ask(client, "info").fields["peer_problem"]
-    # what every release reads
+    # every release reads these
     assert s0.ask(client, "info").fields["wire"] == [1, 2]
 
 

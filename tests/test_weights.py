@@ -50,7 +50,7 @@ READ = [
     [LARGE, LARGE + 1, LARGE + (1 << 11), LARGE + (1 << 22)],
     [(1 << 38) + (1 << 6 * place) for place in range(6)],
 ]
-# of what is read
+# the length of a vector here
 DIM = 12
 # a guess counts if as many coordinates are right; none of fewer steps, which chance would give
 RIGHT, LEAST = 10, 48
@@ -235,7 +235,7 @@ def test_those_who_remain_count_as_enough_or_nothing_is_opened() -> None:
     flat.check_included(everybody[:3])
 
 
-# What weights are otherwise
+# Other kinds of weights
 
 EQUAL: list[Method] = [
     Mean(norm_bound="off"),
@@ -264,7 +264,7 @@ def test_equal_weights_are_as_none(method: Any) -> None:
 
 
 def test_a_light_client_is_as_long_as_its_weight_allows() -> None:
-    """Who weighs a fifth of the heaviest, and shares what that may, is left out."""
+    """A client that weighs a fifth of the heaviest, and shares what that may, is left out."""
     weights = [5, 1, 5, 5]
     method = Mean(norm_bound=1.0, weights=named(weights))
     params = RoundParams(method, dim=DIM, max_clients=4)
@@ -338,12 +338,12 @@ def test_neighbours_of_three_clients_open_the_mean_of_two_updates(
     pairs = [np.abs(result - (updates.sum(axis=0) - one) / 2).max() for one in updates]
     assert min(pairs) < 2**-15
     assert [mixing.single_clients(least) for least in (2, 3, 4)] == [True, True, False]
-    # which has to be asked of a median, too
+    # a median has to be asked, too
     assert not method(**trim).single_clients(3)
 
 
 def test_a_zeno_round_of_clusters_of_one_opens_an_update() -> None:
-    """Where the coordinator's numbers let one alone pass."""
+    """Check a round in which the coordinator's numbers let one alone pass."""
     updates = np.random.default_rng(36).normal(0, 0.1, (4, 500))
     updates[1] += 2 * updates[0]
     zeno = Zeno(clusters=1, validator="a", rho=0.1, epsilon=1e-9)

@@ -1,6 +1,6 @@
 """The files that one update passes through: `python -m tests.trace_update` lists them.
 
-`sys.setprofile` notes every function of ours that runs in a bucketed round: at a client from
+`sys.setprofile` notes every function of ours that runs in a bucketed round. It does so at a client from
 `from_config` to `result`, and at S0 from the client's connection to the end of the round.
 """
 

@@ -40,7 +40,7 @@ QUEUE = 1000
 # the networks of documentation: S0's address is that of the rules in docs/servers.md
 NETWORKS = {"s0": "192.0.2", "s1": "198.51.100", "clients": "203.0.113"}
 NAMES = {"s0": "s0.alpha.example", "s1": "s1.beta.example"}
-# whose commands are typed where; everybody else's at the clients
+# the folder of each participant's commands; everybody else's are typed at the clients
 PLACES = {"alpha": "s0", "beta": "s1"}
 FOLDERS = {host: folder for folder, host in PLACES.items()}
 HOSPITALS = ("hospital-a", "hospital-b")
@@ -49,25 +49,25 @@ USERS = {"s0": 10001, "s1": 10002}
 LIMIT_S = 240.0
 # the packets of a VPN between the servers
 MTU = 1400
-# what a client may take longer than its servers after a change of address
+# a client may take so much longer than its servers after a change of address
 NOTICE_S = 30.0
 # the exit status where the system has no namespaces for us
 NOT_ALLOWED = 77
 # as the servers' files have it by default
 PEER_TIMEOUT_S = 10.0
 TOOLS = ("ip", "unshare", "nsenter", "setpriv", "prlimit", "mount", "sysctl")
-# where section 1 is typed
+# the folder in which section 1 is typed
 CLONE = "clone"
-# what is done after the page, in this order
+# the steps after the page, in this order
 STEPS = ("rules", "cut", "s1-moves", "s0-moves", "mtu")
 UNIT = ROOT / "deploy" / "systemd" / "securemedian@.service"
-# what of the unit holds here; the rest needs systemd, a cgroup or a filter of system calls
+# the unit's settings that hold here; the rest needs systemd, a cgroup or a filter of system calls
 HELD = {
     *("User", "UMask", "LimitCORE", "LimitNOFILE", "CapabilityBoundingSet", "NoNewPrivileges"),
     *("ProtectSystem", "StateDirectory", "StateDirectoryMode", "CacheDirectory"),
     *("CacheDirectoryMode", "Environment", "ExecStart", "ExecReload"),
 }
-# ProtectSystem=strict: all that is mounted becomes read-only, but for the server's own folders
+# ProtectSystem=strict: all that is mounted becomes read-only, except the server's own folders
 SERVE = r"""
 set -eu
 for folder in "$STATE" "$CACHE"; do mount --bind "$folder" "$folder"; done
@@ -102,7 +102,8 @@ def tutorial() -> tuple[str, str]:
 def commands() -> Iterator[tuple[str, str]]:
     """Give each command of the page after its section 1, and the host at which it is typed.
 
-    What a hospital types, or Gamma "and the hospitals likewise", the others type after it.
+    If a hospital types a command, or Gamma "and the hospitals likewise", the others type it after
+    that.
     """
     for above, lines in blocks(tutorial()[1]):
         likewise = [("hospital-a", "hospital-b")] if above.endswith("B likewise:") else []
@@ -177,7 +178,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round took, from its opening to both results in their files."""
+    """The time of a round, from its opening to both results in their files."""
 
     seconds: float
     # of it after the last upload
@@ -217,7 +218,8 @@ class TwoHosts:
 
     def lay(self, congestion: str) -> None:
         """Make the namespaces, and the line between them."""
-        # where ip keeps its namespaces, and where names are looked up: for this program alone
+        # the folders in which ip keeps its namespaces, and names are looked up: for this program
+        # alone
         _run("mount", "-t", "tmpfs", "tmpfs", "/run")
         self._write_names()
         _run("mount", "--bind", self._folder / "hosts", "/etc/hosts")
@@ -231,7 +233,7 @@ class TwoHosts:
             # packets go one by one, as on a cable
             _run("ip", "link", "set", f"to-{host}", "up", "gso_max_segs", "1")
             _run("ip", "-n", host, "link", "set", "line", "up", "gso_max_segs", "1")
-            # who is cut off hears nothing, not even that
+            # a host that is cut off hears nothing, not even that
             _run("ip", "route", "add", "blackhole", f"{network}.0/24", "metric", "1000")
             self._settle(host)
         _run("ip", "netns", "add", "loopback")
@@ -269,7 +271,7 @@ class TwoHosts:
         (self._folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
 
     def guard(self, *hosts: str) -> None:
-        """Load the guide's rules, in place of those that are there."""
+        """Load the guide's rules instead of those that are there."""
         if not shutil.which("nft"):
             self.say("left out: the rules of docs/servers.md, for want of nft (nftables)")
             return
@@ -304,7 +306,7 @@ class TwoHosts:
         counts: list[int] = json.loads(self._type(host, shlex.join(["python", "-c", text, ports])))
         return counts
 
-    # What is typed
+    # Commands
 
     def type_page(self) -> None:
         """Type what docs/deploying.md prints, and check what it says comes out."""
@@ -432,7 +434,7 @@ class TwoHosts:
     def round(self, host: str = "clients", between: Callable[[], None] | None = None) -> Round:
         """Run a round, for which the hospitals wait.
 
-        Where something happens `between` their uploads, B comes after it.
+        If something happens `between` their uploads, B comes after it.
         """
         more = ""
         model = self._folder / f"{HOSPITALS[0]}-result.npy"
@@ -544,7 +546,7 @@ class TwoHosts:
             limit = ("mtu", "lock", str(MTU), "table", "200")
             _run("ip", "route", "add", f"{network}.0/24", "dev", f"to-{host}", *limit)
         _rule("20", "from", "all", "table", "200")
-        # what the router itself sends: ICMP alone
+        # the router's own packets: ICMP alone
         _rule("5", "iif", "lo", "blackhole")
         self.say(f"packets have {MTU:,} bytes at most, and nobody is told")
         examine = "securemedian doctor gamma/coordinator.toml"
@@ -708,7 +710,7 @@ def main() -> None:
 
 
 def _enter(install: bool) -> None:
-    """Begin this program anew in namespaces of its own, with whose end all ends that it starts."""
+    """Start this program again in namespaces of its own; their end ends all that it starts."""
     own = ["unshare", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
     own += ["--user", "--map-root-user"] if os.geteuid() else []
     tried = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)
@@ -719,7 +721,7 @@ def _enter(install: bool) -> None:
     # the servers have users of their own
     os.chmod(folder, 0o755)
     if install:
-        # where an index can be reached
+        # only if an index can be reached
         subprocess.run(["git", "clone", "-q", ROOT, CLONE], cwd=folder, check=True)
         lines = next(blocks(tutorial()[0]))[1]
         shell = ["bash", "-exc", "\n".join(lines)]

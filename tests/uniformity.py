@@ -1,15 +1,15 @@
 """Decide whether bits that somebody sees are uniform, whatever they are seen beside.
 
-Bits are jointly uniform, and independent of other bits, exactly when the XOR of every non-empty set
-of them, with or without any of the others, is 0 as often as 1 (Vazirani's XOR lemma).
-`check_uniform` looks at all of these parities at once: bits alone, small values, the correlation
-with each secret bit, and every linear relation between them.
+Bits are jointly uniform, and independent of other bits, exactly in one case. Each XOR of a
+non-empty set of them, with or without any of the others, must be 0 as often as 1. This is
+Vazirani's XOR lemma. `check_uniform` looks at all of these parities at once: bits alone, small
+values, the correlation with each secret bit, and every linear relation between them.
 
-Items are independent, so a parity over n items of an honest protocol strays from even by t n with
-probability at most 2 exp(-n t^2 / 2) (Hoeffding; Azuma, where an item is seen beside the next one).
-The bound for t is solved for a false alarm, in any of the parities of a run of all tests, in one
-run of `1 / FALSE_ALARM`. A parity that is constant strays by 1, far beyond the bound: it is caught
-with certainty.
+Items are independent. A parity over n items of an honest protocol therefore strays from even by t n
+with probability at most 2 exp(-n t^2 / 2). This is Hoeffding's bound, or Azuma's, if an item is
+seen beside the next one. The bound for t is solved for a false alarm, in any of the parities of a
+run of all tests, in one run of `1 / FALSE_ALARM`. A parity that is constant strays by 1, far beyond
+the bound: it is caught with certainty.
 """
 
 import math

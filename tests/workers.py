@@ -60,7 +60,7 @@ class LocalWorkers:
         self._make = lambda: ShardWorker(party, LOOPBACK, protocol)
         self._workers: list[ShardWorker | None] = [self._make() for _ in range(count)]
         self._pool = ThreadPoolExecutor(64)
-        # what was asked of which worker, in order
+        # the request to each worker, in order
         self.asked: list[tuple[int, str, tuple[Any, ...]]] = []
         # the bytes of each slice that workers can fetch
         self.held: list[int] = []

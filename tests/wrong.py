@@ -1,4 +1,4 @@
-"""What may be wrong in a run of either plug-in: updates of a site, and options of a run.
+"""Faults in a run of either plug-in: updates of a site, and options of a run.
 
 The updates are made of the model that the tests of both plug-ins train: `w`, `b` and `steps`.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from securemedian.plugins.rounds import Arrays
 
-# what a site makes of the model, and what the refusal says
+# a site's change of the model, and the words of the refusal
 UPDATES: list[tuple[Callable[[Arrays], Arrays], str]] = [
     (lambda m: m | {"w": m["w"] * np.float32(np.nan)}, "the update has 6 NaN"),
     (lambda m: m | {"w": m["w"].T}, r"'w' was sent as float32 \(2, 3\) and came back as"),

@@ -19,7 +19,7 @@ from tests.soak.service import COHORTS, SoakService
 CALM_ROUNDS = len(METHODS)
 
 
-# called with the seconds so far, and a line on what each cohort is doing
+# called with the seconds so far, and a line on each cohort's present activity
 Show = Callable[[float, str], None]
 
 

@@ -1,7 +1,7 @@
 """Known answers, for another implementation: `python -m tests.vectors.make` writes them.
 
-What is random is drawn from fixed seeds, and `README.md` says how. `tests/test_vectors.py` checks
-that the files are what this program makes.
+Random values come from fixed seeds, and `README.md` says how. `tests/test_vectors.py` checks that
+the files are what this program makes.
 """
 
 import hashlib
