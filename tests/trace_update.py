@@ -1,7 +1,7 @@
 """The files that one update passes through: `python -m tests.trace_update` lists them.
 
-`sys.setprofile` notes every function of ours that runs in a bucketed round. It does so at a client from
-`from_config` to `result`, and at S0 from the client's connection to the end of the round.
+`sys.setprofile` notes every function of ours that runs in a bucketed round. It does so at a client
+from `from_config` to `result`, and at S0 from the client's connection to the end of the round.
 """
 
 import json
