@@ -116,7 +116,7 @@ def test_a_round_goes_on_with_the_clients_it_began_with(server: Server) -> None:
     server.hear(_uploaded(round_id, gone))
     reload(server, clients=(*others, NEW))
     code, message = refusal(server.ask(gone.public_key, "status"))
-    assert code == "not-allowed" and "was taken off the list of s0" in message
+    assert code == "not-allowed" and "was taken off the list: s0" in message
     # too late for this round
     assert refusal(server.upload(NEW.public_key, round_id))[0] == "not-allowed"
     assert refusal(server.ask(NEW.public_key, "round"))[0] == "unknown-round"
@@ -182,7 +182,7 @@ def test_real_servers_reload(tmp_path: Path) -> None:
         assert event["changed"] == ["clients", "round_limit_s"]
         assert event["needs_restart"] == ["peer_wait_s"] and event["level"] == "warning"
         # the connection that is open, and a new one
-        with pytest.raises(NotAllowed, match="taken off the list of s0"):
+        with pytest.raises(NotAllowed, match="taken off the list: s0"):
             pair.caller(third, "s0").ask("info")
         keys = load_keys(tmp_path / f"{third}.key_secret")
         again = pair.stranger(keys, "s0")

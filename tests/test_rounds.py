@@ -245,7 +245,7 @@ def test_s1_checks_parameters_clients_and_digest_itself(s1: Server) -> None:
             START,
         )
     )
-    assert s1.sent[-1].code == "bad-config" and "at least 3" in s1.sent[-1].reason
+    assert s1.sent[-1].code == "bad-config" and "below the 3 clients" in s1.sent[-1].reason
     s1.hear(Open("1-0000000c", 1, PARAMS.to_dict(), bytes(16), True, False, START))
     s1.upload_all("1-0000000c")
     s1.hear(Close("1-0000000c", held(s1.keys)))
@@ -548,7 +548,7 @@ def test_a_round_that_its_validator_ends_names_it(tmp_path: Path, why: str) -> N
         s0.hear(Verdicts(round_id, s0.keys, [validator]))
     state, reason = s0.state
     assert state == "failed" and why in reason
-    assert reason.startswith(f"the validator {name!r} is left out")
+    assert reason.startswith("the validator is left out") and repr(name) in reason
     assert reason.endswith("open a round with another validator")
     assert s0.ask(s0.coordinator, "status").fields["opened"] == "nothing"
 
@@ -1007,7 +1007,7 @@ def test_a_defect_that_a_message_shows_fails_the_round_and_not_the_server(
 def test_a_spool_lies_in_its_folder_or_is_refused(tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "state")
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(SecureMedianError, match="no round id"):
+    with pytest.raises(SecureMedianError, match="invalid round id"):
         store.spool(name, PARAMS.layout)
     assert set(tmp_path.rglob("*")) == before
     store.spool("1-0000000a", PARAMS.layout).drop()

@@ -62,7 +62,7 @@ def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
         return server.ask(server.coordinator, "open", arrays, **fields)
 
     for refused, said in (
-        (opened(None), "give .* the model to start from"),
+        (opened(None), "give that model, and no reset"),
         (opened(MODEL, reset=True), "no reset"),
         (opened(MODEL[1:]), "open without keeping the range"),
     ):
@@ -132,7 +132,7 @@ def test_midpoint_and_trimmed_mean_divide_at_the_end() -> None:
 def test_a_model_of_another_size() -> None:
     other = RoundParams(Pairwise(), dim=DIM + 1, max_clients=3)
     kept = RunState(model=MODEL)
-    with pytest.raises(InputError, match=r"\(6,\), not float32 \(5,\)"):
+    with pytest.raises(InputError, match=r"\(6,\): float32 \(5,\)"):
         begin(kept, other, {}, False, None)
     assert begin(kept, other, {}, True, None).model is None
     with pytest.raises(InputError):
