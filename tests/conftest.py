@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--honest-audits",
         type=int,
-        default=300,
+        default=60,
         metavar="N",
         help="audits of honest servers in tests/test_auditing.py (default: %(default)s)",
     )

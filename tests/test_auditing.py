@@ -195,7 +195,7 @@ def test_honest_rounds_pass(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("buckets", range(3, 33))
 def test_small_honest_rounds_pass(buckets: int, honest_audits: int) -> None:
-    """300 in all, or as many as `--honest-audits` asks for."""
+    """60 in all, or as many as `--honest-audits` asks for."""
     each = -(-honest_audits // 30)
     for clients in islice(cycle((1, 2, 3, 4, 5, 6, 7, 8, 9, 17)), each):
         audited = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets)

@@ -93,9 +93,9 @@ def test_comparisons_of_two_rings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_medians_of_all_methods(tmp_path: Path) -> None:
+def test_medians_by_two_methods(tmp_path: Path) -> None:
     ots = {}
-    for method in (["bucketed", "--schedule", "scan"], ["pairwise"], ["radix"], ["trimmed-mean"]):
+    for method in (["bucketed", "--schedule", "scan"], ["pairwise"]):
         results = run(tmp_path, "median", "--clients", "2,3", "--dim", "300", *method)
         assert [(point["method"], point["clients"]) for point in results] == [
             (method[0], 2),

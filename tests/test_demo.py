@@ -230,7 +230,7 @@ def test_mnist_reaches_its_accuracy(
         ("--range follow:initial=0.1", "invalid option of follow"),
         ("--dataset digits --clients 1", "max_clients"),
         ("--dataset digits --images 5000", "images"),
-        ("--clients 3", "so take 4 clients"),
+        ("--clients 3", "heart; take 4 clients"),
         ("--split labels:1", "Cleveland, Switzerland, VA Long Beach, Hungary"),
         ("--fault-clients 5", "--fault-clients"),
         ("--rounds 0", "--rounds"),
@@ -248,7 +248,9 @@ def test_mistakes_are_told_before_anything_starts(
     assert said in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.release), signal.SIGTERM]
+)
 def test_an_interrupted_demo_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(

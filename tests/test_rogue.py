@@ -82,14 +82,14 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_lowered_flags_open_a_whole_word_of_radix() -> None:
     found = row("flags", "radix")
     assert found["client_bits"] == found["there_bits"] == attacks.VALUE_BITS
     assert not found["noticed"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
     found = row("rank", "bucketed")
     assert (found["client_bits"], found["sum_bits"], found["bound_bits"]) == (0, 4, 12)
@@ -104,13 +104,13 @@ def test_another_opening_is_found_at_once_and_signed() -> None:
     assert "the peer deviated: s0 has signed that s1" in found["when"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_client_that_stands_out_is_not_hidden_by_a_bound_on_the_sum() -> None:
     found = row("outstanding", "bucketed", protected=True)
     assert found["client_bits"] == 2 and not found["noticed"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_verdict_tells_a_bit_that_no_noise_covers_and_shows() -> None:
     found = row("lengths", "mean", protected=True)
     assert found["client_bits"] * DIM == 1 and found["noticed"]

@@ -1,11 +1,12 @@
 """mypy tells shares from public values: every misuse below is an error, and nothing else is.
 
 The snippets and the copies of mpc's methods from which an opening was taken are checked by one
-run of mypy, with an empty cache of its own.
+run of mypy, with a copy of the cache of `scripts/test`.
 """
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -133,6 +134,9 @@ def without_openings(source: str) -> tuple[str, set[int]]:
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     """Return the lines with errors, by the name of a snippet or of one of mpc's methods."""
     folder = tmp_path_factory.mktemp("types")
+    if (ROOT / ".mypy_cache").exists():
+        # warm, so that mypy reads the snippets and few modules of ours
+        shutil.copytree(ROOT / ".mypy_cache", folder / "cache")
     command = [sys.executable, "-m", "mypy", f"--cache-dir={folder}/cache"]
     sources = []
     for path in METHODS.glob("*.py"):

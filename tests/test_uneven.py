@@ -57,7 +57,7 @@ def test_krum_averages_whom_a_search_finds() -> None:
     assert np.allclose(uneven.multi_krum(updates, f), want)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_nobody_honest_is_left_out_and_no_round_fails(tmp_path: Path) -> None:
     options = ["--seeds", "1", "--rounds", "3", "--dataset", "digits", "--out", str(tmp_path)]
     options += ["--methods", "multi-krum-service,trimmed-mean-service"]
