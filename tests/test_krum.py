@@ -13,15 +13,13 @@ from securemedian.mpc.protocols.boolean import multiplex_rows, multiplex_rows_de
 from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
-from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods import nearest, norms
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
-from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import Lanes, additive, check_planned, make_parties, run_both
+from tests.parties import Lanes, additive, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
 
 DIM = 300
@@ -192,24 +190,6 @@ def test_what_is_sent_has_the_same_shape_for_all_updates() -> None:
         run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
         shapes.append([(label, a.dtype, a.shape) for end in pair for label, a in end.received])
     assert shapes[0] == shapes[1] == shapes[2]
-
-
-@pytest.mark.parametrize("clients", [3, 10, 24])
-@pytest.mark.parametrize("selection", ["hidden", "opened"])
-def test_a_plan_is_what_a_round_counts(selection: str, clients: int) -> None:
-    params = RoundParams(Krum(selection=selection), dim=700, max_clients=clients)
-    protocol = ProtocolParams(lanes=2, chunk=256)
-    lanes = make_parties(lanes=2)
-    halves = [share.split(np.zeros((1, 700), np.uint64), 64) for _ in range(clients)]
-
-    def counted(j: int) -> Cost:
-        uploads = [half[j] for half in halves]
-        checked = check_values(lanes[j], params, protocol, uploads)
-        assert all(checked.passed)
-        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
-
-    planned = predict(params, [1] * clients, protocol).costs
-    check_planned(planned, run_both(counted))
 
 
 def test_sums_of_what_passes_the_check_do_not_wrap() -> None:

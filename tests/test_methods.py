@@ -22,7 +22,6 @@ from securemedian.mpc.protocols.correlations.pool import Pool
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.aggregators import AGGREGATORS
-from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods import bounded
 from securemedian.mpc.rounds.methods.base import Method, Published, Weighted
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -36,7 +35,7 @@ from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
-from securemedian.mpc.rounds.pipeline import check_values, fill, run_round
+from securemedian.mpc.rounds.pipeline import fill, run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
@@ -312,27 +311,6 @@ def test_a_round_whose_chunks_fit_is_not_cut() -> None:
         [], [1] * 92, 0, 128, protocol.batch
     )
     assert params.method.batch_limit(crowded) == protocol.batch
-
-
-def test_a_cut_round_is_planned_to_the_byte() -> None:
-    params = RoundParams(Pairwise(ring_bits=16, fraction_bits=4), dim=130, max_clients=MANY)
-    protocol = ProtocolParams(lanes=2, batch=BATCH)
-    from securemedian.mpc.protocols import share
-
-    uploads = [share.SeedUpload(params.layout, bytes([c] * 16)) for c in range(MANY)]
-    lanes = make_parties(2)
-
-    def run(j: int) -> Cost:
-        checked = check_values(lanes[j], params, protocol, uploads)
-        return run_round(lanes[j], params, protocol, uploads).cost.after(checked.cost)
-
-    for cost, got in zip(predict(params, [1] * MANY, protocol).costs, run_both(run), strict=True):
-        assert (cost.ots, cost.bytes_sent, cost.messages, cost.rounds) == (
-            got.ots,
-            got.bytes_sent,
-            got.messages,
-            got.rounds,
-        )
 
 
 @pytest.mark.parametrize("method", METHODS)

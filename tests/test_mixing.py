@@ -12,15 +12,14 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
-from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods import mixing, norms, radix
 from securemedian.mpc.rounds.methods.base import Clear, Method, Published
 from securemedian.mpc.rounds.methods.nearest import LONGEST
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import check_values, run_round
+from securemedian.mpc.rounds.pipeline import check_values
 from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import Lanes, check_planned, make_parties, run_both
+from tests.parties import Lanes, make_parties, run_both
 from tests.test_krum import DIM, run
 from tests.test_privacy import looks_uniform, recorders
 
@@ -72,22 +71,6 @@ def test_a_result_is_that_of_the_mixed_updates(
     assert np.array_equal(got, want)
     clear = Clear(updates, [1] * clients, Published(coin=outcome.coin), clients)
     assert np.array_equal(method.in_the_clear(clear)[0], want)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("selection", ["hidden", "opened"])
-def test_a_plan_is_what_a_round_counts(name: str, selection: str) -> None:
-    params = made(name, 700, 6, neighbours=2, selection=selection)
-    protocol, parties = ProtocolParams(lanes=2, chunk=256), make_parties(lanes=2)
-    halves = [share.split(np.zeros((1, 700), np.uint64), 64) for _ in range(6)]
-
-    def counted(j: int) -> Cost:
-        uploads = [half[j] for half in halves]
-        checked = check_values(parties[j], params, protocol, uploads)
-        return run_round(parties[j], params, protocol, uploads).cost.after(checked.cost)
-
-    planned = predict(params, [1] * 6, protocol).costs
-    check_planned(planned, run_both(counted))
 
 
 def test_a_lane_takes_no_more_memory_than_without() -> None:

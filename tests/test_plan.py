@@ -235,32 +235,42 @@ def test_predicted_is_counted_of_silent_ots(
 
 
 # a round's options, the clients' weights, and the protocol
-CASES: dict[str, tuple[dict[str, Any], list[int], ProtocolParams]] = (
-    {
-        f"{name} by weights": (
-            {"dim": 3000, "weights": {str(client): weight for client, weight in enumerate(WEIGHTS)}}
-            | ROUNDS[name],
-            WEIGHTS,
-            ProtocolParams(lanes=2, **SMALL),
-        )
-        for name in ("scan", "pairwise", "pairwise-opened", "bfloat16")
-    }
-    | {
-        f"{extension}, chunks as they are": (
-            {"dim": 150_001} | ROUNDS["scan"],
-            [1] * 8,
-            ProtocolParams(ot_extension=extension),
-        )
-        for extension in ("softspoken", "silent")
-    }
-    | {
-        "some stay away": (
-            {"dim": 700, "max_clients": 30} | ROUNDS["bfloat16"],
-            [1] * 4,
-            ProtocolParams(**SMALL),
-        )
-    }
-)
+Case = tuple[dict[str, Any], list[int], ProtocolParams]
+TWO = ProtocolParams(lanes=2, chunk=256)
+ZENO = {"method": "zeno", "validator": "client-0", "clusters": 2, "reclusterings": 2}
+CASES: dict[str, Case] = {
+    "some stay away": (
+        {"dim": 700, "max_clients": 30} | ROUNDS["bfloat16"],
+        [1] * 4,
+        ProtocolParams(**SMALL),
+    ),
+    "the validator weighs nothing": (ZENO | {"dim": 700}, [1] * 6 + [0], TWO),
+    "comparisons are cut into batches": (
+        {"method": "pairwise", "dim": 130, "ring_bits": 16, "fraction_bits": 4},
+        [1] * 20,
+        ProtocolParams(lanes=2, batch=4096),
+    ),
+}
+for _name in ("scan", "pairwise", "pairwise-opened", "bfloat16"):
+    _named = {str(client): weight for client, weight in enumerate(WEIGHTS)}
+    CASES[f"{_name} by weights"] = (
+        {"dim": 3000, "weights": _named} | ROUNDS[_name],
+        WEIGHTS,
+        ProtocolParams(lanes=2, **SMALL),
+    )
+for _extension in ("softspoken", "silent"):
+    CASES[f"{_extension}, chunks as they are"] = (
+        {"dim": 150_001} | ROUNDS["scan"],
+        [1] * 8,
+        ProtocolParams(ot_extension=_extension),
+    )
+for _selection in ("hidden", "opened"):
+    for _clients in (3, 10, 24):
+        _krum = {"method": "krum", "selection": _selection, "dim": 700}
+        CASES[f"krum {_selection} {_clients}"] = _krum, [1] * _clients, TWO
+    for _method in ("pairwise", "trimmed-mean", "radix"):
+        _mixed = {"method": _method, "neighbours": 2, "selection": _selection, "dim": 700}
+        CASES[f"{_method} mixed {_selection}"] = _mixed, [1] * 6, TWO
 
 
 @pytest.mark.parametrize("case", CASES)
