@@ -20,6 +20,9 @@ from securemedian.servers.network.transport import Socket, ZmqLink
 # how far a sender may be ahead of the link before it has to wait, as with a socket's buffer
 BUFFER_BYTES = 16 << 20
 
+# the text for loopback with lanes on AES-GCM, as at servers whose S1 has an `aes_port`
+AES = "aes"
+
 _DUE = struct.Struct("<d")
 _RATE = re.compile(r"([\d.]+)([kMG]?)(bit|B)/s")
 _TIME = re.compile(r"([\d.]+)(ms|s)")
@@ -37,10 +40,10 @@ class LinkShape:
     def parse(cls, text: str) -> "LinkShape":
         """Return the link that a text describes.
 
-        The text is `loopback`, or a rate and perhaps a round-trip time: `377MB/s`,
-        `100Mbit/s,40ms`. Raises ConfigError for any other.
+        The text is `loopback`, `aes` (loopback, with lanes on AES-GCM), or a rate and perhaps a
+        round-trip time: `377MB/s`, `100Mbit/s,40ms`. Raises ConfigError for any other.
         """
-        if text == "loopback":
+        if text in ("loopback", AES):
             return LOOPBACK
         rate, _, rtt = text.partition(",")
         bandwidth, delay = _RATE.fullmatch(rate), _TIME.fullmatch(rtt or "0ms")
@@ -54,7 +57,7 @@ class LinkShape:
             bits, seconds = 0.0, 0.0
         if not bits > 0:
             raise ConfigError(
-                f"not a link: {text!r}; write loopback, or RATE or RATE,RTT like 377MB/s or "
+                f"not a link: {text!r}; write loopback, aes, or RATE or RATE,RTT like 377MB/s or "
                 "100Mbit/s,40ms"
             )
         return cls(bits, seconds)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from securemedian.benchmarks.link import LOOPBACK, LinkShape, ShapedLink, Shaper
+from securemedian.benchmarks.link import AES, LOOPBACK, LinkShape, ShapedLink, Shaper
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.protocols.compiling import compile_kernels
@@ -44,7 +44,8 @@ def main() -> None:
     context = zmq.Context()
     gate = authenticate(context, {PEER_DOMAIN: [job["peer_public"]]})
     keys = KeyPair(job["public"].encode(), job["secret"].encode())
-    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"])
+    aes = job["link"] == AES
+    port = PeerPort(context, party_id, keys, job["endpoint"], job["peer_public"], aes, 0)
     links = _lanes(port, LinkShape.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})

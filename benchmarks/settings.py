@@ -59,8 +59,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=link,
         default="loopback",
         metavar="LINK",
-        help="loopback, or a link shaped to a rate and perhaps a round-trip time, like 377MB/s "
-        "or 100Mbit/s,40ms (default: %(default)s)",
+        help="loopback; aes (loopback with AES-GCM instead of CURVE, as S1's aes_port gives); "
+        "or a rate and perhaps a round-trip time, like 377MB/s or 100Mbit/s,40ms "
+        "(default: %(default)s)",
     )
     add_counts(parser, ("--lanes", ProtocolParams.lanes, "chunks computed at the same time"))
     parser.add_argument(

@@ -181,6 +181,8 @@ def _server(config: ServerConfig) -> Iterator[Finding]:
     ports = [("clients", config.listen)]
     if config.peer.listen:
         ports.append(("s0", config.peer.listen))
+    if aes_port := config.peer.aes_port:
+        ports.append(("s0", f"{config.peer.listen.rpartition(':')[0]}:{aes_port}"))
     for whom, endpoint in ports:
         yield _port(whom, endpoint, running)
     if config.peer.address:

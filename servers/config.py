@@ -103,6 +103,8 @@ class PeerTable:
     address: str = ""
     # at S1: where S0 connects
     listen: str = ""
+    # at S1: the port, beside that of `listen`, of lanes that AES-GCM encrypts; 0 for CURVE alone
+    aes_port: int = 0
 
     def __post_init__(self) -> None:
         check_public_key(self.public_key)
@@ -113,6 +115,9 @@ class PeerTable:
                 "`address` at S0 and `listen` at S1"
             )
         check_endpoint(self.endpoint)
+        check_whole("aes_port", self.aes_port, 0, (1 << 16) - 1)
+        if self.aes_port and self.address:
+            raise ConfigError("[peer] aes_port is S1's: S0 connects, and does not listen")
 
     @property
     def endpoint(self) -> str:

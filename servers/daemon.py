@@ -19,6 +19,7 @@ import zmq
 
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols.kernels.native.processor import taken
 from securemedian.servers import allocator, logs
 from securemedian.servers.computing.base import Backend
 from securemedian.servers.computing.engine import Engine, Engines
@@ -81,6 +82,8 @@ class Daemon:
             keys,
             config.peer.endpoint,
             config.peer.public_key,
+            taken(config.protocol.native_aes),
+            config.peer.aes_port or None,
         )
         self._control = self._peer.stream("control", keep=False)
         self._wake_out, self._wake_in = os.pipe()
@@ -240,6 +243,7 @@ class Daemon:
             self._page.close()
         finished = all([self._engines.close(), self._backend.close()])
         self._control.close()
+        self._peer.close()
         self._clients.close()
         self._gate.stop()
         self._store.close()

@@ -128,6 +128,8 @@ PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=300, max_cli
 class Pipe:
     """One lane of an engine in this process, whose `send` blocks while `blocked` is set."""
 
+    sealed = False
+
     def __init__(self, channel: Any, blocked: threading.Event) -> None:
         self._link, self.blocked = channel._link, blocked
         self.recv = self._link.recv

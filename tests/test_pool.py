@@ -207,6 +207,8 @@ def test_pools_that_do_not_belong_together_are_noticed() -> None:
 class Pipe:
     """One lane of an engine in this process."""
 
+    sealed = False
+
     def __init__(self, channel: Any) -> None:
         self._link = channel._link
         self.send, self.recv = self._link.send, self._link.recv

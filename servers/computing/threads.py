@@ -104,6 +104,7 @@ class ThreadComputation:
             "session-established",
             session=logs.fingerprint("session", self.session_id),
             lanes=len(self._parties),
+            aes=sum(link.sealed for link in self._links),
             seconds=round(time.monotonic() - start, 3),
         )
 

@@ -1,8 +1,8 @@
 """The sockets: zmq with CURVE and an allow-list on every port, and the streams between the servers.
 
 The servers share one TCP port, which S1 binds. Each stream on it (control, and the lanes of a
-session) is a DEALER at both ends, whose routing id is the stream's name, so that the code of a lane
-is the same at both:
+session) is a DEALER at both ends, so that the code of a lane is the same at both. Its routing id is
+the stream's name:
 
     S0: DEALER name --tcp, CURVE--> ROUTER, which is S1's port
                                       |
@@ -14,16 +14,19 @@ The proxy's threads are libzmq's own and never hold the GIL. No stream looks at 
 """
 
 import errno
+import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from socket import create_connection
 from typing import Protocol
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from securemedian.common.addresses import connects_ipv6, listens_ipv6, ports_of
+from securemedian.common.addresses import connects_ipv6, host_of, listens_ipv6, ports_of
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.errors import (
     ChannelClosed,
@@ -32,12 +35,21 @@ from securemedian.mpc.errors import (
     FrameError,
     LocalProtocolError,
     NoSocket,
+    PeerProtocolError,
     SecureMedianError,
     cut,
 )
 from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.wire import Part
 from securemedian.servers import allocator, logs
+from securemedian.servers.network.sealed import (
+    CONNECT_S,
+    HALF_BYTES,
+    TOKEN_BYTES,
+    SealedLink,
+    SealedPort,
+)
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
@@ -50,8 +62,8 @@ LINGER_MS = 500
 HANDSHAKE_MS = 5000
 # zmq's heartbeats on the streams between the servers
 HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000
-# The same for clients. zmq does not count the bytes of an unfinished message as a sign of life, so
-# this is also the time limit of a single upload, and therefore long.
+# The same for clients. zmq does not count the bytes of an unfinished message as a sign of life.
+# So this is also the time limit of a single upload, and therefore long.
 CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
 # TCP keep-alives, which end the connections of vanished hosts within two minutes
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
@@ -60,19 +72,25 @@ CONNECT_MS = 100
 # how many random ports are tried per port of the range: a single free one is then missed once in
 # 20,000 times
 TRIES_PER_PORT = 10
+# how S0 greets on a lane and leaves it on CURVE, and how it says that S1's first record came
+GREETING, SEALED = b"lane", b"sealed"
+# S1's answer to a greeting with a half of the keys: its port, a token, and its own half
+_OFFER = struct.Struct(f">H{TOKEN_BYTES}s{HALF_BYTES}s")
+# how long new lanes stay on CURVE after a sealed one could not be made, or broke
+CURVE_S = 60.0
 # how often a waiting lane checks whether it has been closed
 SLICE_MS = 50
 # how many unread requests of a caller are held here; more wait at the caller, so that memory stays
 # bounded
 QUEUED_REQUESTS = 4
-# How many answers wait for a caller that does not read. Who asks one thing at a time has one; zmq
-# counts what was read in steps of half of these.
+# How many answers wait for a caller that does not read. A caller that asks one thing at a time has
+# one; zmq counts what was read in steps of half of these.
 QUEUED_ANSWERS = 8
 # how many parts a request has besides whole pieces: a header and the ends of arrays
 MAX_REQUEST_PARTS = 8
 # how many refused keys are remembered, so that each is logged once
 REFUSED_KEYS = 1024
-# what a caller is told of any other exception, which the log has
+# the answer to a caller after any other exception, which the log has
 DEFECT = LocalProtocolError("a defect in this server: see its log")
 
 
@@ -187,7 +205,7 @@ class ClientPort:
     """The port for clients and the coordinator.
 
     A caller is identified by the key of its connection, never by its message. libzmq assembles a
-    message of several parts before it delivers it, and limits each part but not their number. So
+    message of several parts before it delivers it. It limits each part, not their number. So
     only the memory of the process limits how much callers on the allow-list can make it hold.
     """
 
@@ -288,10 +306,27 @@ class PeerPort:
         keys: KeyPair,
         endpoint: str,
         peer_key: str,
+        aes: bool = False,
+        aes_port: int | None = None,
     ) -> None:
+        """Open the port. With `aes`, lanes leave CURVE for AES-GCM if S1 has an `aes_port`.
+
+        0 is any free port. Raises ConfigError or NoSocket.
+        """
         self._context, self._party, self._keys = context, party, keys
         self._peer_key = peer_key.encode()
         self.endpoint = endpoint if party == 0 else self._bind_proxy(endpoint)
+        self._aes = aes
+        self.sealed: SealedPort | None = None
+        # until when S0 keeps its new lanes on CURVE
+        self._curve_until = 0.0
+        if aes and aes_port is not None:
+            try:
+                self.sealed = SealedPort(host_of(endpoint), aes_port)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen at [peer] aes_port {aes_port}: {error}"
+                ) from error
 
     def _bind_proxy(self, endpoint: str) -> str:
         front, back = self._context.socket(zmq.ROUTER), self._context.socket(zmq.ROUTER)
@@ -317,7 +352,7 @@ class PeerPort:
 
         S1 opens its end first: what reaches S1's port before that is lost. Without `keep`, a
         message that cannot be sent at once is refused; with it, zmq keeps it until the peer is
-        connected. A connection without a whole message or heartbeat for `silent_ms` is made anew.
+        connected. A connection without a whole message or heartbeat for `silent_ms` is made again.
         Raises NoSocket if none can be opened.
         """
         try:
@@ -335,7 +370,7 @@ class PeerPort:
         socket.immediate = not keep
         socket.sndhwm = socket.rcvhwm = 0
         socket.linger = LINGER_MS
-        # A connection that S1 has given up or a firewall has forgotten is detected and made anew.
+        # A connection that S1 has given up or a firewall has forgotten is detected and made again.
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, silent_ms
         if self._party == 0:
             socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
@@ -348,11 +383,28 @@ class PeerPort:
         else:
             socket.connect(self._inside)
 
-    def lane(self, session_id: bytes, lane: int, timeout_s: float) -> "ZmqLink":
+    def lane(self, session_id: bytes, lane: int, timeout_s: float) -> "Lane":
         """Open our end of one lane of a session."""
         # A long message on a slow link may take up to `timeout_s`, and must not count as silence.
         silent_ms = max(HEARTBEAT_LIMIT_MS, int(timeout_s * 1000))
-        return ZmqLink(self.stream(f"{session_id.hex()}/{lane}", silent_ms=silent_ms), timeout_s)
+        socket = self.stream(f"{session_id.hex()}/{lane}", silent_ms=silent_ms)
+        return Lane(socket, timeout_s, self)
+
+    @property
+    def seals(self) -> bool:
+        """Whether S0 asks S1 to seal a new lane."""
+        return self._aes and time.monotonic() > self._curve_until
+
+    def keep_curve(self, reason: str) -> None:
+        """Keep new lanes on CURVE for a while, because a sealed one could not be made or broke."""
+        if self.seals:
+            self._curve_until = time.monotonic() + CURVE_S
+            logs.event("lanes-on-curve", logging.WARNING, reason=reason, seconds=CURVE_S)
+
+    def close(self) -> None:
+        """Close the port for sealed lanes; the rest ends with the context."""
+        if self.sealed:
+            self.sealed.close()
 
 
 def _proxy(front: Socket, back: Socket) -> None:
@@ -380,13 +432,18 @@ class ZmqLink:
         self._closed = threading.Event()
         socket.sndtimeo = int(timeout_s * 1000)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the stream has left CURVE."""
+        return False
+
     def meet(self, party: int) -> None:
         """Greet S1 as S0, or wait for the greeting as S1. This is the first call, made once.
 
         Before the greeting S1's port has no route to S0's socket.
         """
         if party == 0:
-            self.send([b"lane"])
+            self.send([GREETING])
         else:
             self.recv()
 
@@ -423,9 +480,13 @@ class ZmqLink:
         """
         self._check()
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(bell.fileno(), zmq.POLLIN)
-        return self._socket in dict(poller.poll(int(wait_s * 1000)))
+        for source in (self._socket, bell.fileno(), *self._others()):
+            poller.register(source, zmq.POLLIN)
+        return any(source != bell.fileno() for source, _ in poller.poll(int(wait_s * 1000)))
+
+    def _others(self) -> list[int]:
+        """Return the descriptors at which messages arrive, too."""
+        return []
 
     def _check(self) -> None:
         if self._closed.is_set():
@@ -438,3 +499,127 @@ class ZmqLink:
     def release(self) -> None:
         """Free the socket, once no thread uses it."""
         self._socket.close(linger=0)
+
+
+class Lane(ZmqLink):
+    """A lane of a session: sealed, on a connection of its own (`sealed`), or on CURVE.
+
+    It begins on CURVE, over which the servers agree. If its connection breaks it goes on over
+    CURVE, and `Channel` finds what was lost, as when libzmq connects again.
+    """
+
+    def __init__(self, socket: Socket, timeout_s: float, port: PeerPort) -> None:
+        super().__init__(socket, timeout_s)
+        self._port = port
+        self._sealed: SealedLink | None = None
+
+    @property
+    def sealed(self) -> bool:
+        return self._sealed is not None
+
+    def meet(self, party: int) -> None:
+        """Greet S1 as S0, or wait for the greeting as S1, and agree how the lane is encrypted.
+
+        If S0 can seal, it greets with its half of the keys. S1 answers with its port, a token and
+        its own half, or with nothing. S0 connects, and says on CURVE whether S1's first record has
+        come. SECURITY: all of this is on CURVE, so a line that is cut leads to CURVE at the least.
+        """
+        self._sealed = self._ask() if party == 0 else self._offer()
+        if self._sealed:
+            self._sealed.limit(self._timeout_s)
+            if self._closed.is_set():
+                self._sealed.close()
+
+    def _ask(self) -> SealedLink | None:
+        if not self._port.seals:
+            super().send([GREETING])
+            return None
+        mine = os_entropy(HALF_BYTES)
+        super().send([GREETING, mine])
+        offer = b"".join(super().recv())
+        if not offer:
+            return None
+        if len(offer) != _OFFER.size:
+            raise PeerProtocolError(f"S1's offer to seal a lane has {len(offer)} bytes")
+        number, token, theirs = _OFFER.unpack(offer)
+        sealed = None
+        try:
+            where = host_of(self._port.endpoint), number
+            connection = create_connection(where, CONNECT_S)
+            # the connection's buffer is empty, so this does not wait
+            connection.sendall(token)
+            sealed = SealedLink(connection, 0, (mine, theirs), CONNECT_S)
+        except (OSError, SecureMedianError) as error:
+            self._port.keep_curve(f"no connection to S1's aes_port {number}: {error}")
+        super().send([SEALED if sealed else GREETING])
+        return sealed
+
+    def _offer(self) -> SealedLink | None:
+        greeting = super().recv()
+        if len(greeting) == 1:
+            return None
+        port = self._port.sealed
+        if port is None:
+            super().send([b""])
+            return None
+        token, mine = os_entropy(TOKEN_BYTES), os_entropy(HALF_BYTES)
+        with port.lock:
+            port.drain()
+            super().send([_OFFER.pack(port.number, token, mine)])
+            connection = port.accept(token, self._socket)
+        sealed = None
+        if connection:
+            with suppress(OSError, SecureMedianError):
+                sealed = SealedLink(connection, 1, (greeting[1], mine), CONNECT_S)
+        if super().recv() == [SEALED]:
+            if not sealed:
+                raise PeerProtocolError("S0 seals a lane for which it has not connected")
+            return sealed
+        if sealed:
+            sealed.release()
+        return None
+
+    def send(self, parts: Sequence[Part]) -> None:
+        self._check()
+        if self._sealed:
+            try:
+                return self._sealed.send(parts)
+            except ChannelClosed as error:
+                self._unseal(error)
+        super().send(parts)
+
+    def recv(self) -> list[bytes]:
+        deadline = time.monotonic() + self._timeout_s
+        while self._sealed:
+            if self._sealed.ready(SLICE_MS):
+                try:
+                    return self._sealed.recv()
+                except ChannelClosed as error:
+                    self._unseal(error)
+            elif self._socket.poll(0):
+                self._unseal(ChannelClosed("the other server goes on over CURVE"))
+            elif time.monotonic() > deadline:
+                raise ChannelTimeout(f"the other server sent nothing for {self._timeout_s:g} s")
+            self._check()
+        return super().recv()
+
+    def _others(self) -> list[int]:
+        return [self._sealed.fileno()] if self._sealed else []
+
+    def _unseal(self, why: ChannelClosed) -> None:
+        """Go on over CURVE, unless this end was closed."""
+        self._check()
+        assert self._sealed is not None
+        self._sealed.release()
+        self._sealed = None
+        self._port.keep_curve(f"a sealed lane broke: {why}")
+
+    def close(self) -> None:
+        super().close()
+        if sealed := self._sealed:
+            sealed.close()
+
+    def release(self) -> None:
+        if self._sealed:
+            self._sealed.release()
+        super().release()
