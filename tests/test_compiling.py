@@ -247,7 +247,7 @@ def test_a_folder_that_others_may_write_keeps_no_kernels(
     client = installed.run("-m", "securemedian", "doctor", str(keys / "client-1.toml"), **nowhere)
     assert "is a complete configuration" in client.stdout and "kernels" not in client.stdout
     server = installed.run("-m", "securemedian", "doctor", str(keys / "s0.toml"), **nowhere)
-    assert "wrong    there is no folder to keep compiled kernels in" in server.stdout
+    assert "wrong    no folder to keep compiled kernels in" in server.stdout
 
 
 def test_how_far_it_is_is_told_in_lines(
