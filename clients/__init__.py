@@ -1,6 +1,6 @@
 """The side of the clients: local models become shares, and results are fetched and checked.
 
-`client` is the Python interface. Behind it `service` asks the two servers, `lookup` finds the open
-round, `sender` makes and sends uploads, `journal` keeps what a restart must not lose, and
-`outcomes` fetches, checks and decodes what rounds come to.
+`client` is the Python interface. Behind it `connection` asks the two servers, `lookup` finds the
+open round, and `sharing` deals, makes and sends uploads. `journal` keeps them over a restart, and
+`outcomes` fetches, checks and decodes results.
 """

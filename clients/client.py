@@ -156,15 +156,15 @@ class Client(Member):
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
 
-        Where clients deal, this begins to deal in the background, while the caller trains. There
+        If clients deal, this begins to deal in the background, while the caller trains. There
         is nothing to train if `submitted` is set, because the servers have this client's upload,
         or `dealing_lost`, because they have a dealing whose secrets a restart has lost. An upload
         that one server or none has is sent first.
 
         Raises ChannelTimeout if no round is opened within `timeout_s` (default: `wait_timeout_s`
-        of the configuration); PolicyRefused if this client's own policy refuses the round, which
-        both servers are told, and the next call waits for another; and ConfigError if this client
-        lacks the round's public set.
+        of the configuration), and ConfigError if this client lacks the round's public set. Raises
+        PolicyRefused if this client's own policy refuses the round: both servers are told, and the
+        next call waits for another.
         """
         limit = self.service.limit(timeout_s)
         while True:
@@ -260,18 +260,18 @@ class Client(Member):
 
         Entries whose names fit a pattern of `keep_local` (`fnmatch`) are not sent, and come back
         unchanged with the result. The others go in the order of the round's form (`Round.form`), by
-        their names. Where the round has no form, that of the first client becomes it. Values that
+        their names. If the round has no form, that of the first client becomes it. Values that
         the method would cut are an error, unless `saturate`, by default that of the configuration,
         is set: then RangeWarning tells.
 
-        Raises PolicyRefused if this client's own policy refuses the round, which both servers are
-        told; ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
-        round's public set; InputError if the update does not fit the round, has another form than
-        it, or has values that it would cut; DuplicateUpload if this client has submitted to the
-        round already or has dealt for it before a restart; RoundClosed if the round `round_id` is
-        not open; NotAllowed if the servers have found the dealing wrong; and PeerProtocolError,
-        before anything of the update is sent, if they say different things or have not opened what
-        they should have of the dealing.
+        Raises PolicyRefused if this client's own policy refuses the round: both servers are told.
+        Raises ConfigError unless [s0] names S0 and [s1] names S1, and if this client lacks the
+        round's public set. Raises InputError if the update does not fit the round or its form, or
+        has values that it would cut. Raises DuplicateUpload if this client has submitted to the
+        round already or has dealt for it before a restart, and RoundClosed if the round is not
+        open. Raises NotAllowed if the servers have found the dealing wrong. Raises
+        PeerProtocolError, before anything of the update is sent, if they contradict each other or
+        have opened wrong values of the dealing.
         """
         self.service.check_open()
         vector, spec = updates.flatten(update, keep_local)
@@ -339,12 +339,12 @@ class Client(Member):
     ) -> int:
         """Take part in rounds with a model that is trained in place, and return in how many.
 
-        In each round the published model, if there is one, is loaded into `model`, `train(model)`
-        is called, the trained parameters are submitted, and the result (of the first rank) is
-        loaded into `model`; with an optimiser the next round's model is another one. For a round
-        that has an upload of this client already, `train` is not called. `report` gets a line per
-        step, and `progress` what `submit` gives it. What `public_metrics` returns of the trained
-        model is sent in the clear.
+        In each round the published model, if there is one, is loaded into `model`. Then
+        `train(model)` is called, the trained parameters are submitted, and the result (of the first
+        rank) is loaded into `model`; with an optimiser the next round's model is another one. For a
+        round that has an upload of this client already, `train` is not called. `report` gets a line
+        per step, and `progress` what `submit` gives it. The return value of `public_metrics` for
+        the trained model is sent in the clear.
 
         In rounds of several groups each published model is loaded in turn, and the one with the
         smallest `loss(model)` is trained (`Round.choose`); the result is that of its group. If
@@ -567,8 +567,8 @@ class Client(Member):
         round's layers. Give a model as `like`, and the `keep_local` of the update, and it has the
         form of that in any case, with the model's own local layers. With several groups it
         is that of `group`, 0-based, by default the one submitted to. Raises RoundFailed, with the
-        reason, if there will be no result, UnknownRound if the servers have forgotten the round
-        (they keep four), and InputError if it is not known which round or group is meant.
+        reason, if the round has no result. Raises UnknownRound if the servers have forgotten the
+        round (they keep four), and InputError if the round or group is not known here.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         if like is None:
@@ -581,8 +581,8 @@ class Client(Member):
     def results(self, round_id: str = "", timeout_s: float | None = None) -> list[Any]:
         """Wait for all results of a round and return them, otherwise like `result`.
 
-        There is one per rank, in the order in which the coordinator asked for the ranks, or one
-        per group: of a group without a result (`unchanged_groups`) the model that stays.
+        A round has one per rank, in the coordinator's order, or one per group. A group without a
+        result (`unchanged_groups`) has the model that stays.
         """
         round_id = round_id or self._submitted or self._submitted_before()
         _, vectors = self._fetched(round_id, timeout_s)
@@ -599,7 +599,7 @@ class Client(Member):
         return known.group if known else None
 
     def store(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Store something of your own, in place of what was stored before (`stored`).
+        """Store something of your own instead of the last such call (`stored`).
 
         It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
         outlast the process. Raises ConfigError if they cannot be written.

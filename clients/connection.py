@@ -40,8 +40,8 @@ from securemedian.mpc.rounds.params import RoundParams
 
 T = TypeVar("T")
 
-# The other end hung up during the handshake: it has another key than the one expected, or is no
-# server of ours, or has no room for connections at the moment.
+# The other end hung up during the handshake: it has another key, is not a server of ours, or has
+# no room for connections at the moment.
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _WATCHED = (
     zmq.EVENT_CONNECTED
@@ -57,16 +57,16 @@ SLICE_S = 0.2
 # the longest that a server takes for one message
 MESSAGE_S = 1800.0
 # the longest that nothing of what is sent reaches the other end's host, before the connection is
-# made anew, to the address that the server's name then has. A slow line is never silent.
+# made again, to the address that the server's name then has. A slow line is never silent.
 SILENCE_S = 10.0
 # How often each end shows the other that it is there, so that no firewall forgets a silent line.
 # The limit for an answer to that is MESSAGE_S, because it waits behind a long message.
 HEARTBEAT_MS = 5000
 # the first and the longest pause before a request is sent again
 PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-# what every server takes: longer requests are compared with its max_message_bytes first
+# the bytes that every server takes: longer requests are compared with its max_message_bytes first
 SHORT_BYTES = 1 << 16
-# where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
+# the place where Linux has the bytes that the other end has acknowledged, in `struct tcp_info`
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _BYTES_ACKED = struct.Struct("=120xQ")
 # the slowest line that requests have time for where other systems do not tell that
@@ -208,7 +208,7 @@ class Connection:
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
         self._check_size(op, wire.size(parts))
         try:
-            # what happened to the connection before this request does not concern it
+            # earlier events of the connection do not concern this request
             self._take_events()
             before = self._acknowledged()
             try:
@@ -263,9 +263,9 @@ class Connection:
     ) -> wire.Message:
         """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
-        The limit begins anew whenever the other end takes more of the request, up to MESSAGE_S, so
-        that a slow line does not count as a server that is away. Where the system does not tell
-        what was taken, the limit allows for a line of SLOWEST_BYTES_PER_S.
+        The limit begins again whenever the other end takes more of the request, up to MESSAGE_S, so
+        that a slow line does not count as a server that is away. If the system does not tell how
+        much was taken, the limit allows for a line of SLOWEST_BYTES_PER_S.
         """
         begun = time.monotonic()
         deadline, sent = begun + self._timeout_s, 0
@@ -409,7 +409,7 @@ class Service:
     def __init__(self, config: ClientConfig, report: Report) -> None:
         self.keys = load_keys(config.key_file)
         self.config, self.report = config, report
-        # what is done between two looks of a wait
+        # is called between two looks of a wait
         self.meanwhile: Callable[[], object] = lambda: None
         self._closed = False
         self.servers = self.connect()

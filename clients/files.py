@@ -1,8 +1,8 @@
 """Updates and results in files, for their owner alone, never as pickled objects.
 
-They are .npy, .npz or .safetensors: 8 bytes with the length of a JSON header, little-endian, that
-header, and the arrays one after the other. numpy has no bfloat16: arrays of it are read and written
-as `clients.update.BFLOAT16`.
+They are .npy, .npz or .safetensors. The last has 8 bytes with the length of a JSON header,
+little-endian, that header, and the arrays one after the other. As numpy has no bfloat16, its arrays
+are read and written as `clients.update.BFLOAT16`.
 """
 
 import json
@@ -42,7 +42,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-# what torch.save has in its archives
+# a file in the archives of torch.save
 _PICKLE = "data.pkl"
 
 

@@ -1,9 +1,9 @@
 """A client's part in the audit of a round: it answers what the servers are bound to.
 
 Once the uploads of an audited round are closed, each server is bound to the sum that it computes
-with, and both toss a coin. Each client folds its upload as the coin says, masked by what it has
-given that server with the upload, and sends the fold of what one server holds to the other, which
-compares the sum of them. It may be asked again, for another binding, until the round ends.
+with, and both toss a coin. Each client folds its upload as the coin says, under the masks that it
+has given the servers with the upload. It sends the fold of one server's half to the other server,
+which compares the sum of them. It may be asked again, for another binding, until the round ends.
 """
 
 from contextlib import suppress
@@ -82,7 +82,7 @@ class Folder:
         held, fields = self._held(upheld), {"round": round_id, "binding": binding}
         for party, said in enumerate((one, other)):
             if not said["folded"]:
-                # of what the other server holds
+                # the fold of the other server's half
                 of = 1 - party
                 arrays = {"fold": fold(of, held[of], binding, coin, upheld.masks[of])}
                 self._service.ask("folded", fields, arrays, timeout_s=0.0, party=party)

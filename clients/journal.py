@@ -1,7 +1,7 @@
 """The journal of a client: what it needs to go on with its rounds after a restart.
 
 An upload is kept until both servers have acknowledged it, so that a repeated request has the same
-bytes: two sharings of one update, or two rotations by one dealing, must never be mixed. With a
+bytes. Two sharings of one update, or two rotations by one dealing, must never be mixed. With a
 folder all of it outlasts the process, in one file per round, `ROUND.kept`, in one of three states:
 
     dealing  the secret from which the round's dealing is drawn, and who gets which half of it.
@@ -14,8 +14,8 @@ dealing's secret included, and under which coin each binding was answered.
 
 The file `own` holds the arrays that the caller keeps (`Client.store`), and `days` when updates were
 shared within the last day, which a client's policy may limit. A file is the SHA-256 of its content,
-and then a msgpack list of its version (`versions.STORE`) and the parts of one frame (`wire`), for
-its owner alone: together the halves are the update.
+and then a msgpack list of its version (`versions.STORE`) and the parts of one frame (`wire`). Only
+its owner may read it, because together the halves are the update.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ _OWN, _DAYS = "own", "days"
 DAY_S = 86400.0
 _NOTHING_SENT = ". Nothing was sent"
 _DIGEST_BYTES = 32
-# what an id may be that names a file
+# an id that may name a file
 _NAME = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
 
 
@@ -92,7 +92,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Upheld:
-    """What the folds of a client in one audited round are made of."""
+    """The parts of a client's folds in one audited round."""
 
     shape: Dealing
     draw: Draw
@@ -125,7 +125,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a client knows of an upload of its own that both servers have."""
+    """A client's facts of an upload of its own that both servers have."""
 
     round_id: str
     # the digest of the run that it was trained from
@@ -171,7 +171,7 @@ class Journal:
                 unfinished.unlink()
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._load(path)
-            self.own = self._load_one(_OWN, "What this client kept of its own is lost") or self.own
+            self.own = self._load_one(_OWN, "The arrays that this client kept are lost") or self.own
             if days := self._load_one(_DAYS, "Rounds of the last day are then not counted"):
                 self._made = days.arrays["made"].tolist()
         except OSError as error:
@@ -357,14 +357,14 @@ class Journal:
         """Delete the file of a round, if it has one."""
         if round_id in self._written:
             self._written.discard(round_id)
-            # what cannot be deleted now is found by the next process
+            # the next process finds a file that cannot be deleted now
             self._path(round_id).unlink(missing_ok=True)
 
     def _path(self, round_id: str) -> Path:
-        """Return the file of a round. Raises PeerProtocolError if its id is no name for a file."""
+        """Return the file of a round. Raises PeerProtocolError if its id cannot name one."""
         assert self._folder is not None
         if not _NAME.fullmatch(round_id):
-            raise PeerProtocolError(f"S0 calls a round {quoted(round_id)}, which is no id")
+            raise PeerProtocolError(f"invalid round id: {quoted(round_id)}; ask who runs S0")
         return self._folder / f"{round_id}{_SUFFIX}"
 
     def _write(
@@ -400,7 +400,7 @@ class Journal:
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
-        check_process(self._pid, f"what keeps {self._folder}")
+        check_process(self._pid, f"the journal in {self._folder}")
         parts = wire.pack(message.type, message.fields, message.arrays)
         content = msgpack.packb([STORE, [bytes(part) for part in parts]])
         try:

@@ -44,7 +44,7 @@ class Lookup:
     def new(self, seen: str) -> Round | None:
         """Return the open round if it is not `seen`, or has an upload that is still to be sent."""
         try:
-            # the caller asks again if there is no answer
+            # without an answer the caller asks again
             found = self._service.latest(0.0)
             known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
@@ -82,7 +82,7 @@ class Lookup:
         kept = found["round"] in self._journal.rounds
         params = RoundParams.from_dict(found["params"])
         start, published = bytes.fromhex(found["start"]), Published(None)
-        # otherwise the values lie around constants, and there is no model
+        # otherwise the values lie around constants, and no model is published
         of_model = params.exchange.fixed is None
         if of_model and (params.uses_model or not trained):
             state = self._outcomes.run_before(found["round"], start, timeout_s)

@@ -1,4 +1,4 @@
-"""What a client and the coordinator have in common."""
+"""The base of a client and the coordinator."""
 
 import json
 import logging
@@ -25,8 +25,8 @@ class Member:
     returns what a receipt must fit, where this side trains.
 
     Every call has a limit, `timeout_s`: how long a server that is away is asked again (default:
-    `retry_limit_s` of the configuration), or, where a round must first get so far, how long that is
-    waited for (default: `wait_timeout_s`). A server that has never been reached is not asked again.
+    `retry_limit_s` of the configuration). In calls that wait for a round it is how long they wait
+    (default: `wait_timeout_s`). A server that has never been reached is not asked again.
     """
 
     def __init__(

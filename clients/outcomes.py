@@ -1,8 +1,8 @@
 """The receipts and results of rounds: waited for, checked and decoded.
 
 Nothing is taken from one server alone. An answer about a round has its receipt with the signatures
-of both, and the parameters, the clients, the run that the round started from and the opened values
-must fit the record in it. Clients decode the values themselves, and compute the next run state.
+of both. Its parameters, clients, start and opened values must fit the record in that receipt.
+Clients decode the values themselves, and compute the next run state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState, finish
 
-# what a round starts from, and what it leads to
+# the start of a round, and the run after it
 _RUNS_REMEMBERED = 2
 # Returns what the receipt of a round must fit: the digest of the run that this side trained from,
 # and its public key if both servers have confirmed its upload. Each is empty otherwise.
@@ -57,8 +57,8 @@ class Outcomes:
     def __init__(self, service: Service, trained: Trained) -> None:
         self._service, self._trained = service, trained
         self._recent = RecentRuns()
-        # which server is asked for values: one or the other, as the key has it, so that both
-        # servers' links carry the same load
+        # the server that is asked for values, chosen by the key, so that both servers' links carry
+        # the same load
         self._source = service.keys.public[-1] % 2
         # of the round whose results were fetched last, the groups without one
         self._unchanged_groups: tuple[str, list[int]] = "", []

@@ -42,8 +42,8 @@ def add_verb(subparsers: "Verbs") -> None:
             default=[],
             metavar="FILE",
             help=(
-                "whose keys to trust: the .toml of a client, the coordinator or a server, or the "
-                ".key files of both servers; a server's .toml also gives the clients' names"
+                "trust the keys in these files: the .toml of any party, or the .key files of both "
+                "servers; a server's .toml also gives the clients' names"
             ),
         )
         action.set_defaults(run=act)

@@ -1,7 +1,7 @@
 """A client's shares: dealt ahead in the background, made once per round, sent to both servers.
 
-docs/protocols.md, section 2. The dealing of a round and the upload go the same way: a server that
-has its half already is left out, and a request without an answer is repeated with the same bytes.
+docs/protocols.md, section 2. The dealing of a round and the upload go the same way. A server that
+has its half already is left out. A request without an answer is repeated with the same bytes.
 """
 
 import threading
@@ -214,7 +214,7 @@ class Sender:
             self._stop_dealing()
 
     def close(self) -> None:
-        """End the work in the background. What is kept on disk stays."""
+        """End the work in the background. Files on disk stay."""
         self._stop_dealing()
         self._journal.close()
 
@@ -419,9 +419,9 @@ def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[
 def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
     """Ask S1 for the latest round, and compare it with what S0 has said of it.
 
-    Raises VersionsDiffer if it takes another release, RoundClosed if it is another one, and
-    PeerProtocolError if its parameters, the model that it starts from or the form of the models
-    differ: a corrupt S0 could give some clients another model than the others.
+    Raises VersionsDiffer if S1 takes another release, and RoundClosed if it is at another round.
+    Raises PeerProtocolError if parameters, start or the form of models differ: a corrupt S0 could
+    give some clients another model than the others.
     """
     found = s1.ask("round", patience_s=patience_s).fields
     agree("S1", found)

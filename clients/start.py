@@ -22,7 +22,7 @@ def start_model(
     Entries that fit a pattern of `keep_local` are left out.
 
     Before the call the random numbers of Python, numpy and, if the module imports it, torch are
-    seeded. Raises ConfigError if there is no such function or it fails, and InputError if it
+    seeded. Raises ConfigError if the function is missing or fails, and InputError if it
     returns no model, or one with a value that is not a finite float32.
     """
     build = function_of(source)

@@ -127,7 +127,7 @@ def load(
 ) -> int:
     """Load the model of a round into `model`, and return the group that is trained.
 
-    Where the result is for clients alone, and the model holds the last one (`goes_on`), it stays.
+    If the result is for clients alone, and the model holds the last one (`goes_on`), it stays.
     """
     exchange, method = current.params.exchange, current.params.method
     if exchange.fixed is not None:

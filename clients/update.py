@@ -87,8 +87,8 @@ def flatten(update: Any, keep_local: Sequence[str] = ()) -> tuple[NDArray[np.flo
 
     The vector has the running means and variances of BatchNorm too, which `parameters()` leaves
     out. Entries whose names fit one of the patterns `keep_local` (`fnmatch`) are left out. Raises
-    InputError if `update` is not a model, has no floats to send, or has an entry that is neither
-    floats nor whole numbers nor truth values, and for a pattern that no name fits.
+    InputError if `update` is not a model or has no floats, and for a pattern that no name fits. An
+    entry must be of floats, whole numbers or truth values.
     """
     spec = _spec(update, keep_local)
     sent = [_to_float64(name, spec.entries[name]).reshape(-1) for name in spec.sent]
@@ -180,8 +180,8 @@ def load(
     """Put the values of `vector` into anything that `flatten` takes, in place.
 
     The values are in the order of `form`, or in that of the model. Entries that are not sent keep
-    their values. Raises InputError, and changes nothing, if there are too few values or too many,
-    one is too large for the dtype of its entry, or an array cannot be written to.
+    their values. Raises InputError, and changes nothing, if the number of values is wrong, one is
+    too large for the dtype of its entry, or an array cannot be written to.
     """
     spec = _spec(model, keep_local)
     _, spec = arrange(np.empty(sum(spec.sizes)), spec, form)
@@ -313,12 +313,12 @@ def _why_not(dtype: np.dtype[Any]) -> str:
         return "and complex numbers have no median; send real and imaginary parts as two arrays"
     if dtype.kind == "V" and dtype.names is None:
         return (
-            "which is what .npy and .npz make of bfloat16 and float8; save it as float32 there, or "
+            "as .npy and .npz store bfloat16 and float8; save it as float32 there, or "
             "as .safetensors"
         )
     if dtype.kind == "O":
         return (
-            "which holds Python objects; convert it, as in array.astype(float); for nullable "
+            "made of Python objects; convert it, as in array.astype(float); for nullable "
             "columns of pandas column.to_numpy(float)"
         )
     return "and only floats are sent; convert it to floats, or name it in keep_local"
@@ -431,7 +431,7 @@ def _like(name: Any, entry: Any, values: NDArray[Any]) -> Any:
             # some of these floats take the greatest number for larger ones
             most = _ROUNDED * torch.finfo(entry.dtype).max
     else:
-        # what overflows is found below
+        # values that overflow are found below
         with np.errstate(over="ignore"):
             narrow = entry.dtype == BFLOAT16
             made = to_bfloat16(shaped) if narrow else shaped.astype(entry.dtype)

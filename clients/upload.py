@@ -32,7 +32,7 @@ def number_of(round_id: str) -> int:
     """Return the number with which a round's id begins. Raises PeerProtocolError if none."""
     number = round_id.partition("-")[0]
     if not (number.isascii() and number.isdecimal()):
-        raise PeerProtocolError(f"S0 calls a round {quoted(round_id)}, which is no id")
+        raise PeerProtocolError(f"invalid round id: {quoted(round_id)}; ask who runs S0")
     return int(number)
 
 
@@ -64,8 +64,8 @@ class Round:
     # the published global model g, shape (d,); some rounds without buckets have none, and those
     # that do not exchange parameters
     model: NDArray[np.float32] | None = field(default=None, repr=False)
-    # the published scale of the buckets, shape () or (d,), and the policy that says how they lie
-    # and what the next scale is; only rounds on buckets around a model have them
+    # the published scale of the buckets, shape () or (d,), and the policy of their places and of
+    # the next scale; only rounds on buckets around a model have them
     scale: NDArray[np.float32] | None = field(default=None, repr=False)
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; model, scale and policy are None
@@ -167,7 +167,7 @@ class ShareHalf:
 def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
     """Return what the round's method shares of an update: ring elements or words, shape (rows, d).
 
-    Where clients deal, these are the indices of buckets. Raises InputError if the round takes no
+    If clients deal, these are the indices of buckets. Raises InputError if the round takes no
     such values.
     """
     params = current.params
@@ -194,8 +194,8 @@ def check_range(
 ) -> None:
     """Raise InputError if the round would cut a value of an update, or warn if it may (`saturate`).
 
-    `name_at` returns the name of the entry that a value belongs to. What lies beyond the outer
-    buckets or is longer than a norm bound is cut on purpose: `encode_update` warns of that.
+    `name_at` returns the name of the entry that a value belongs to. Values beyond the
+    outer buckets or a norm bound are cut on purpose: `encode_update` warns of that.
     """
     params = current.params
     if (taken := params.value_range) is None or vector.shape != (params.dim,):
@@ -227,8 +227,8 @@ def _warn_of_range(values: NDArray[Any], current: Round) -> None:
     if beyond > MOST_BEYOND * outermost.size:
         warnings.warn(
             f"{beyond:,} of the {outermost.size:,} values lie in the outermost buckets of round "
-            f"{current.round_id}, and the result reaches no further: is it a model trained from "
-            "that of the round, and not its difference? If this lasts for rounds, take another "
+            f"{current.round_id}, and the result reaches no further. Is it a trained model, and "
+            "not its difference to that of the round? If this lasts for rounds, take another "
             "range policy",
             RangeWarning,
             stacklevel=5,

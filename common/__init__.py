@@ -1,1 +1,1 @@
-"""What servers and clients have in common: files, names, states, keys, receipts and metrics."""
+"""The part that servers and clients share: files, names, states, keys, receipts and metrics."""

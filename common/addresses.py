@@ -69,7 +69,7 @@ def connects_ipv6(endpoint: str) -> bool:
     host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
     families = _families(host, port)
     if len(families) < 2:
-        # what cannot be resolved now may have either later, which zmq maps into IPv6
+        # a name that cannot be resolved now may have either later, which zmq maps into IPv6
         return families != {socket.AF_INET}
     for family, kind, protocol, _, address in _resolved(host, port):
         with socket.socket(family, kind, protocol) as probe:

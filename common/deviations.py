@@ -1,4 +1,4 @@
-"""What a server signs when the other one is proved not to have followed the protocol."""
+"""The record that a server signs once the other one is proved to have deviated."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,7 +9,7 @@ from securemedian.common.keys import SigningKey, is_signature
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
 
-# What is signed begins with this, so that it is no signature of a receipt.
+# The signed bytes begin with this, so that the signature does not fit a receipt.
 _DOMAIN = b"securemedian deviation 1\0"
 
 
@@ -24,7 +24,7 @@ class Deviation:
     # the round's id, and the digest of its parameters in hex digits
     round: str
     params: str
-    # what was wrong
+    # the deviation in words
     what: str
     # seconds of the epoch, at this server
     time: float

@@ -27,7 +27,7 @@ unsaid: list[OSError] = []
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = OWNER) -> None:
-    """Write a file anew from parts, and sync it. Raises OSError, with the old file as it was."""
+    """Replace a file by these parts, and sync it. Raises OSError; the old file then stays."""
     with _replacing(path, mode) as file:
         for part in parts:
             file.write(part)
@@ -56,7 +56,7 @@ def _open_anew(path: Path, mode: int) -> IO[bytes]:
 
 @contextmanager
 def open_private(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file anew, which nobody but its owner may read if it is a new one.
+    """Open a file to replace it, which nobody but its owner may read if it is a new one.
 
     The old one stays until the new one is whole, unless it is a device or pipe, or its folder takes
     no other file. Raises OSError.

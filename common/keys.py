@@ -20,11 +20,11 @@ from securemedian.common.durable import others_may
 from securemedian.common.toml import odd_in, read_text
 from securemedian.mpc.errors import ConfigError, cut, quoted
 
-# who has a signing key, and under which names they sign
+# the parties with signing keys, and the names under which they sign
 SERVERS = ("s0", "s1")
-# what `keygen` writes, before a party's name, where a public key is still missing
+# the text, before a party's name, that `keygen` writes for a missing public key
 MARK = "PASTE HERE the public key of "
-# what it writes where a server's signing key is still missing
+# the same for a missing signing key of a server
 SIGNING_MARK = "PASTE HERE the signing key of "
 # a key in a .key_secret file
 _SETTING = re.compile(
@@ -108,7 +108,7 @@ def load_signing_key(path: str | Path) -> SigningKey:
 
 
 def _check_key_file(path: Path) -> None:
-    """Raise ConfigError if there is no such file, or if others than its owner may read it."""
+    """Raise ConfigError if the file is missing, or if others than its owner may read it."""
     if not path.is_file():
         raise ConfigError(f"missing key file: {path}; make one with `securemedian keygen`")
     if others_may(path, 0o077):
@@ -168,7 +168,7 @@ class KeyPlace:
 
     # such as [peer], or [[clients]] 2
     table: str
-    # whose key it is
+    # the owner of the key
     name: str
     key: object
     # whether it is a server's, which has a signing key as well
@@ -221,7 +221,7 @@ def check_key_places(values: dict[str, Any], where: str) -> None:
         if isinstance(key, str) and not is_public_key(key)
     ]
     if wrong:
-        verb = "is no public key" if len(wrong) == 1 else "are no public keys"
+        verb = "is not a public key" if len(wrong) == 1 else "are not public keys"
         raise ConfigError(
             f"{where}: {cut('; '.join(wrong))} {verb}: fill them in with "
             "`securemedian keygen --join`, or paste the 40 characters after `public-key` (or "

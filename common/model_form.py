@@ -16,7 +16,7 @@ from securemedian.mpc.errors import MAX_QUOTE, InputError, cut, quoted
 
 # of the text of a form: thousands of entries, within what a message between servers may have
 MAX_FORM_BYTES = 1 << 18
-# what torch.compile and DataParallel put before the names of a module's entries
+# the prefixes that torch.compile and DataParallel add to the names of a module's entries
 _COMPILED, _PARALLEL = "_orig_mod.", "module."
 
 
@@ -120,7 +120,7 @@ class ModelForm:
     def places(self, own: "ModelForm") -> list[int]:
         """Return for each entry the place of its counterpart in `own`.
 
-        Entries are matched by name. Where one of the two forms has no names, they are matched by
+        Entries are matched by name. If one of the two forms has no names, they are matched by
         their order. Raises InputError, which shows the first entry that differs.
         """
         if self.named and own.named:

@@ -1,7 +1,7 @@
 """A party's own policy: the rounds that it takes part in, whatever a coordinator asks for.
 
-`RISKS` is the one table of what opens more than the result, or trusts more than it needs: the
-default policy, its refusals, the file that keygen writes and the pages have it from here.
+`RISKS` is the one table of choices that open more than the result, or trust more than it needs.
+The default policy, its refusals, keygen's files and the pages have it from here.
 """
 
 import json
@@ -19,8 +19,8 @@ from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import MAX_CLIENTS, ROUND_FIELDS, RoundParams
 from securemedian.mpc.rounds.privacy import DELTA
 
-# What a policy can limit besides the parameters of a round and the rate of rounds: the most values
-# that are opened per coordinate.
+# A limit besides the parameters of a round and the rate of rounds: the most values that are opened
+# per coordinate.
 RESULTS = "results"
 # Likewise a switch: whether a result may be one client's (`Method.single_clients`).
 SINGLE_CLIENTS = "single_clients"
@@ -40,17 +40,16 @@ RISKS: dict[str, dict[Any, str]] = {
     "norm_bound": {"off": "one faulty client moves the result at will"},
     "aggregator": {"mean": "one faulty client moves the result at will"},
     "single_clients": {
-        True: "the result may be one client's: the smallest or largest value of each coordinate, "
-        "or an update alone or with one other (krum with chosen 1 or 2, neighbours 1 of three "
-        "clients, zeno with clusters 1)"
+        True: "the result may be one client's: an extreme value of each coordinate, or an update "
+        "alone or with one other (krum --chosen 2, --neighbours 1 of three, zeno --clusters 1)"
     },
 }
 # By parameter, the number above which it is a risk, and what comes of that.
 RISKY_ABOVE: dict[str, tuple[float, str]] = {
     "weights": (0, "a client counts for up to a third of all, and a result may be near its update"),
 }
-# What one server that deviates can turn into no more than a bounded leak (docs/threat-model.md):
-# the methods, and of their options the values. All else keeps values of single clients on shares,
+# The methods, and the values of their options, that one deviating server can turn into no more than
+# a bounded leak (docs/threat-model.md). All else keeps values of single clients on shares,
 # or takes shares that nobody has checked.
 BOUNDED: dict[str, dict[str, Any]] = {
     "bucketed": {"schedule": "bisect", "uploads": "dealt", "groups": 1, "weights": {}},
@@ -111,7 +110,7 @@ def _options() -> list[Option]:
 
 
 def _safe(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return those of a parameter's values that are no risk."""
+    """Return those of a parameter's values that are not a risk."""
     return [value for value in values if value not in RISKS[name]]
 
 
@@ -119,20 +118,20 @@ def _safe(name: str, values: Iterable[Any]) -> list[Any]:
 class Policy:
     """The rounds that a party takes part in. By default they are those without any of the `RISKS`.
 
-    What has no risk and is not named has no limit. A limit on an option holds for the methods that
-    have it, and looks at the option as the round has it, whether it was given or is the default.
+    A parameter without a risk that is not named has no limit. A limit on an option holds for the
+    methods that have it, and looks at the option in the round, whether it was given or is the
+    default.
     Raises ConfigError for a name or a value that no round can have.
     """
 
-    # what limits the rounds of its cohort that have begun within the last hour, the one in question
-    # included
+    # the name of the limit on rounds of its cohort within the last hour, this round included
     RATE: ClassVar[str] = "rounds_per_hour"
-    # whose files must allow a risk
+    # the files that must allow a risk, in the words of a refusal
     FILES: ClassVar[str] = "s0.toml, s1.toml and the clients' files allow"
 
     methods: list[str] = field(default_factory=lambda: _safe("method", METHODS))
     # by option: the values that it may have; an option with a risk that is not named keeps its
-    # default. A number in place of a word is limited by the tables below alone.
+    # default. A number instead of a word is limited by the tables below alone.
     allowed: dict[str, list[Any]] = field(default_factory=dict)
     # by parameter: the largest number, or the most entries of a list or table; likewise
     at_most: dict[str, float] = field(default_factory=dict)
@@ -221,7 +220,7 @@ class Policy:
                     text += f" (the line {key} in [{table}])"
                 refusals.append(text)
         for name, limit in self.at_most.items():
-            # a word in place of a number has no size
+            # a word instead of a number has no size
             size = sizes.get(name, limit)
             if isinstance(size, str) or size > limit:
                 text = f"{name} {size}: its [policy] allows at most {limit}"

@@ -25,7 +25,7 @@ from securemedian.mpc.rounds.params import RoundParams
 SERVICE = "securemedian"
 # why a client of whom both servers hold an upload, each another one, is left out
 DIFFERENT = "it sent different uploads to the two servers"
-# What is signed begins with this, so that a signature of a record is none of anything else.
+# The signed bytes begin with this, so that a signature of a record fits nothing else.
 _DOMAIN = b"securemedian receipt 1\0"
 
 
@@ -40,7 +40,7 @@ def for_those_left(params: RoundParams, reasons: Iterable[str]) -> RoundParams:
 
 @dataclass(frozen=True)
 class Record:
-    """What both servers vouch for. Clients are named by their public keys, sorted."""
+    """The facts that both servers vouch for. Clients are named by their public keys, sorted."""
 
     # securemedian
     service: str
@@ -73,7 +73,7 @@ class Record:
     one_malicious_server: bool = False
     # how often the protocol may have run for it at most: each run opens values
     runs: int = 1
-    # what the cohort's results, this one included, have cost each client: the rho of zCDP
+    # the rho of zCDP that the cohort's results, this one included, have cost each client
     # (`mpc.rounds.privacy`); None if one of them had no noise
     zcdp_rho: float | None = None
 
@@ -174,7 +174,7 @@ class Receipt:
             if not isinstance(values, dict) or set(values) != {"record", "signatures"}:
                 raise ConfigError(
                     f"a receipt has `record` and `signatures`: {quoted(values)}; use the file "
-                    "as it was written"
+                    "unchanged"
                 )
             hexes = {each.name for each in fields(Record) if each.type is bytes}
             given = {

@@ -25,7 +25,7 @@ class Security(StrEnum):
         return f'security = "{self}"'
 
 
-# what it costs to leave `BOUNDED`, and the lines and the flag that do so
+# the cost of leaving `BOUNDED`, and the lines and the flag that do so
 COST = "a deviating server could then read one client's value"
 WAY_OUT = (
     f"write {Security.SEMI_HONEST.line} into s0.toml and s1.toml and into [policy] of the clients' "

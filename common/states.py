@@ -14,9 +14,9 @@ class State(StrEnum):
     OPEN = "open"
     # Uploads are refused, and the servers tell each other which they hold.
     CLOSING = "closing"
-    # What has not been checked yet is checked, by both servers.
+    # Both servers check the uploads that have not been checked yet.
     CHECKING = "checking"
-    # What is computed on is fixed, and the protocol does not run, or no longer.
+    # The set of uploads is fixed, and the protocol does not run yet, or no longer.
     QUEUED = "queued"
     # at S0: S1 has been asked to run the protocol, and has not answered yet
     STARTING = "starting"
@@ -24,7 +24,7 @@ class State(StrEnum):
     RUNNING = "running"
     # The result can be fetched.
     PUBLISHED = "published"
-    # There is no result, and `reason` says why.
+    # The round has ended without a result, and `reason` says why.
     FAILED = "failed"
 
 

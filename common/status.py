@@ -64,11 +64,11 @@ class RoundStatus:
     params: dict[str, Any] = field(default_factory=dict)
     # why the round is in this state
     reason: str = ""
-    # what has been opened: nothing, maybe, result
+    # the values that have been opened: nothing, maybe, result
     opened: str = "nothing"
     # the digest of the run that the round starts from, in hex digits
     start: str = ""
-    # which servers have a client's upload, by name: both, here, there, none
+    # the servers that have a client's upload, by its name: both, here, there, none
     clients: dict[str, str] = field(default_factory=dict)
     # likewise for its dealing; empty where clients do not deal
     dealt: dict[str, str] = field(default_factory=dict)
@@ -85,21 +85,21 @@ class RoundStatus:
     attempts_left: int = 0
     # seconds until it runs again
     retry_in_s: float = 0.0
-    # what the servers compute at the moment, and [done, total] of it
+    # the present work of the servers, and [done, total] of it
     phase: str = ""
     progress: list[int] = field(default_factory=lambda: [0, 0])
-    # what the result has cost: seconds, bytes, OTs, ..
+    # the cost of the result: seconds, bytes, OTs, ..
     cost: dict[str, Any] = field(default_factory=dict)
     # coordinates of the result that are in an outermost bucket
     outermost: int = 0
     # groups whose model stays, because fewer than `min_clients` chose them
     unchanged_groups: list[int] = field(default_factory=list)
-    # what the servers tossed for the result, in hex digits, for methods that toss
+    # the coin that the servers tossed for the result, in hex digits, for methods that toss
     coin: str = ""
     # the epsilon, at delta 1e-5, of the cohort's results up to that of this round; None if one of
     # them has no noise
     epsilon: float | None = None
-    # what this server has signed if the other one has deviated (`common.deviations`)
+    # the record that this server has signed if the other one has deviated (`common.deviations`)
     deviation: dict[str, str] = field(default_factory=dict, metadata={"since": 2})
     # seconds until it closes
     deadline_in_s: float = 0.0

@@ -175,8 +175,8 @@ def table(
 ) -> "Group":
     """Return a table with its title above and its note below.
 
-    Columns of figures are aligned to the right, columns of words to the left. Where there is little
-    room words are folded: a figure that is cut off is another figure.
+    Columns of figures are aligned to the right, columns of words to the left. If there is little
+    room, words are folded: a figure that is cut off is another figure.
     """
     from rich.cells import cell_len
     from rich.console import Group

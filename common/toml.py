@@ -7,7 +7,7 @@ from typing import Any
 
 from securemedian.mpc.errors import ConfigError
 
-# what word processors and mail programs put where people typed something else
+# characters that word processors and mail programs put instead of those that people typed
 _ODD = {
     "a no-break space": "\u00a0\u2007\u202f",
     "a space of no width": "\u200b\u2060\ufeff",

@@ -2,10 +2,10 @@
 
 A party works with the wire version of its own release and the one before, if there is one. Two of
 them use the lower of the highest that each speaks (`agree`). The two servers may need a later one
-of each other (`PEER_WIRE`). Whatever is newer than the first
-version is an option, or a field of a message, with `since`, and is left out of what is sent, stored
-and signed where it has its default (`canonical.flat`): so the same things have the same bytes in
-all versions. docs/maintaining.md says how parties are updated.
+of each other (`PEER_WIRE`). An option or field of a message that is newer than the first version
+has `since`. If it has its default, it is neither sent, stored nor signed (`canonical.flat`), so
+that the same things have the same bytes in all versions. The page docs/maintaining.md says how
+parties are updated.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ import securemedian
 from securemedian.mpc.errors import MAX_QUOTE, ConfigError, VersionsDiffer, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams
 
-# What parties say to each other: requests, the messages between the servers, and what a round
-# computes. 1: release 1.0.0rc1. 2: release 1.0.0, with what has `since=2`. 3: release 1.1.0.
+# The language of the parties: requests, the messages between the servers, and the computation of a
+# round. 1: release 1.0.0rc1. 2: release 1.0.0, with all that has `since=2`. 3: release 1.1.0.
 WIRE = 3
 # the lowest that this release speaks
 LOWEST_WIRE = 2
 # The lowest that a server speaks to the other one. From 3 on they commit to shares before they open
 # them (`Channel.open`): with an older one no round could be computed.
 PEER_WIRE = 3
-# What is in the state folders of servers and clients. 3: release 1.0.0rc1.
+# The content of the state folders of servers and clients. 3: release 1.0.0rc1.
 STORE = 3
 # the lowest that this release reads
 LOWEST_STORE = 3
@@ -44,8 +44,8 @@ def own_versions(needed: int = 1, peer: bool = False) -> dict[str, Any]:
 def agree(who: str, said: Mapping[str, Any], peer: bool = False) -> int:
     """Return the wire version that this side uses with `who`, which has `said` what it speaks.
 
-    `peer` says that both are servers. Raises VersionsDiffer, which names both releases, if there is
-    no such version.
+    `peer` says that both are servers. Raises VersionsDiffer, which names both releases, if they
+    have no version in common.
     """
     (lowest, highest), least = _spoken(said), _least(peer)
     if highest >= least and lowest <= WIRE:

@@ -65,7 +65,7 @@ def _add_round(subparsers: "Verbs") -> None:
         action.add_argument("config", metavar="CONFIG", help="coordinator.toml")
         add_cohort(action)
         action.add_argument(
-            "--round", default="", metavar="ID", help="which round (default: the latest)"
+            "--round", default="", metavar="ID", help="name a round (default: the latest)"
         )
         action.set_defaults(run=_as_coordinator(act))
         if name == "abort":
@@ -95,7 +95,7 @@ def _add_open(actions: "Verbs") -> None:
     action = actions.add_parser(
         "open",
         help="open a round",
-        description="Open a round and print its id. What is not given keeps its default.",
+        description="Open a round and print its id. Options that you omit keep their defaults.",
         usage="securemedian round open CONFIG [OPTION ..] [METHOD [OPTION ..]]",
     )
     action.add_argument("config", metavar="CONFIG", help="coordinator.toml")
@@ -116,9 +116,9 @@ def _add_round_options(action: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="FILE",
-        help="start a new run from this model: .npz or .safetensors, whose names and shapes all "
-        "clients' models must have, or a flat .npy, with a row per group where there are several "
-        "(default: go on with the last run)",
+        help="start a new run from this model (default: go on with the last run). All clients' "
+        "models must have the names and shapes of an .npz or .safetensors; a flat .npy has a row "
+        "per group",
     )
     action.add_argument(
         "--reset", action="store_true", help="start a new run from the model that S0 has"
@@ -313,11 +313,11 @@ def _round(coordinator: "Coordinator", options: argparse.Namespace) -> str:
 
 
 _COORDINATE = """Lead a run unattended, from its first round to its last: open each round, close
-it when its quorum is there, try failed ones again, and write what comes out. RUN.toml says
-what to do (docs/samples/run.toml). In the folder that it names are then, for each published
-round, model-NUMBER.npy, the model that the next round starts from, receipt-NUMBER.json, and, where
-the result is another vector than that model (with an optimiser, or of several ranks),
-result-NUMBER.npy. rounds.jsonl has a line per attempt at a round.
+it with its quorum, try failed ones again, and write the results. RUN.toml is the plan
+(docs/samples/run.toml). The folder that it names gets, for each published round,
+receipt-NUMBER.json and model-NUMBER.npy, the model that the next round starts from. With an
+optimiser or several ranks it also gets result-NUMBER.npy. rounds.jsonl has a line per attempt at a
+round.
 
 The same command goes on with a run that was interrupted, also with a round that is still
 open."""
@@ -329,7 +329,7 @@ def _add_coordinate(subparsers: "Verbs") -> None:
         description=_COORDINATE,
         formatter_class=Paragraphs,
     )
-    verb.add_argument("plan", type=Path, metavar="RUN.toml", help="what to do")
+    verb.add_argument("plan", type=Path, metavar="RUN.toml", help="the plan of the run")
     verb.add_argument(
         "--evaluate",
         metavar="MODULE:FUNCTION",
@@ -370,7 +370,7 @@ def _add_dashboard(subparsers: "Verbs") -> None:
         "--listen",
         default="127.0.0.1:8080",
         metavar="HOST:PORT",
-        help="where browsers find it (default: %(default)s, for this machine alone)",
+        help="listen there for browsers (default: %(default)s, for this machine alone)",
     )
     verb.add_argument(
         "--host",

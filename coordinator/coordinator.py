@@ -42,8 +42,8 @@ class Coordinator(Member):
     ) -> str:
         """Open a round and return its id; S0 opens one round even if it is asked again.
 
-        With a `request`, 32 hex digits that the caller keeps, the caller can repeat the call
-        itself, also after its own restart: S0 answers a repeated request with the same round.
+        With a `request`, 32 hex digits that the caller keeps, the caller can repeat the call, even
+        after its own restart: S0 answers with the same round.
 
         A `model` starts a new run, and so does `reset`; otherwise the last run goes on,
         with `keep_range` from the `model`. Without a `range_policy` or an `optimiser` the current
@@ -56,13 +56,14 @@ class Coordinator(Member):
         of the first client counts. Servers of release 1.0 take none, which is reported.
 
         After an attempt that may have opened values, the same clients take part again, unless the
-        `model` is another one or `release` is set, which both servers log and receipts show.
+        `model` is another one or `release` is set. Both servers log a release, and receipts show
+        it.
 
         Only the `participants`, names of clients, can take part, if they are given, and the round
         closes once all of them have uploaded. Raises ConfigError if S0 does not know all of them,
-        or if they are fewer than the round or a server asks for, InputError if the model does not
-        fit the round or lies beyond the range of its method, and VersionsDiffer if S0 does not work
-        with this release, or a server does not know an option of the round.
+        or if they are fewer than the round or a server asks for. Raises InputError if the model
+        does not fit the round or lies beyond the range of its method. Raises VersionsDiffer if S0
+        does not work with this release, or a server does not know an option of the round.
         """
         if participants is not None and not participants:
             raise ConfigError(

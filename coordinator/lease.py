@@ -37,5 +37,5 @@ class Lease:
         self._file.write(round_id.encode("ascii"))
 
     def release(self) -> None:
-        """Give the lease back. What it says about an open round stays."""
+        """Give the lease back. Its note of an open round stays."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""What a file says of a round: `round open --params FILE`, and RUN.toml of `coordinate`."""
+"""The plan of a round in a file: `round open --params FILE`, and RUN.toml of `coordinate`."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -70,7 +70,7 @@ class RoundPlan:
 
     @cached_property
     def exchange(self) -> dict[str, Any]:
-        """What is special to the parameters of rounds on a public set; {} if there is none."""
+        """The parameters that only rounds on a public set have; {} without one."""
         if not self.public:
             return {}
         return PublicSet.load(self.public).round(self.round.get("classes", 0))

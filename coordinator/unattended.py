@@ -1,10 +1,10 @@
 """The unattended run: opens, closes and retries rounds from the first to the last.
 
-Its output is in one folder. For each published round there are model-NUMBER.npy, the model that
-the next round starts from, receipt-NUMBER.json, and result-NUMBER.npy where the result is something
-else than that model: with an optimiser, or of several ranks. Where predictions are exchanged there
-is predictions-NUMBER.npy in place of a model. rounds.jsonl has a line of JSON per attempt at a
-round, and open.json, while a round is under way, says where the next call goes on.
+Its output is in one folder. Each published round has receipt-NUMBER.json and model-NUMBER.npy, the
+model that the next round starts from. With an optimiser or several ranks it also has
+result-NUMBER.npy. If predictions are exchanged, it has predictions-NUMBER.npy instead of a model.
+The file rounds.jsonl has a line of JSON per attempt at a round. While a round is under way,
+open.json says where the next call goes on.
 """
 
 import io

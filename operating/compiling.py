@@ -12,19 +12,19 @@ from types import FrameType
 from securemedian.common import terminal
 from securemedian.common.terminal import Paragraphs
 
-# between two lines where standard error is no terminal
+# between two lines where standard error is not a terminal
 LINE_S = 5.0
 
 _DESCRIPTION = """\
-Compile what servers compute with, for this machine's processor, and keep it on disk: once
-after an installation or an update, in half a minute or a few, on all cores. What is there
-already is left alone. A server that finds nothing compiles by itself at its first start,
+Compile the servers' kernels for this machine's processor, and keep them on disk. It takes all
+cores for half a minute or a few, once after an installation or an update. Kernels that are
+there already are left alone. A server that finds nothing compiles by itself at its first start,
 which takes longer; the demo, experiments, benchmarks and `plan` do so, too.
 
-It is kept in NUMBA_CACHE_DIR, or else beside the package, or else in the user's own cache
-folder, or else in a folder in TMPDIR: the first of these that can be written. What lies beside
-the package serves all users of it; what lies elsewhere, those with the same NUMBA_CACHE_DIR or
-home. Nobody else may write there: the server runs what is in it."""
+They are kept in the first of these folders that can be written: NUMBA_CACHE_DIR, beside the
+package, the user's own cache, TMPDIR. Kernels beside the package serve all its users; those
+elsewhere serve users with the same NUMBA_CACHE_DIR or home. Nobody else may write there,
+because the server runs these kernels."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,7 +46,7 @@ def _compile(_: argparse.Namespace) -> None:
 def compile_all() -> None:
     """Compile what the cache on disk lacks, and show on standard error how far that is.
 
-    Raises ConfigError where there is no folder for it.
+    Raises ConfigError if no folder can be written.
     """
     from securemedian.mpc.protocols.compiling import fill_cache
 

@@ -56,12 +56,12 @@ LOAD_BYTES = 4 << 20
 SLOW_BYTES_PER_S = 1e6
 # a difference between clocks that makes logs hard to compare
 CLOCK_S = 2.0
-# what something else than a server is called
+# the finding of something other than a server
 OTHER_PROTOCOL = (
     "something listens for {name} at {endpoint}, but speaks another protocol: another program has "
     "that port, or a proxy is between, or the address is wrong"
 )
-# where only short messages pass
+# the finding of a line that only short messages pass
 FULL_SIZE_LOST = (
     "and short messages pass: packets of full size are lost between {between}. Lower the MTU of "
     "the VPN or tunnel, or let ICMP `fragmentation needed` pass"
@@ -69,9 +69,9 @@ FULL_SIZE_LOST = (
 # less room on the disk than this is soon used up
 ROOM_BYTES = 1 << 30
 
-_DESCRIPTION = """Examine the configuration of a server, a client or the coordinator, and what it
-needs: key files, ports, disk and processor; from a client or the coordinator also both servers,
-with round-trip time, bandwidth, clock and release. Nothing is changed, and no round is opened. A
+_DESCRIPTION = """Examine the configuration of a server, a client or the coordinator, with its key
+files, ports, disk and processor. From a client or the coordinator also examine both servers, with
+round-trip time, bandwidth, clock and release. Nothing is changed, and no round is opened. A
 server may be running or not. From the coordinator, between rounds, also the link between the
 servers, with messages of full size.
 
@@ -94,7 +94,7 @@ class Finding:
     """One thing that was examined."""
 
     level: Level
-    # what it is, and unless all is well, what to do
+    # the finding, and unless all is well, the remedy
     text: str
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ def examine(path: Path) -> Iterator[Finding]:
         yield from _servers(config)
 
 
-# What every party has
+# Checks of every party
 
 
 def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _keys(config: ServerConfig | ClientConfig) -> Iterator[Finding]:
         yield _warning(f"others may replace files in {folder}: run chmod 700 {folder}")
 
 
-# What a server has
+# Checks of a server
 
 
 def _server(config: ServerConfig) -> Iterator[Finding]:
@@ -250,7 +250,7 @@ def _port(whom: str, endpoint: str, running: bool) -> Finding:
                 f"{advice}"
             )
         except OverflowError:
-            return _wrong(f"cannot listen for {whom} on {endpoint}: there is no such port")
+            return _wrong(f"cannot listen for {whom} on {endpoint}: the port does not exist")
     return _well(f"{endpoint} is free to listen for {whom}; the server is not running")
 
 
@@ -359,13 +359,13 @@ def _kernels(protocol: ProtocolParams) -> Finding:
     if missing:
         return _warning(
             f"{missing} kernels are not compiled for this processor, which takes the server a "
-            "minute or two when it starts: run securemedian compile, as the user who runs the "
+            "minute or two when it starts. Run securemedian compile, as the user who runs the "
             "server and with the same NUMBA_CACHE_DIR, or as the one who has installed it"
         )
     return _well("all kernels are compiled for this processor")
 
 
-# What a client or the coordinator sees
+# Checks of a client or the coordinator
 
 
 def _servers(config: ClientConfig) -> Iterator[Finding]:

@@ -307,8 +307,7 @@ SERVER_POLICY = """\
 
 CLIENT_POLICY = """\
 # The rounds that this client takes part in, whatever a coordinator asks for and the servers allow:
-# docs/deploying.md. What a comment explains opens more than the result, or trusts more than it
-# needs.
+# docs/deploying.md. Options with a comment reveal more than the result, or need extra trust.
 [policy]
 # with_clients = ["client-2"] # only rounds in which these can take part
 # without_clients = ["client-3"] # only rounds in which none of these can
@@ -342,8 +341,8 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "keygen",
         description=(
             "Make keys and ready-to-use configurations for both servers, the coordinator and N "
-            "clients; or, with --role, for one party alone, which hands out its public key and "
-            "fills in the others' with --join. Nothing is ever overwritten. Each public key is "
+            "clients. With --role, make them for one party alone, which hands out its public key "
+            "and fills in the others' with --join. Nothing is ever overwritten. Each public key is "
             "printed with its fingerprint, to be compared over the telephone."
         ),
     )
@@ -573,7 +572,7 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
     """
     floor = MIN_CLIENTS if options.min_clients is None else options.min_clients
     text = options.clients or str(max(floor, MIN_CLIENTS))
-    # so many digits are no count that could be made
+    # a count of so many digits could not be made
     count = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
     names = text.split(",") if count is None else []
     if not 2 <= (len(names) if count is None else count) <= MAX_CLIENTS:
@@ -590,9 +589,9 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
     check_whole("--min-clients", floor, 2, MAX_CLIENTS)
     if floor > len(names):
         raise ConfigError(
-            f"fewer clients than the {floor} that servers ask for, because the median of few "
-            f"clients tells much about each: {len(names)}; name more with --clients, or, for a "
-            f"trial, give --min-clients {len(names)} at both servers"
+            f"fewer clients than the {floor} that servers ask for: {len(names)}; name more with "
+            "--clients (a median of few tells much of each), or for a trial give "
+            f"--min-clients {len(names)} to both"
         )
     return names, floor
 

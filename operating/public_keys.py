@@ -43,7 +43,7 @@ _LINE = re.compile(
 )
 _SETTING = re.compile(r'^\s*(role|name|signing-key|public-key)\s*=\s*"(.*)"\s*$')
 _SECRET = re.compile(r"^\s*(secret-key|signing-secret)\s*=", re.MULTILINE)
-# what else a .key file has: comments and the titles of its parts
+# the rest of a .key file: comments and the titles of its parts
 _REST_OF_KEY_FILE = re.compile(r"^\s*(#(\s.*)?|metadata|signing|curve)?\s*$")
 
 
@@ -229,7 +229,7 @@ def check(path: Path) -> tuple[list[str], list[str]]:
     """
     values = read_toml(path)
     lines, faults = [], []
-    # where each key stands, which nobody else may have
+    # the place of each key, which nobody else may have
     owners: dict[str, str] = {}
     if isinstance(key_file := values.get("key_file"), str):
         try:
@@ -343,7 +343,7 @@ def replace_text(path: Path, text: str) -> None:
     try:
         mode = path.stat().st_mode & 0o777
         replace_file(path, [text.encode()], mode)
-        # what the umask took from it
+        # the bits that the umask took from it
         path.chmod(mode)
     except OSError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the plug-ins share: rounds of the service that a framework leads, and updates for them.
+"""The part that both plug-ins share: rounds that a framework leads, and updates for them.
 
 The framework has a training of its own. At its server `FrameworkRounds` opens a round of the
 service for each round of that training; at its clients `submit` takes the update there.
@@ -46,7 +46,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]
 
-# what costs a run one round; everything else is wrong in every round
+# the errors that cost a run one round; any other error is one of every round
 ROUND_LOST = (
     ChannelTimeout,
     ClientsDiffer,
@@ -59,9 +59,9 @@ ROUND_LOST = (
 )
 # a week: the longest deadline that a round may have, and the longest wait for one
 MAX_WAIT_S = 7 * 86400.0
-# what may pass by itself
+# the errors that may pass by themselves
 _PASSES = (PeerUnavailable, RoundBusy, ServerUnreachable)
-# between two looks at what is waited for otherwise
+# between two looks in other waits
 _POLL_S = 0.5
 # between two looks for the result of a round
 _RESULT_POLL_S = 0.05
@@ -77,7 +77,7 @@ _MAX_LISTED = 5
 class TrainingPlan(RoundPlan):
     """The plan of all rounds of a training that a framework leads."""
 
-    # what a round without a result does: "stop" the run, or "skip" the round and keep the model
+    # the effect of a round without a result: "stop" the run, or "skip" the round and keep the model
     on_failure: str = "stop"
     # how long to wait for servers that are away, and for the end of another's round
     wait_s: float = 600.0
@@ -115,7 +115,7 @@ class TrainingPlan(RoundPlan):
     def _for_some_clients(self) -> RoundParams:
         """Return the parameters of a round of as many clients as the options need.
 
-        Raises ConfigError if there is no such number: how many take part is not known yet.
+        Raises ConfigError if no number will do: how many take part is not known yet.
         """
         least, refused = max(2, self.min_clients), None
         for times in range(_DOUBLED):
@@ -169,9 +169,9 @@ class FrameworkRounds:
     def open(self, model: Arrays, clients: int, participants: list[str] | None = None) -> str:
         """Open a round for updates of the form of `model`, which clients train, and return its id.
 
-        It is for so many clients, or the `participants` alone. What may pass is waited for, for
-        `wait_s`. Raises one of ROUND_LOST if no round can be opened now, and another error if none
-        ever can.
+        It is for so many clients, or the `participants` alone. Errors that may pass are waited for,
+        for `wait_s`. Raises one of ROUND_LOST if no round can be opened now, and another error if
+        none ever can.
         """
         vector, spec = flatten(model, self.plan.keep_local)
         start = finite(vector, spec)

@@ -117,7 +117,7 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     path.write_text(GOOD.replace(KEY, "missing one").replace(OTHER_KEY, "missing other"))
     with pytest.raises(ConfigError) as caught:
         ClientConfig.load(path)
-    assert "[s0]: 'missing one'; [s1]: 'missing other' are no public keys" in str(caught.value)
+    assert "[s0]: 'missing one'; [s1]: 'missing other' are not public keys" in str(caught.value)
 
 
 def test_a_cohort_has_a_state_folder_of_its_own(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_both_samples_agree() -> None:
             "[engine] ports are S1's, because the workers of S0 connect",
         ),
         ("lanes = 2", "lane = 2", "unknown lane"),
-        ('public_key = "', 'public_key = "#', "is no public key"),
+        ('public_key = "', 'public_key = "#', "is not a public key"),
         (
             'address = "tcp://',
             'listen = "tcp://0.0.0.0:1"\naddress = "tcp://',

@@ -367,5 +367,5 @@ def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["../7", "7/3", "", ".kept", "a" * 100])
 def test_an_id_that_is_no_file_name_is_refused(folder: Path, name: str) -> None:
     given: dict[str, Any] = {"params": PARAMS, "index": 0}
-    with pytest.raises(PeerProtocolError, match="which is no id"):
+    with pytest.raises(PeerProtocolError, match="invalid round id"):
         Journal(folder).draw(name, **given)

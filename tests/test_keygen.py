@@ -313,13 +313,13 @@ def test_join_tells_what_is_still_missing(
     ("text", "said"),
     [
         ("", "no public key in the file"),
-        (f"client a {KEYS[0]}", "is no public key"),
-        (f"hello!\nclient a {KEYS[0]} DIGITS", "'hello!' is no public key"),
-        (f"clint a {KEYS[0]} DIGITS", "is no public key"),
-        (f"client a/b {KEYS[0]} DIGITS", "is no public key"),
+        (f"client a {KEYS[0]}", "is not a public key"),
+        (f"hello!\nclient a {KEYS[0]} DIGITS", "'hello!' is not a public key"),
+        (f"clint a {KEYS[0]} DIGITS", "is not a public key"),
+        (f"client a/b {KEYS[0]} DIGITS", "is not a public key"),
         (f"client a {KEYS[1]} DIGITS", "the key of a does not fit its fingerprint"),
         (f"client a {KEYS[0].swapcase()} DIGITS", "the key of a does not fit its fingerprint"),
-        (f'role = "client"\nname = "a"\npublic-key = "{KEYS[0][:-1]}"', "is no public key"),
+        (f'role = "client"\nname = "a"\npublic-key = "{KEYS[0][:-1]}"', "is not a public key"),
         (f'role = "owner"\npublic-key = "{KEYS[0]}"', "invalid role"),
         (f"s0 s0 {KEYS[0]} DIGITS", "a key without its signing key"),
         (

@@ -8,14 +8,9 @@ from tests.prose import ROOT, Finding, blocks, files, findings, markdown, python
 
 TO_DO: dict[str, int] = {
     "benchmarks": 2,
-    "clients": 37,
-    "common": 45,
-    "coordinator": 19,
     "mpc": 69,
-    "operating": 16,
-    "plugins": 16,
     "servers": 123,
-    "long": 102,
+    "long": 83,
 }
 """Findings left, by the first part of the path: lower a number as you mend, never raise it."""
 LONG_AT_MOST = 20

@@ -90,7 +90,7 @@ def test_a_client_made_before_a_fork_says_so_and_stays_usable(pair: Pair) -> Non
 def test_a_fork_changes_nothing_of_what_is_kept(pair: Pair) -> None:
     with Client(config(pair, state_dir=str(pair.folder / "forked"))) as client:
         client.store({"n": 1}, {})
-        assert "LocalProtocolError: what keeps" in said_in_a_fork(
+        assert "LocalProtocolError: the journal" in said_in_a_fork(
             lambda: client.store({"n": 2}, {})
         )
     with Client(config(pair, state_dir=str(pair.folder / "forked"))) as client:

@@ -1,9 +1,9 @@
 """The dashboard's web server: one page, and what it shows as JSON. It changes nothing.
 
 Nothing the page needs comes from elsewhere, and the browser is told to load nothing else: the
-`Content-Security-Policy` allows the page's own script and style by their hashes. Only requests to
-an address, or to a name that it was given, are answered, so that a page of somebody else's, under a
-name that leads here, cannot read the answers.
+`Content-Security-Policy` allows the page's own script and style by their hashes. It answers only
+requests to an address, or to a name that it was given. Another page, under a name that leads here,
+cannot read the answers.
 """
 
 import base64
@@ -124,7 +124,7 @@ def serve(
 ) -> None:
     """Serve the dashboard, also under `names`, until Ctrl-C; `report` is told where it is.
 
-    Raises ConfigError if it cannot listen there, and InputError if `output` is no folder.
+    Raises ConfigError if it cannot listen there, and InputError if `output` is not a folder.
     """
     try:
         import uvicorn  # noqa: F401

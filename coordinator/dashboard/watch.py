@@ -1,7 +1,7 @@
 """The watch over a service: the status of both servers, and a bounded history of rounds.
 
 One thread per server asks `status`, all together at most once a second for any number of viewers.
-Once a round is published, S0 is asked for its receipt in place of one `status`. The rounds of a run
+Once a round is published, S0 is asked for its receipt instead of one `status`. The rounds of a run
 that `coordinate` leads come from its folder too, with their receipts and evaluations.
 """
 
@@ -33,7 +33,7 @@ ROUNDS_SHOWN = 50
 # how long the end of a thread is waited for
 END_S = 2.0
 
-# What a client is in a round, by letter: a sign, a word and what it means.
+# The part of a client in a round, by letter: a sign, a word and an explanation.
 KINDS = {
     "i": ("✓", "in", "its update is part of the result"),
     "s": ("●", "sent", "both servers have its upload"),
@@ -41,12 +41,12 @@ KINDS = {
     "w": ("○", "waiting", "nothing has come from it"),
     "o": ("◐", "one server", "only one server has its upload or dealing"),
     "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
-    "x": ("✕", "left out", "what it sent was not taken into the result"),
+    "x": ("✕", "left out", "its upload was not taken into the result"),
 }
 
 
 class Server(Protocol):
-    """What a watch needs of `clients.connection.Connection`."""
+    """The part of `clients.connection.Connection` that a watch needs."""
 
     @property
     def address(self) -> str: ...
@@ -112,19 +112,19 @@ def vouching(
 
 @dataclass(frozen=True)
 class Seen:
-    """A round as it was seen last. Times are seconds of Unix time."""
+    """The latest view of a round. Times are seconds of Unix time."""
 
     status: RoundStatus
     # when it was seen first, and when it was seen to have ended
     began: float
     ended: float | None = None
-    # what `coordinate` measured of its model: numbers, and texts where it could not
+    # the measures of its model by `coordinate`: numbers, and texts where that failed
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     # when it takes no more uploads
     closes: float | None = None
     # the state that it was last seen in while it was live
     reached: str = ""
-    # what its receipt says, once that has been looked at
+    # the content of its receipt, once that has been fetched
     receipt: Vouching | None = None
 
     @property
@@ -247,7 +247,7 @@ def _seconds(stamp: str) -> float | None:
 
 @dataclass(frozen=True)
 class ServerSeen:
-    """What is known of one server."""
+    """The facts about one server."""
 
     name: str
     address: str
@@ -276,7 +276,7 @@ class Watch:
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._history = History()
         self._links = [ServerSeen(f"s{i}", server.address) for i, server in enumerate(servers)]
-        # what S0 is asked before its latest round again: requests, and the rounds they are about
+        # the requests to S0 before its latest round again, and the rounds that they are about
         self._errands: list[tuple[str, str]] = []
         self._read: tuple[int, int] = (0, 0)
         self._problem = ""

@@ -10,7 +10,7 @@ from securemedian.flower import records
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.plugins.rounds import check, same_form, submit
 
-# where a node says which client.toml is its own
+# the setting that names a node's own client.toml
 CONFIG_KEY = "securemedian-config"
 
 
@@ -24,8 +24,8 @@ def securemedian_mod(message: Message, context: Context, call_next: ClientAppCal
     `train` must have no arrays.
 
     Before anything is trained, raises ConfigError for a wrong or missing client.toml or round, and
-    PolicyRefused for a round that this client's own policy refuses;
-    InputError for an update of another form, or NaN; and what `Client.submit` raises. Flower sends
+    PolicyRefused for a round that this client's own policy refuses. Raises InputError for an update
+    of another form, or NaN, and what `Client.submit` raises. Flower sends
     the text of an error to the SuperLink: names, shapes and counts, and no values.
     """
     if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:

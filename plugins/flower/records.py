@@ -1,4 +1,4 @@
-"""What the strategy and the mod say to each other in Flower's messages, and the arrays in them.
+"""The words of the strategy and the mod in Flower's messages, and the arrays in them.
 
 A train message of `SecureMedian` has a record that names the round, and its arrays under a name of
 ours. The mod gives them back their usual name. So a ClientApp without the mod finds no arrays to

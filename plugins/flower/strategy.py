@@ -28,7 +28,7 @@ from securemedian.plugins.rounds import (
 # Flower's own logger, whose lines people read
 log = logging.getLogger("flwr")
 
-# what `Strategy.start` takes for its `timeout`
+# the default `timeout` of `Strategy.start`
 _TIMEOUT_S = 3600.0
 # nodes' reasons in one message
 _MAX_REASONS = 5
@@ -48,8 +48,8 @@ class SecureMedian(Strategy):
 
     Each training round opens a round of the service, which closes when all sampled nodes have
     submitted or replied. `strategy`, one of Flower's, samples the nodes, aggregates metrics,
-    configures the evaluation, and makes the next model from the aggregate: FedAvg takes it as it
-    is, FedAdam and the like make a step towards it.
+    configures the evaluation, and makes the next model from the aggregate. FedAvg takes the
+    aggregate itself, FedAdam and the like make a step towards it.
 
     `method` and its `options` are those of a round (`securemedian round open .. METHOD --help`).
     The number of clients and the size of the model come from Flower.
@@ -203,7 +203,7 @@ class SecureMedian(Strategy):
         except ROUND_LOST as error:
             self._lose(self._why(error, round_id, errors), error)
             return None, None
-        # what a node says of itself counts where S0 has an upload of that client
+        # a node's word on itself counts if S0 has an upload of that client
         submitted = self._rounds.submitted
         self._clients |= {node: name for node, name in clients.items() if name in submitted}
         inner = self._strategy

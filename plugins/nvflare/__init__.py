@@ -5,8 +5,8 @@
     recipe.add_client_output_filter(SecureMedianFilter())
 
 The aggregator opens a round of the service for every round of the job. At each site the filter
-takes the trained weights out of the result and submits them to S0 and S1 in shares, so that no
-server of NVFlare's sees an update.
+takes the trained weights out of the result and submits them to S0 and S1 in shares. No server of
+NVFlare's sees an update.
 
 In a checkout this folder is called `flare`: one called `nvflare` would hide NVFlare itself.
 """

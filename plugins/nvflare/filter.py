@@ -34,8 +34,8 @@ class SecureMedianFilter(DXOFilter):
     results go through, and must have no arrays.
 
     Before anything is trained, raises ConfigError for a wrong or missing client.toml or round, and
-    PolicyRefused for a round that this client's own policy refuses;
-    InputError for an update of another form, or NaN; and what `Client.submit` raises. NVFlare
+    PolicyRefused for a round that this client's own policy refuses. Raises InputError for an update
+    of another form, or NaN, and what `Client.submit` raises. NVFlare
     writes the text to the site's log and sends the server a code.
     """
 
@@ -96,7 +96,7 @@ class SecureMedianFilter(DXOFilter):
         if received := tasks.receive(task, fl_ctx.get_prop(tasks.LOCAL) or {}):
             # mistakes are found before hours of training
             check(self._client_config(fl_ctx), received[1])
-            # which may change the model in place
+            # a copy, because the training may change the model in place
             fl_ctx.set_prop(tasks.ROUND, copy.deepcopy(received), private=True, sticky=False)
             return
         known = fl_ctx.get_prop(tasks.ROUND) is not None

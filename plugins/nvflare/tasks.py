@@ -1,8 +1,8 @@
-"""What the aggregator and the filter say to each other in NVFlare's tasks and their results.
+"""The words of the aggregator and the filter in NVFlare's tasks and their results.
 
 A task of `SecureMedian`'s names the round, and its content is of a type of ours. The filter gives
 it its usual type back. So a site without the filter finds no model to train from, and one with the
-filter but without the aggregator finds no round to submit to. A result has a token in place of the
+filter but without the aggregator finds no round to submit to. A result has a token instead of the
 weights.
 """
 
@@ -22,10 +22,10 @@ ROUND = "securemedian.round"
 KEEP_LOCAL = "securemedian.keep_local"
 # the weights that a site keeps for itself, in its context
 LOCAL = "securemedian.local"
-# what a site without the filter reads in NVFlare's error
+# the type that a site without the filter reads in NVFlare's error
 _CONTENT_TYPE = "DXO for SecureMedianFilter"
 _USUAL_CONTENT_TYPE = "DXO"
-# what is an update
+# the kinds of an update
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
@@ -63,7 +63,7 @@ def receive(task: Shareable, local: Mapping[str, Any]) -> tuple[Arrays, str, lis
 
 
 def token(dxo: DXO, round_id: str) -> DXO:
-    """Return what leaves a site in place of its weights: the round, the kind and the metrics."""
+    """Return the token that leaves a site instead of its weights, with the metrics."""
     return DXO(dxo.data_kind, {ROUND: round_id}, dxo.meta)
 
 
