@@ -19,7 +19,7 @@ from securemedian.laboratory.data.base import Dataset, Source
 from securemedian.mpc.errors import ConfigError
 
 CONTEXT = 20
-# what is told apart, in lower case; any other character is the last one
+# the characters that are told apart, in lower case; any other character is the last one
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz',.?"
 _CODES = {character: code for code, character in enumerate(ALPHABET)}
 CHARACTERS = len(ALPHABET) + 1
