@@ -1,4 +1,4 @@
-"""What one lane does with one chunk, after making the correlations that the chunk lacks."""
+"""The work of one lane on one chunk, after it has made the correlations that the chunk lacks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,8 +36,8 @@ def check_piece(
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
     """Return the result of one chunk on one lane, after making the correlations that it lacks.
 
-    Where the comparisons of many clients are cut into batches (`Method.batch_limit`), each batch
-    makes its own correlations, so that the memory of a lane stays bounded.
+    If the comparisons of many clients are cut into batches (`Method.batch_limit`), each batch makes
+    its own correlations, so that the memory of a lane stays bounded.
     """
     if params.method.visible:
         return _compute_groups(party, params, chunk)
@@ -85,7 +85,7 @@ def judge(party: Party, judges: Survey, surveyed: RingShare, chunk: Chunk) -> Xo
 def demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that `dim` coordinates of clients with these weights need.
 
-    Where groups are visible, they are those of groups of about the same size.
+    If groups are visible, they are those of groups of about the same size.
     """
     if not params.method.visible:
         return params.method.demand(weights, dim, params.max_clients)

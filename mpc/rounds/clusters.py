@@ -1,9 +1,9 @@
 """Random partitions of clients into clusters, their sums, and what these sums reveal.
 
 A partition of n clients into c clusters is drawn from a seed that was tossed for. In matrix form
-the sums over the clusters of R partitions are A X, with the updates X (n, d) and an R c x n matrix
-A of zeros and ones. A party with the sums can compute every linear combination of A's rows: if the
-unit vector e_i is one, the sums reveal client i's update.
+the sums over the clusters of R partitions are A X, with the updates X (n, d). The entries of A (R
+c, n) are zeros and ones. A party with the sums can compute every linear combination of A's rows: if
+the unit vector e_i is one, the sums reveal client i's update.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a round cost: OTs, bytes, rounds and seconds, counted over all lanes of a party."""
+"""The cost of a round: OTs, bytes, rounds and seconds, counted over all lanes of a party."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one party counted over all its lanes.
+    """The counts of one party over all its lanes.
 
     Fields named `preprocessing_` count the making of correlations, which needs no input. Fields
     named `checking_` count the check of the clients' uploads, including the correlations made for
@@ -42,9 +42,9 @@ class Cost:
     uploads_seconds: float = 0.0
     # from the start of the round's run to its end
     seconds: float = 0.0
-    # what `fill` took before that
+    # the cost of `fill` before that
     ahead_seconds: float = 0.0
-    # what the checks of the uploads took before that
+    # the cost of the checks of uploads before that
     checking_seconds: float = 0.0
 
     def after(self, earlier: "Cost") -> "Cost":
@@ -82,7 +82,7 @@ class Cost:
 
 
 def joined(costs: Sequence[Cost]) -> Cost:
-    """Return the cost of what was done at once: sums, but for rounds and seconds the most."""
+    """Return the cost of parallel work: the most rounds and seconds, and sums of all else."""
     return Cost(
         **{
             name: (sum if type(value) is int and "rounds" not in name else max)(

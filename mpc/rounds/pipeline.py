@@ -56,7 +56,7 @@ class Outcome:
     # (results, dim): what the servers learn, or with result_to = "clients" this party's shares
     values: Result = field(repr=False)
     cost: Cost
-    # what was tossed for the round; empty for methods that do not toss
+    # the coin of the round; empty for methods that do not toss
     coin: bytes = field(default=b"", repr=False)
 
 
@@ -161,10 +161,10 @@ def check_values(
     """Return which clients' uploads are as a client encodes them; the other party does the same.
 
     The arguments are those of `run_round`, which follows for the clients that passed. `weights` are
-    those by which clients scale what they share (`Method.weight_of`), if there are any. Where whole
+    those by which clients scale what they share (`Method.weight_of`), if there are any. If whole
     uploads are checked, the two toss for it with the same `entropy` as for the round, and both
-    learn the verdicts alone. Where each value is, they also learn of a client that failed which of
-    its values are out of range; with a `shard`, only its values are checked. All pass where a
+    learn the verdicts alone. If each value is checked, they also learn which values of a client
+    that failed are out of range. With a `shard`, only its values are checked. All pass where a
     method has nothing to check. Raises InputError as `run_round` does, and PeerProtocolError if the
     two verdicts differ.
     """
@@ -230,10 +230,10 @@ def run_round(
     """Compute the result of a round, or of a shard of it, while the other party does the same.
 
     `parties` are this party's lanes. `uploads` are its shares of all clients, in the order that
-    both parties agreed on, `weights` the public weights in the same order, by default 1, and
-    `groups` the groups of the clients, where they are visible. Blocks
-    until the round is done. The first error of any lane is raised after the channels of all lanes
-    are closed. Raises InputError for no uploads or too many.
+    both parties agreed on. `weights` are the public weights in the same order, by default 1, and
+    `groups` the groups of the clients, if they are visible. Blocks until the round is done. The
+    first error of any lane is raised after the channels of all lanes are closed. Raises InputError
+    for no uploads or too many.
 
     `entropy` is what this party tosses with, where the method tosses. SECURITY: a run that breaks
     off must be repeated with the same entropy, because results of the same uploads under two coins
@@ -381,9 +381,9 @@ def fill(
     """Make correlations for the next round, and the check before it, ahead of its uploads.
 
     The other party does the same at the same time. The correlations are for `max_clients` clients.
-    Stops where the stock would take more than `limit_bytes` (the smaller of the two parties'
-    limits), or where party 0's `hurry` says that the round is waiting: the round then makes what is
-    missing. Drops the stock that this round has no use for. With a `shard`, they are for it alone.
+    It stops before the stock takes more than `limit_bytes` (the smaller of the two parties'
+    limits), and when party 0's `hurry` says that the round is waiting. The round then makes the
+    rest. Drops the stock that this round has no use for. With a `shard`, they are for it alone.
     """
     meter = Meter(parties)
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)

@@ -1,4 +1,4 @@
-"""What a method is: all that depends on which result a round computes, in one class per method.
+"""The base of methods: one class per method has all that depends on the result of a round.
 
 A method is a frozen dataclass. Its fields are its options. Its functions say what clients encode,
 what the two parties do, what that takes, what is opened, and what the result must be. A new method
@@ -44,7 +44,7 @@ MOST_WEIGHT = 1 << 40
 
 @dataclass(frozen=True)
 class Published:
-    """What S0 published for a round, in float32 as it was sent."""
+    """The values that S0 published for a round, in float32 as it sent them."""
 
     # the global model g: () or (d,)
     model: NDArray[np.float32] | None = field(default=None, repr=False)
@@ -54,7 +54,7 @@ class Published:
     policy: RangePolicy | None = None
     # in a round of several groups, what was published for each; the rest is empty then
     groups: tuple[Published, ...] = ()
-    # what the servers tossed for the round, once it has a result; empty for methods that do not
+    # the servers' coin of the round, once it has a result; empty for methods that do not toss
     coin: bytes = field(default=b"", repr=False)
     # how much the client that encodes counts, of 1 for the heaviest (`Weighted`)
     part: float = 1.0
@@ -74,7 +74,7 @@ class Published:
     def quantize(self, index: NDArray[Any], buckets: int) -> NDArray[np.float64]:
         """Return the value that each bucket stands for, in the shape of `index` (.., d).
 
-        Raises InputError for an index that is no bucket, and ConfigError as `bucketize` does.
+        Raises InputError for an invalid bucket, and ConfigError as `bucketize` does.
         """
         model, lying = self._around(buckets)
         return lying.quantize(index, model)
@@ -144,7 +144,7 @@ class Chunk:
     end: int
     # the most comparisons to run at once
     batch: int
-    # what the servers tossed for the round, for methods that toss
+    # the servers' coin of the round, for methods that toss
     coin: bytes = field(default=b"", repr=False)
     # shares of what `judge` found, packed, for methods that survey
     verdicts: XorBits | None = field(default=None, repr=False)
@@ -211,7 +211,7 @@ def no_demand() -> Demand:
 
 
 class Survey(Protocol):
-    """What sums over all coordinates tell: of a method, or of the check before it.
+    """The result of sums over all coordinates: of a method, or of the check before it.
 
     Both parties do the same at the same time. `surveyed` says how many sums `survey` returns.
     """
@@ -288,7 +288,7 @@ class Method(ABC):
         """Return the method for those who remain after `caught` faulty clients were left out."""
         return self
 
-    # What clients share
+    # Shares of clients
 
     @abstractmethod
     def bits_for(self, max_clients: int) -> int:
@@ -359,7 +359,7 @@ class Method(ABC):
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         """Return what a client shares of its vector (d,): ring elements or words, shape (rows, d).
 
-        Where clients deal, they are bucket indices, which their `OwnDealing` turns into rotations.
+        If clients deal, they are bucket indices, which their `OwnDealing` turns into rotations.
         Raises InputError for NaN.
         """
 
@@ -586,7 +586,7 @@ class Method(ABC):
         written without the words of `encode` and without the protocol.
         """
 
-    # What others ask
+    # Questions of other modules
 
     @property
     def detail(self) -> str:
@@ -609,8 +609,8 @@ class Weighted(Method):
 
     The weights that count are lowered, so that nobody has more than `weight_cap` of all that are
     named, and known before anybody uploads. SECURITY: servers never multiply what they open by
-    weights, because each digit of such a sum may be one client's. Where a sum is opened each client
-    multiplies its own values, by its weight over the largest, before it rounds them (`scaled`). So
+    weights, because each digit of such a sum may be one client's. If a sum is opened, each client
+    multiplies its own values by its weight over the largest, before it rounds them (`scaled`). So
     weights cannot be lowered again once it is known who remains: with somebody above a third of
     what those weigh the round fails.
     """

@@ -1,9 +1,9 @@
 """Methods on values in fixed point, and whether shared values lie in their range.
 
-A value v is signed, and in range if -2^t <= v < 2^t, with t = l - 2 - h and h the bits of headroom:
-on the circle Z_2^l, if msb(v + 2^t) = 0 and msb(2^t - 1 - v) = 0. With h = 0 the first alone says
-it. All bits of an honest client are 0, so opening them reveals nothing about it. Of any other
-client both parties learn which values are out of range.
+A value v is signed, and in range if -2^t <= v < 2^t, with t = l - 2 - h and h the bits of headroom.
+On the circle Z_2^l that holds if msb(v + 2^t) = 0 and msb(2^t - 1 - v) = 0. With h = 0 the first
+alone says it. All bits of an honest client are 0, so opening them reveals nothing about it. Of any
+other client both parties learn which values are out of range.
 """
 
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class FixedPoint(Method):
     def whole_numbers(self, updates: NDArray[Any], max_clients: int) -> NDArray[np.int64]:
         """Return floor(x 2^s), saturated, by plain float64 arithmetic: for `in_the_clear`."""
         top = 2.0 ** self.range_bits(updates.shape[-1], max_clients)
-        # what overflows float64 becomes inf, and saturates
+        # values that overflow float64 become inf, and saturate
         with np.errstate(over="ignore"):
             scaled = np.floor(np.asarray(updates, np.float64) * 2.0**self.fraction_bits)
         inside = np.clip(scaled, -top, np.nextafter(top, 0)).astype(np.int64)

@@ -102,8 +102,8 @@ class LogRange(RangePolicy):
         if ratio > WIDEST:
             raise ConfigError(
                 f"{buckets} buckets of the range policy {self.name} are too coarse: each spans "
-                f"a factor of {ratio:.0f}, by which a result could be off, beyond {WIDEST}; "
-                "take more buckets, or narrow the range lowest to highest"
+                f"a factor of {ratio:.0f}, beyond {WIDEST}; take more buckets, or narrow the "
+                "range lowest to highest"
             )
         edges = [edge]
         for _ in range(steps - 1):
