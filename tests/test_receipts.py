@@ -210,7 +210,7 @@ def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, 
 
 
 def test_what_a_client_that_took_part_downloads() -> None:
-    # CNNMnist, and what docs/wire.md says of it
+    # CNNMnist at 8 buckets
     params = RoundParams(Bucketed(buckets=8), dim=1_663_370, max_clients=160)
     record = replace(RECORD, included=["x" * 40] * 160)
     frame = wire.frame_size(
