@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 
 from numpy.typing import NDArray
 
+from securemedian.clients import turns, upload
 from securemedian.clients import update as updates
-from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -34,6 +34,7 @@ from securemedian.clients.journal import (
 from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
 from securemedian.clients.sharing import REFUSED, Sender
+from securemedian.clients.turns import ROUND_LOST, Turn
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
 from securemedian.common.status import POLICY, SERVERS, check_public_metrics
@@ -59,7 +60,6 @@ from securemedian.mpc.rounds.params import RoundParams
 
 if TYPE_CHECKING:
     from securemedian.clients.public import PublicSet
-    from securemedian.clients.turns import Turn
 
 _say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
@@ -363,8 +363,6 @@ class Client(Member):
         Raises ChannelTimeout if fewer rounds than `rounds` come, InputError if `model` does not fit
         the round, and ConfigError if the round does not exchange parameters.
         """
-        from securemedian.clients import turns
-
         check_one_of("on_error", on_error, ("raise", "decline"))
         sent = {"progress": progress, "keep_local": keep_local, "saturate": saturate}
         done = 0
@@ -403,9 +401,9 @@ class Client(Member):
         self,
         count: int | None = None,
         timeout_s: float | None = None,
-        lost: tuple[type[SecureMedianError], ...] = (),
+        lost: tuple[type[SecureMedianError], ...] = ROUND_LOST,
         all_count: bool = False,
-    ) -> Iterator["Turn"]:
+    ) -> Iterator[Turn]:
         """Yield a `Turn` for each round that comes, for a loop of your own.
 
             for turn in client.rounds(3):
@@ -415,13 +413,11 @@ class Client(Member):
 
         Ends after `count` rounds with a result, or after all that come with `all_count`. Without a
         `count` it ends when no round opens within `timeout_s` (default: `wait_timeout_s`). Errors
-        of the classes `lost` (default: those that concern one round), NaN in an update, and rounds
+        of the classes `lost` (default: those of one round alone), NaN in an update, and rounds
         that this client's policy refuses cost that round alone, and are reported. Raises what
         `wait_for_round` raises.
         """
-        from securemedian.clients import turns
-
-        return turns.rounds(self, count, timeout_s, lost or turns.ROUND_LOST, all_count)
+        return turns.rounds(self, count, timeout_s, lost, all_count)
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.

@@ -69,6 +69,37 @@ def test_imports_go_down_only(package: str) -> None:
         assert not refused, f"{path.relative_to(ROOT)} imports {sorted(refused)}"
 
 
+def at_start(path: Path) -> set[str]:
+    """Return the dotted names that a file imports when it is imported itself."""
+    nodes = list(ast.parse(path.read_text("utf-8")).body)
+    names: set[str] = set()
+    while nodes:
+        match nodes.pop():
+            case ast.If(test=test, body=body, orelse=orelse):
+                nodes += orelse if "TYPE_CHECKING" in ast.unparse(test) else [*body, *orelse]
+            case ast.Try(body=body):
+                nodes += body
+            case ast.Import(names=found):
+                names |= {alias.name for alias in found}
+            case ast.ImportFrom(module=module, names=found):
+                names |= {f"{module}.{alias.name}" for alias in found} | {str(module)}
+    return names
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    modules = {
+        f"{OURS}{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}": path
+        for path in files
+        if path.name != "__init__.py"
+    }
+    needs = {name: at_start(path) & modules.keys() for name, path in modules.items()}
+    # a module that needs no other is done, until none is left
+    while done := [name for name, needed in needs.items() if not needed]:
+        needs = {name: needed - {*done} for name, needed in needs.items() if name not in done}
+    assert not needs, sorted(needs)
+
+
 def test_protocols_know_nothing_of_what_a_round_computes() -> None:
     for path in sorted((ROOT / "mpc" / "protocols").rglob("*.py")):
         above = {name for name in imports(path) if name.startswith("securemedian.mpc.rounds")}
