@@ -221,9 +221,8 @@ def check_key_places(values: dict[str, Any], where: str) -> None:
         if isinstance(key, str) and not is_public_key(key)
     ]
     if wrong:
-        verb = "is not a public key" if len(wrong) == 1 else "are not public keys"
         raise ConfigError(
-            f"{where}: {cut('; '.join(wrong))} {verb}: fill them in with "
+            f"{where}: invalid public keys {cut(', '.join(wrong))}; fill them in with "
             "`securemedian keygen --join`, or paste the 40 characters after `public-key` (or "
             "`signing-key`) in the .key file"
         )

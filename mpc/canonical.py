@@ -96,7 +96,7 @@ def build(cls: type[T], values: object, where: str, **made: Any) -> T:
     unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ConfigError(
-            f"{where} has unknown settings: {cut(', '.join(unknown), MAX_QUOTE)}; known are "
+            f"{where}: unknown {cut(', '.join(unknown), MAX_QUOTE)}; known are "
             f"{', '.join(sorted(known))}"
         )
     missing = sorted(

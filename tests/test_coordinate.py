@@ -199,7 +199,7 @@ def test_results_for_the_clients_alone_leave_receipts(folder: Path) -> None:
     ran(folder, Fake("published", "published", "published"))
     assert not list((folder / "out").glob("*.npy"))
     assert len(list((folder / "out").glob("receipt-*.json"))) == 3
-    with pytest.raises(ConfigError, match="loss would have nothing to measure"):
+    with pytest.raises(ConfigError, match="nothing to measure: .*loss"):
         ran(folder, Fake(), "tests.test_coordinate:loss")
 
 
@@ -357,7 +357,7 @@ def test_one_process_at_a_time(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("rounds.jsonl", "[1]\n", "is damaged"),
+        ("rounds.jsonl", "[1]\n", "a damaged file"),
         ("open.json", "{", "remove it"),
     ],
 )
@@ -379,9 +379,9 @@ def test_a_last_line_that_was_cut_short(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("rounds = 3", "rounds = 0", "invalid --rounds: 0; give 1"),
+        ("rounds = 3", "rounds = 0", "invalid rounds: 0; give 1"),
         ("retry_wait_s = 2", "retry_wait_s = -1", "retry_wait_s"),
-        ("rounds = 3", "rounds = 3\nquorum = 1", "quorum is 1"),
+        ("rounds = 3", "rounds = 3\nquorum = 1", r"\(min_clients\): 1; raise it"),
         ("rounds = 3", "rounds = 3\nround_s = 1", "unknown round_s"),
         ("rounds = 3", 'rounds = 3\nevaluate = "json:no"', "has no such function"),
         ('method = "radix"', 'method = "median"', "method"),

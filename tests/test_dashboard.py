@@ -345,7 +345,7 @@ def test_a_run_brings_its_past_and_what_was_measured(tmp_path: Path) -> None:
     one.look(0)
     # a browser reads no NaN
     assert seen(one)["rounds"][1]["evaluation"] == {"accuracy": 0.7, "loss": "nan"}
-    for damage, message in (("no JSON", "is damaged"), ('{"seconds": 1}', "KeyError")):
+    for damage, message in (("no JSON", "a damaged file"), ('{"seconds": 1}', "KeyError")):
         file.write_text(f"{damage}\n")
         one.look(0)
         assert message in seen(one)["run"]["problem"]
@@ -376,7 +376,7 @@ def test_the_receipt_of_a_published_round_is_verified() -> None:
 @pytest.mark.parametrize(
     ("receipt", "says"),
     [
-        (receipt_of("2-00000000", "key-a"), "it is that of round 2-00000000"),
+        (receipt_of("2-00000000", "key-a"), "that of another round: 2-00000000"),
         (receipt_of("1-00000000", "key-a", "key-b"), "of 2 clients"),
         (Receipt(RECORD.encode()), "not signed by s0 and s1"),
         (Receipt(b"nothing"), "invalid record of a round"),
@@ -550,8 +550,8 @@ def test_what_the_page_draws_can_be_told_apart() -> None:
     ("arguments", "message"),
     [
         (["--listen", "8080"], "HOST:PORT"),
-        (["--listen", "192.0.2.1:1"], "cannot listen at 192.0.2.1:1"),
-        (["--output", __file__], "is no folder"),
+        (["--listen", "192.0.2.1:1"], "cannot listen on this address: 192.0.2.1:1"),
+        (["--output", __file__], "not a folder"),
     ],
 )
 def test_mistakes_are_named(

@@ -398,10 +398,13 @@ def test_a_policy_asks_for_an_audit(policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"uploads": "unverified"}, "uploads unverified cannot be audited, only uploads dealt"),
-        ({"schedule": "scan"}, "schedule scan cannot be audited, only schedule bisect"),
-        ({"groups": 2}, "groups 2 cannot be audited, only groups 1"),
-        ({"ring_bits": 17}, "counts of 17 bits cannot be audited"),
+        ({"uploads": "unverified"}, "audit takes uploads dealt only: uploads unverified"),
+        (
+            {"schedule": "scan"},
+            "audit takes schedule bisect only: schedule scan;",
+        ),
+        ({"groups": 2}, "audit takes groups 1 only: groups 2;"),
+        ({"ring_bits": 17}, "cannot be audited: 17 bits"),
     ],
 )
 def test_what_cannot_be_audited_is_refused_in_words(options: dict[str, Any], words: str) -> None:

@@ -130,7 +130,7 @@ def test_a_run_of_groups_goes_on_after_a_restart_of_s0(
     published = members[0].model(again)
     for group in (0, 1):
         assert (published.of_group(group).model == results[group]).all()
-    with pytest.raises(ConfigError, match="groups = 1 needs a model for each, and 2 are kept"):
+    with pytest.raises(ConfigError, match="groups = 1 needs a model for each: 2 are kept"):
         coordinator.abort_round(again, "enough")
         coordinator.open_round(replace(PARAMS, method=Bucketed()))
 

@@ -237,10 +237,10 @@ def test_a_filled_pool_is_what_a_round_takes() -> None:
 @pytest.mark.parametrize(
     ("options", "clients", "says"),
     [
-        ({}, 2, "krum with 0 faulty clients needs at least 3, and max_clients is 2"),
+        ({}, 2, "krum with 0 faulty clients needs at least 3: max_clients is 2"),
         ({"faulty": 1}, 3, "needs at least 4"),
         ({"faulty": 4}, 8, "needs at least 9"),
-        ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients, .* of whom 2 may be faulty"),
+        ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients: .* of whom 2 may be faulty"),
         ({"faulty": -2}, 7, "invalid faulty: .*; give a whole number from 0"),
         ({"chosen": -1}, 7, "invalid chosen: .*; give a whole number from 0"),
         ({"selection": "shown"}, 7, "invalid selection: .*; take one of hidden, opened"),

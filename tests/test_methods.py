@@ -222,7 +222,7 @@ def test_a_round_without_a_method_has_the_default_one() -> None:
 
 def test_an_option_of_another_method_says_whose_it_is() -> None:
     given = {"method": "bucketed", "dim": 10, "max_clients": 5}
-    with pytest.raises(ConfigError, match="invalid option of b: ranks, which belongs to radix"):
+    with pytest.raises(ConfigError, match="invalid option of b.*: ranks, which belongs to radix"):
         RoundParams.from_dict(given | {"ranks": [1]})
     with pytest.raises(ConfigError, match="unknown colour"):
         RoundParams.from_dict(given | {"colour": 1})

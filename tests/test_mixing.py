@@ -126,12 +126,12 @@ def test_sums_of_neighbours_do_not_wrap() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"neighbours": 4}, "neighbours 4 needs more than 8 clients, and max_clients is 7"),
+        ({"neighbours": 4}, "neighbours 4 needs more than 8 clients: max_clients is 7"),
         ({"neighbours": -2}, "invalid neighbours: .*; give a whole number from 0"),
         ({"neighbours": 2, "ring_bits": 32, "fraction_bits": 8}, "leave ring_bits out"),
         ({"neighbours": 2, "groups": 2, "membership": "visible"}, "leave weights and groups"),
         ({"method": "radix", "neighbours": 2, "encoding": "bfloat16"}, "leave encoding and"),
-        ({"neighbours": 2, "max_clients": 129}, "max_clients with neighbours must be .* to 128"),
+        ({"neighbours": 2, "max_clients": 129}, "invalid max_clients with neighbours: .* to 128"),
         ({"method": "pairwise", "neighbours": 2, "result_to": "clients"}, "leave result_to out"),
         (
             {"method": "pairwise", "neighbours": 2, "weights": {"a": 1, "b": 1, "c": 1}},

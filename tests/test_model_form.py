@@ -55,12 +55,15 @@ def test_entries_are_matched_by_name() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"x": np.zeros((4, 2), np.float32)}, r"entry 1 .*`fc1 float32 \(2, 2\)`.*here is none"),
-        ({"fc1": FC1, "fc2": FC2[0]}, r"entry 2 .*`fc2 float32 \(2, 2\)`, .*`fc2 float32 \(2,\)`"),
+        ({"x": np.zeros((4, 2), np.float32)}, r"entry 1 .*`fc1 float32 \(2, 2\)`.*here none"),
+        (
+            {"fc1": FC1, "fc2": FC2[0]},
+            r"entry 2 .*`fc2 float32 \(2, 2\)`: here `fc2 float32 \(2,\)`",
+        ),
         ({"fc1": FC1, "fc2": FC2.astype(np.float16)}, r"entry 2 .*`fc2 float16 \(2, 2\)`"),
-        ({"fc1": FC1, "fc2": FC2, "b": FC1}, r"no entry `b float32 \(2, 2\)`"),
-        ([FC1], r"entry 2 .*here is none"),
-        ([FC1, FC2, FC1], r"no entry `float32 \(2, 2\)`"),
+        ({"fc1": FC1, "fc2": FC2, "b": FC1}, r"no such entry: `b float32 \(2, 2\)`"),
+        ([FC1], r"entry 2 .*here none"),
+        ([FC1, FC2, FC1], r"no such entry: `float32 \(2, 2\)`"),
     ],
 )
 def test_the_first_line_that_differs_is_shown(model: Any, said: str) -> None:
@@ -108,7 +111,7 @@ def test_two_names_that_are_one_are_refused() -> None:
         ('[["a","float32",[true]]]', "invalid form"),
         ('[[1,"float32",[8]]]', "invalid form"),
         ('[["a", "float32", [8]]]', "not canonical"),
-        ('[["a","float32",[7]]]', "7 values, and the round takes 8"),
+        ('[["a","float32",[7]]]', "the round's 8 values: 7"),
         (json.dumps([["a" * MAX_FORM_BYTES, "float32", [8]]]), "has more than .* characters"),
     ],
 )

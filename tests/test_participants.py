@@ -125,13 +125,17 @@ def test_of_the_participants_one_may_be_missing(s0: Server) -> None:
 @pytest.mark.parametrize(
     ("participants", "changes", "message"),
     [
-        (["zoe", "NAME", "adam"], {}, r"participants: no client .* at s0 is called 'adam', 'zoe'$"),
-        (["NAME", "NAME"], {}, "there are 1 participants, and s0 asks for at least 2 clients"),
-        (["NAME", "OTHER"], {"min_clients": 3}, "there are 2 participants, .* at least 3"),
+        (
+            ["zoe", "NAME", "adam"],
+            {},
+            r"participants: not clients of .* at s0: 'adam', 'zoe'; correct the names$",
+        ),
+        (["NAME", "NAME"], {}, "fewer participants than the 2 that s0 asks for .*: 1;"),
+        (["NAME", "OTHER"], {"min_clients": 3}, "fewer participants than the 3 .*: 2;"),
         (["NAME", 7], {}, "give a list of texts"),
         (["NAME", ["OTHER"]], {}, "give a list of texts"),
         ("NAME", {}, "give a list of texts"),
-        (["x" * 40 + str(at) for at in range(MAX_CLIENTS)], {}, r"is called 'x.*characters\)"),
+        (["x" * 40 + str(at) for at in range(MAX_CLIENTS)], {}, r"at s0: 'x.*characters\)"),
     ],
 )
 def test_wrong_participants_are_refused_before_anything_is_opened(
@@ -184,7 +188,11 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     s1 = Server(1, tmp_path, min_clients=2)
     *two, third = s1.keys
     for participants, code, text in (
-        ([*two, "~" * 40], "clients-differ", "s1 has no such clients of cohort default"),
+        (
+            [*two, "~" * 40],
+            "clients-differ",
+            "participants that s1 does not have in cohort default",
+        ),
         ([third], "bad-config", "s1 asks for at least 2 clients"),
     ):
         s1.hear(asked_of(participants))
@@ -263,7 +271,7 @@ def test_real_servers_compute_for_the_participants_alone(
             name: stack.enter_context(Client.from_config(pair.folder / f"{name}.toml"))
             for name in pair.names
         }
-        with pytest.raises(ConfigError, match="is called 'mallory', 'trudy'"):
+        with pytest.raises(ConfigError, match="at s0: 'mallory', 'trudy'"):
             coordinator.open_round(params, participants=["client-1", "trudy", "mallory"])
         with pytest.raises(ConfigError, match="`participants` is empty"):
             coordinator.open_round(params, participants=[])

@@ -145,7 +145,7 @@ def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCapt
     ("changes", "said"),
     [
         ({"method": "median"}, "invalid method: .*; take one of"),
-        ({"options": {"dim": 5, "max_clients": 2}}, "dim and max_clients: the model and the nodes"),
+        ({"options": {"dim": 5, "max_clients": 2}}, "these options: dim and max_clients"),
         ({"on_failure": "retry"}, "invalid on_failure: .*; take one of stop, skip"),
         ({"wait_s": 0}, "invalid wait_s: 0; give more than 0 seconds"),
         ({"method": "pairwise", "options": {"result_to": "clients"}}, "needs the result here"),
@@ -170,8 +170,8 @@ def test_options_are_the_parameters_of_a_round() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"w": MODEL["w"]}, "the update lacks steps, which the model has"),
-        (MODEL | {"b": MODEL["w"]}, "the update has b, which the model has not"),
+        ({"w": MODEL["w"]}, "the update lacks entries of the model: steps"),
+        (MODEL | {"b": MODEL["w"]}, "that the model has not: b"),
         (
             MODEL | {"w": MODEL["w"][0]},
             r"'w' was sent as float32 \(2, 2\) and came back as float32 \(",

@@ -202,8 +202,8 @@ def test_what_is_no_prediction_is_refused(method: Method) -> None:
     encode_update(good, current)
     for bad, message in (
         (np.nan, "predictions array is not finite: 1 NaN"),
-        (1.0001, r"1 predictions lie outside \[0, 1\], the first \(1.0001\) for class 2 of sample"),
-        (-1e-9, "for class 2 of sample 5: send probabilities"),
+        (1.0001, r"1 predictions lie outside \[0, 1\]: the first is 1.0001 for class 2 of sample"),
+        (-1e-9, "for class 2 of sample 5; send probabilities"),
         (np.inf, "outside"),
     ):
         values = good.astype(np.float64)
@@ -218,7 +218,7 @@ def test_a_public_set_in_a_folder(tmp_path: Path) -> None:
     PUBLIC.save(tmp_path / "set")
     loaded = PublicSet.load(tmp_path / "set")
     assert loaded.digest == PUBLIC.digest and loaded.samples == SAMPLES
-    with pytest.raises(ConfigError, match=r"has no inputs.npy"):
+    with pytest.raises(ConfigError, match=r".inputs.npy. in the folder"):
         PublicSet.load(tmp_path)
     np.savez(tmp_path / "inputs.npz", a=INPUTS)
     (tmp_path / "inputs.npz").rename(tmp_path / "inputs.npy")
@@ -245,7 +245,7 @@ def test_a_coordinator_s_plan_names_the_public_set(tmp_path: Path) -> None:
     [
         (["--public", "set"], "invalid classes: 0; give a whole number"),
         (["--classes", "4"], "invalid option of parameters: classes, which belongs to predictions"),
-        (["--public", ".", "--classes", "4"], "has no inputs.npy"),
+        (["--public", ".", "--classes", "4"], "(inputs.npy) in the folder"),
     ],
 )
 def test_flags_that_do_not_fit_together(
@@ -423,6 +423,6 @@ def test_the_page_s_other_commands_are_understood(monkeypatch: pytest.MonkeyPatc
     assert sum(" train " in line for line in lines) == 2
     for line in lines:
         arguments = shlex.split(line)[1:]
-        with pytest.raises(ConfigError, match=r"public has no inputs.npy"):
+        with pytest.raises(ConfigError, match=r".inputs.npy. in the folder: public"):
             parsed = cli._parser().parse_args(arguments)
             parsed.run(parsed)

@@ -111,7 +111,7 @@ def test_noise_is_compared_with_the_clear_within_what_explains_it() -> None:
         ({"norm_bound": "auto"}, "norm_bound does not limit: auto"),
         ({"norm_bound": "off"}, "norm_bound does not limit: off"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 0.5}, "takes no weights"),
-        ({"noise_multiplier": -1.0}, "-1; give .* at most 1000"),
+        ({"noise_multiplier": -1.0}, "-1.0; give .* at most 1000"),
         ({"noise_multiplier": 1e-9}, "above 0.001"),
         ({"noise_multiplier": math.inf}, "inf; give .* at most 1000"),
         ({"noise_multiplier": math.nan}, "nan; give .* at most 1000"),

@@ -461,10 +461,10 @@ def test_a_flag_names_a_policy_and_its_options() -> None:
     assert parsed("--range", "mean") == MeanRange()
     for text, said in (
         ("log:ratio=3", "invalid option of log: ratio"),
-        ("log:lowest=little", "--range: lowest is no number: 'little'"),
+        ("log:lowest=little", "--range, lowest is not a number: 'little'"),
         ("log:width=3", "unknown width"),
-        ("none", "must be one of follow, log"),
-        ("", "must be one of follow, log"),
+        ("none", "take one of follow, log"),
+        ("", "take one of follow, log"),
     ):
         with pytest.raises(ConfigError, match=said):
             parsed("--range", text)

@@ -85,7 +85,7 @@ def test_every_field_of_a_record_is_signed() -> None:
         assert differences(RECORD, changed) == field.name
         forged = replace(signed(), encoded=changed.encode())
         assert not any(map(forged.is_signed, ("s0", "s1"), PUBLIC))
-        with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1|is of version 8"):
+        with pytest.raises(ReceiptInvalid, match="not signed by s0 and s1|unknown version: 8"):
             forged.check(PUBLIC)
 
 
@@ -297,10 +297,12 @@ def test_each_server_that_says_something_else_is_named() -> None:
     for party, answers in ((0, {0: bad, 1: good}), (1, {1: bad}), (1, {0: good, 1: bad})):
         with pytest.raises(ReceiptInvalid, match=f"S{party}'s receipt is invalid"):
             outcomes.agreed(answers, PUBLIC)
-    with pytest.raises(ReceiptInvalid, match="S1 says is not to be believed: the answer has no"):
+    with pytest.raises(
+        ReceiptInvalid, match="S1's receipt is invalid: an answer without its receipt"
+    ):
         outcomes.agreed({1: wire.Message("result", {"form": "opened"})}, PUBLIC)
     another = answer_of(signed(replace(RECORD, opened=b"x")))
-    with pytest.raises(ReceiptInvalid, match="two records .* differs in opened"):
+    with pytest.raises(ReceiptInvalid, match="two records .* differ in opened"):
         outcomes.agreed({0: good, 1: another}, PUBLIC)
 
 
@@ -319,9 +321,9 @@ def test_each_server_that_says_something_else_is_named() -> None:
                 "included": ["key-b", "key-c"],
                 "left_out": {"its upload reached only s1": ["key-a"]},
             },
-            "only s1', and both servers have confirmed",
+            "only s1'",
         ),
-        ({"included": ["key-a"]}, "computed on 1 clients"),
+        ({"included": ["key-a"]}, "that its parameters ask for: 1;"),
     ],
 )
 def test_a_record_must_be_that_of_the_round_as_the_client_knows_it(
@@ -381,7 +383,7 @@ def test_an_answer_must_have_the_form_of_its_round(
     for sent in ({}, {right: words}):
         outcomes.check_form(wire.Message("result", {"form": right}, sent), 1, "7-0000000a", params)
     said = wire.Message("result", {"form": form} if form else {}, dict.fromkeys(arrays, words))
-    with pytest.raises(ReceiptInvalid, match=f"S1 gives .* parameters ask for {right}"):
+    with pytest.raises(ReceiptInvalid, match=f"S1 gives .* in another form than {right}"):
         outcomes.check_form(said, 1, "7-0000000a", params)
 
 
@@ -620,7 +622,10 @@ def test_a_receipt_is_shown_and_verified_without_a_server(
     assert re.search(r"at least +2\nat most +3\n", said) and 'norm_bound "off"' in said
     for text in (RECORD.start.hex(), "key-a", "its upload reached only s0", "not verified"):
         assert text in said
-    for trusted, why in ((["s0.key"], "0 signing keys of s1"), (["client-1.key"], "0 signing")):
+    for trusted, why in (
+        (["s0.key"], "0 signing keys of a server, and one is needed: s1"),
+        (["client-1.key"], "0 signing"),
+    ):
         given = [str(keys / name) for name in trusted]
         assert cli.main(["receipt", "verify", str(file), "--keys", *given]) == 2
         assert why in capsys.readouterr().err
@@ -656,5 +661,5 @@ def test_signing_keys_that_contradict_each_other_are_refused(tmp_path: Path) -> 
     for name in ("one", "two"):
         assert cli.main(["keygen", str(tmp_path / name), "--clients", "3"]) == 0
     both = [tmp_path / name / "client-1.toml" for name in ("one", "two")]
-    with pytest.raises(ConfigError, match="2 signing keys of s0"):
+    with pytest.raises(ConfigError, match="2 signing keys of a server, and one is needed: s0"):
         receipts.signing_keys(both)

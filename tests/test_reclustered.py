@@ -497,7 +497,7 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "clients", "says"),
     [
-        ({"clusters": 4}, 3, "max_clients is fewer than the 4 clients of a cluster: 3"),
+        ({"clusters": 4}, 3, "too few clients for a cluster of 4: max_clients is 3"),
         ({"clusters": 0}, 3, "invalid clusters: .*; give a whole number from 1"),
         ({"reclusterings": 0}, 3, "invalid reclusterings: .*; give a whole number from 1"),
         (
@@ -505,7 +505,7 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
             3,
             "invalid reclusterings: .*; give a whole number from 1 to 1024",
         ),
-        ({"aggregator": "krum"}, 3, "krum is computed in the clear: ask for clustering opened"),
+        ({"aggregator": "krum"}, 3, "cannot compute this aggregator: krum; take clustering opened"),
         (
             {"aggregator": "mode"},
             3,
@@ -543,9 +543,7 @@ def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
 def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
     params = RoundParams(Reclustered(clusters=4), dim=5, max_clients=9)
     params.check_included(["a", "b", "c", "d"])
-    with pytest.raises(
-        ConfigError, match="those who take part are fewer than the 4 clients of a cluster: 3"
-    ):
+    with pytest.raises(ConfigError, match="a cluster of 4: those who take part are 3"):
         params.check_included(["a", "b", "c"])
 
 

@@ -293,15 +293,19 @@ def test_a_filled_pool_is_what_a_round_takes(lanes: Lanes) -> None:
         ({"ring_bits": 32}, 9, "invalid option of zeno: ring_bits"),
         ({"norm_bound": "off"}, 9, "invalid norm_bound: .*; take one of auto"),
         ({"norm_bound": 9e9}, 9, "invalid norm_bound: .*; give auto.* or a number above 0"),
-        ({"rho": 1e-30}, 9, "eta / rho is 1e.30 and epsilon 0.2, too much for scores of 128 bits"),
+        ({"rho": 1e-30}, 9, "too much for scores of 128 bits: 1e.30 and 0.2; raise rho"),
         (
             {"epsilon": 1e6, "rho": 1e-11, "eta": 1e6, "fraction_bits": 24},
             9,
             "too much for scores of 128 bits",
         ),
-        ({"clusters": 257}, 9, "a cluster may weigh 513, .* ask for smaller clusters"),
+        ({"clusters": 257}, 9, "a cluster may weigh .*: 513; ask for smaller clusters"),
         ({"clusters": 7}, 9, "those besides the validator are at most 6"),
-        ({"weights": {"a": 1, "b": 1, "c": 1, "d": 1}}, 9, "validator 'v' has no weight, .* name"),
+        (
+            {"weights": {"a": 1, "b": 1, "c": 1, "d": 1}},
+            9,
+            "the validator has no weight, .*: 'v'; name",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], dim: int, says: str) -> None:

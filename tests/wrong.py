@@ -31,5 +31,5 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"wait_s": 0}, "invalid wait_s: 0; give more than 0"),
     ({"deadline_s": 0}, "invalid deadline_s: 0; give more than 0"),
-    ({"options": {"dim": 5}}, "dim: the model and the nodes decide that"),
+    ({"options": {"dim": 5}}, "these options: dim; leave"),
 ]

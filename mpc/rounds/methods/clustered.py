@@ -80,8 +80,8 @@ class Clustered(Weighted, FixedPoint):
         """
         if clients < self.clusters:
             raise ConfigError(
-                f"{what} fewer than the {self.clusters} clients of a cluster: {clients}; ask "
-                "for smaller clusters or more clients"
+                f"too few clients for a cluster of {self.clusters}: {what} {clients}; ask for "
+                "smaller clusters or more clients"
             )
         count = divisions(clients, self.clusters_among(clients))
         if 1 < count < math.comb(self.reclusterings, 2):
