@@ -117,7 +117,9 @@ class PeerTable:
         check_endpoint(self.endpoint)
         check_whole("aes_port", self.aes_port, 0, (1 << 16) - 1)
         if self.aes_port and self.address:
-            raise ConfigError("[peer] aes_port is S1's: S0 connects, and does not listen")
+            raise ConfigError(
+                "[peer] aes_port is S1's, because S0 connects: party = 0; leave it out"
+            )
 
     @property
     def endpoint(self) -> str:

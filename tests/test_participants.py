@@ -193,7 +193,7 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
             "clients-differ",
             "participants that s1 does not have in cohort default",
         ),
-        ([third], "bad-config", "s1 asks for at least 2 clients"),
+        ([third], "bad-config", "the 2 that s1 asks for"),
     ):
         s1.hear(asked_of(participants))
         refused = s1.sent[-1]

@@ -175,8 +175,8 @@ def refused_arrays() -> dict[str, tuple[Any, str]]:
     pandas = pytest.importorskip("pandas")
     nullable = pandas.array([1.0, None], dtype="Float64")
     return {
-        "objects": (np.array([1.0, None], object), "holds Python objects"),
-        "unequal": (np.array([1, "a"], object), "holds Python objects"),
+        "objects": (np.array([1.0, None], object), "made of Python objects"),
+        "unequal": (np.array([1, "a"], object), "made of Python objects"),
         "nullable": (nullable, "is a FloatingArray"),
         "nullable objects": (pandas.Series(nullable).to_numpy(object), r"column.to_numpy\(float\)"),
         "series": (pandas.Series([1.0]), "is a Series"),
@@ -220,7 +220,7 @@ def test_tensors_that_cannot_be_read_are_named() -> None:
         ({"w": quantised}, "'w' is quantised; send tensor.dequantize"),
         ({"w": nested}, "'w' is a nested tensor"),
         ({"w": torch.ones(2, dtype=torch.complex64)}, "'w' is torch.complex64"),
-        ({"w": packed}, "'w' .float4_e2m1fn_x2. cannot be read as floats"),
+        ({"w": packed}, "cannot be read as floats: 'w' .float4_e2m1fn_x2."),
     ):
         with pytest.raises(InputError, match=said):
             flatten(model)
