@@ -1,8 +1,9 @@
-"""What the C library does with memory that is freed.
+"""The treatment of freed memory by the C library.
 
 Lanes free arrays of megabytes and want as many again at the next step. By default the C library
-gives such memory back to the system, which has to find and clear it anew each time while all other
-threads of the process wait: a tenth of the preprocessing, and of what is online nearly half.
+gives such memory back to the system, which finds and clears it again each time, while all other
+threads of the process wait. That took a tenth of the preprocessing, and nearly half of the online
+time.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 # bytes that stay with the process when they are free: about what two lanes' chunks take
 KEPT_BYTES = 256 << 20
-# what is longer, as some uploads are, goes back to the system when it is freed
+# longer arrays, such as some uploads, go back to the system when they are freed
 LONGEST_BYTES = 32 << 20
 
 

@@ -30,7 +30,7 @@ MAX_COHORTS = 256
 WEEK_S = 7 * 86400
 # the most runs of the protocol for one round
 MOST_RUNS = 1000
-# where a server may compute, and into how many shards it cuts a round at most
+# the kinds of engines, and the most shards into which a server cuts a round
 KINDS = ("threads", "ray")
 MAX_SHARDS = 1024
 # the lanes of a shard, where `[protocol] lanes` does not say: a worker has one CPU
@@ -81,7 +81,7 @@ class CohortTable:
 
 @dataclass(frozen=True)
 class Members:
-    """Who takes part in a cohort."""
+    """The clients and coordinators of a cohort."""
 
     # the clients' names by public key
     clients: Mapping[str, str]
@@ -128,7 +128,7 @@ class PeerTable:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where metrics and health are shown over HTTP, to everybody who can connect."""
+    """The address at which everybody who connects sees metrics and health over HTTP."""
 
     # HOST:PORT; "" for nowhere
     listen: str = ""
@@ -143,7 +143,7 @@ NEEDS_RAY = "[engine] kind = \"ray\" needs Ray: pip install '.[ray]' in a clone"
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where a server computes: on threads of its own process, or on workers of a Ray cluster."""
+    """The place where a server computes: threads of its process, or workers of a Ray cluster."""
 
     # "threads" or "ray", the same at both servers
     kind: str = "threads"
@@ -203,7 +203,7 @@ class ServerConfig:
     peer: PeerTable
     clients: tuple[Caller, ...]
     coordinators: tuple[Caller, ...] = ()
-    # who takes part in which cohort; everybody takes part in "default", unless it is one of them
+    # the members of cohorts; everybody takes part in "default", unless it is one of them
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
@@ -218,8 +218,8 @@ class ServerConfig:
     channel_timeout_s: float = 60.0
     # the limit for one run of the protocol
     round_limit_s: float = 3600.0
-    # how often a round's computation may break off before the round fails, and so how often the
-    # protocol runs for it at most; of both servers' limits the smaller one counts
+    # how often a round's computation may break off before the round fails. It limits the runs of
+    # the protocol, too; the smaller of both servers' limits counts
     max_attempts: int = 5
     # the wait before a computation that broke off is tried again; it doubles each time, up to 60 s
     retry_wait_s: float = 1.0
@@ -233,9 +233,9 @@ class ServerConfig:
     # cohort; the smaller of both servers' shares counts
     pool_limit_bytes: int = 1 << 28
     protocol: ProtocolParams = field(default_factory=ProtocolParams)
-    # where it computes
+    # the place where it computes
     engine: EngineConfig = field(default_factory=EngineConfig)
-    # which rounds this server takes part in, whatever the coordinator asks for
+    # the rounds in which this server takes part, whatever the coordinator asks for
     policy: Policy = field(default_factory=Policy)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
@@ -358,7 +358,7 @@ class ServerConfig:
 
     @cached_property
     def members(self) -> dict[str, Members]:
-        """Who takes part in each cohort, by its name."""
+        """The clients and coordinators of each cohort, by its name."""
         everybody = CohortTable(DEFAULT_COHORT, [client.name for client in self.clients])
         tables = {table.name: table for table in (everybody, *self.cohorts)}
         return {name: self._members(table) for name, table in tables.items()}

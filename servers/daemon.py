@@ -68,7 +68,7 @@ class Daemon:
         descriptors: Descriptors,
         read: Callable[[], ServerConfig],
     ) -> None:
-        """Open all sockets. `read` reads the configuration anew."""
+        """Open all sockets. `read` reads the configuration again."""
         self._config, self._store, self._descriptors = config, store, descriptors
         self._own_keys, self._read = (keys.public.decode(), signing.public), read
         self._monitor, self._page = _watched(config)
@@ -183,7 +183,7 @@ class Daemon:
             self._rounds.control(parts)
 
     def _take_requests(self) -> None:
-        """Take a few requests. What has come at once is written to the disk at once."""
+        """Take a few requests. Shares that came together are written to the disk together."""
         begun = time.monotonic()
         for _ in range(MOST_REQUESTS):
             if time.monotonic() > begun + REQUESTS_S or not (request := self._clients.recv()):
@@ -203,7 +203,7 @@ class Daemon:
         self._stop_asked = True
 
     def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGHUP: let the loop read the configuration anew."""
+        """Handle SIGHUP: let the loop read the configuration again."""
         self._reload_asked = True
 
     def _reload(self) -> None:
@@ -286,7 +286,7 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
     """Begin to show metrics, if the configuration says where."""
     if not config.metrics.listen:
         return None, None
-    # what it needs is an extra, and takes a while to import
+    # it needs an extra, and takes a while to import
     from securemedian.servers.metrics import HttpServer, Monitor, Tally
 
     tally = Tally()
@@ -302,7 +302,7 @@ def _keys_of(config: ServerConfig) -> list[str]:
 
 
 def serve(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
-    """Run one server until it is told to stop. `read` reads its configuration anew."""
+    """Run one server until it is told to stop. `read` reads its configuration again."""
     logs.start(config.name)
     # nobody else reads what is stored here
     os.umask(0o077)

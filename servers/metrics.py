@@ -54,11 +54,11 @@ PHASES = {
     "preprocessing": "preprocessing_seconds",
     "online": "online_seconds",
 }
-# where a client's upload may be, as `status` says it
+# the places of a client's upload, as `status` says it
 PLACES = ("both", "here", "there", "none")
 _STATES = {state.value for state in State}
 
-# what each metric is, by its name after `securemedian_`, as Prometheus shows it, and its labels
+# by each metric's name after `securemedian_`: the words that Prometheus shows, and its labels
 METRICS: dict[str, tuple[str, ...]] = {
     "info": ("This server and its release.", "server", "release"),
     "ready": ("Whether a round can be opened.",),
@@ -170,7 +170,7 @@ class Snapshot:
     dealings: Mapping[str, int] = field(default_factory=dict)
     # how far the computation under way is, from 0 to 1
     progress: float = 0.0
-    # what the results of each cohort have cost, where all of them have noise
+    # the cost of the results of each cohort, where all of them have noise
     epsilons: Mapping[str, float] = field(default_factory=dict)
     # the requests that were answered, by name and by "ok" or the code of the error
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -272,7 +272,7 @@ class Monitor:
             "progress_ratio": now.progress,
             "pool_limit_bytes": config.pool_limit_bytes,
         }
-        # the folder may be gone, or its disk: there is no figure then
+        # the folder may be gone, or its disk: the figure is left out then
         with suppress(OSError):
             disk = shutil.disk_usage(config.state_dir)
             numbers |= {"disk_bytes": disk.total, "disk_free_bytes": disk.free}

@@ -9,7 +9,7 @@ from tests.prose import ROOT, Finding, blocks, files, findings, markdown, python
 TO_DO: dict[str, int] = {
     "benchmarks": 2,
     "mpc": 69,
-    "servers": 123,
+    "servers": 4,
     "long": 83,
 }
 """Findings left, by the first part of the path: lower a number as you mend, never raise it."""

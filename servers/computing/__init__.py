@@ -1,1 +1,1 @@
-"""Where a server computes its part of a round."""
+"""The places where a server computes its part of a round."""

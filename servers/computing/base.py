@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes for it.
+"""The interface between the engine and the backend that computes for it.
 
 A backend opens a `Computation` per session with the other server. The other server does the same
 at the same time, with a backend of the same kind.
@@ -19,14 +19,14 @@ from securemedian.servers.computing.folds import Folds
 
 @dataclass(frozen=True)
 class RoundInput:
-    """What a server computes a round from."""
+    """The input from which a server computes a round."""
 
     params: RoundParams
     # of the clients that take part, with their weights, and their groups where these are visible
     uploads: Sequence[Upload]
     weights: Sequence[int]
     groups: Sequence[int] = ()
-    # what this server opens when it tosses, the same in every attempt at a round
+    # this server's opening when it tosses, the same in every attempt at a round
     opening: bytes = field(default=b"", repr=False)
     # the seed of this server's noise, the same likewise; empty where the method adds none
     noise: bytes = field(default=b"", repr=False)
@@ -35,11 +35,11 @@ class RoundInput:
 
 
 class Computation(Protocol):
-    """What computes one session with the other server.
+    """The computation of one session with the other server.
 
-    All but `close` block until they are done, with waits that have limits, and are called by
-    threads of the engine: one at a time, but for the checks of dealings, which come beside the
-    others. They raise what `mpc.rounds.pipeline` raises, and ChannelClosed once it is closed.
+    All methods except `close` block until they are done, and their waits have limits. Threads of
+    the engine call them one at a time; only checks of dealings come beside the others. They
+    raise what `mpc.rounds.pipeline` raises, and ChannelClosed once it is closed.
     """
 
     session_id: bytes
@@ -92,7 +92,7 @@ class Computation(Protocol):
 
 
 class Backend(Protocol):
-    """Where a server computes."""
+    """A place where a server computes."""
 
     # how long `start` takes still; None where that is not known
     ready_in_s: float | None

@@ -1,7 +1,7 @@
 """The engine, which runs the protocol in jobs and keeps the session between rounds.
 
-A session is what a backend has opened together with the other server's: base OTs, lanes and pools,
-and a stream on which dealings are checked while the lanes are busy with something else. Each job
+A backend opens a session together with the other server's: base OTs, lanes and pools. A stream of
+its own serves checks of dealings while the lanes are busy. Each job
 has a thread, on which it computes or waits for what the backend computes elsewhere.
 """
 
@@ -40,7 +40,7 @@ class _Session:
     ahead: Cost = Cost()
     # to check what the clients of this round have sent
     checks: Cost = Cost()
-    # what an audited round's clients are asked for
+    # the folds that an audited round's clients are asked for
     folds: Folds | None = None
 
     def checked(self, verdicts: Checked) -> Checked:
@@ -51,10 +51,10 @@ class _Session:
 
 @dataclass(frozen=True)
 class Coin:
-    """What the servers have tossed for a check of dealings."""
+    """The servers' toss for a check of dealings."""
 
     seed: bytes = field(repr=False)
-    # what the other one vouches for it with: `ServerRound.token` of each client that is checked
+    # with which the other one vouches for it: `ServerRound.token` of each client that is checked
     tokens: bytes = field(default=b"", repr=False)
 
 
@@ -168,7 +168,7 @@ class Engine:
 
     @property
     def folds(self) -> Folds | None:
-        """What clients are asked for where the servers are bound, or were last."""
+        """The folds that clients are asked for where the servers are bound, or were last."""
         return self._session.folds if self._session else None
 
     @property
@@ -316,8 +316,8 @@ class Engine:
         """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
         Raises LocalProtocolError if so many abandoned jobs still run that the process must be
-        restarted, or if the kernels could not be compiled; and the error with which the backend
-        refused to start.
+        restarted, or if the kernels could not be compiled. Also raises the error with which the
+        backend refused to start.
         """
         if self._refused:
             raise self._refused
@@ -329,7 +329,7 @@ class Engine:
         if len(self._abandoned) >= MOST_ABANDONED:
             raise LocalProtocolError(
                 f"{len(self._abandoned)} abandoned computations of this server do not stop: "
-                "it ends itself, to be started anew"
+                "it ends itself, to be restarted"
             )
 
     def close(self) -> bool:

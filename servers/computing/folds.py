@@ -1,4 +1,4 @@
-"""What the clients of an audited round are asked for, and have answered."""
+"""The folds of an audited round: those asked of clients, and their answers."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ TELL_S = 1.0
 
 
 class Folds:
-    """What one binding of both servers asks of clients, and what they have answered to this one.
+    """The folds that one binding of both servers asks of clients, and their answers to this server.
 
     The daemon's thread puts in what comes, and that of the engine waits for it.
     """
@@ -37,8 +37,8 @@ class Folds:
     def put(self, client: str, binding: bytes, fold: Words) -> None:
         """Take the fold of a client; the same one may come again.
 
-        Raises RoundClosed unless this binding asks this client, BadUpload if it is no fold of the
-        round, and DuplicateUpload if another one of the client is here.
+        Raises RoundClosed unless this binding asks this client, BadUpload if it is not a fold of
+        the round, and DuplicateUpload if another one of the client is here.
         """
         if not self.binding or binding != self.binding or client not in self.clients:
             raise RoundClosed(

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster, one machine or many, of the organisation that runs this server.
 
-Ray schedules the workers, starts those that have ended anew, and moves slices of shares to them
-through its object store. What a worker computes and with whom is led by `shards`, which knows
+Ray schedules the workers, restarts those that have ended, and moves slices of shares to them
+through its object store. `shards` decides each worker's task and its partner, and knows
 nothing of Ray. Ray is an extra, and is imported once a configuration asks for it.
 """
 
@@ -30,7 +30,7 @@ from securemedian.servers.computing.threads import OpenLane
 from securemedian.servers.computing.worker import ShardWorker
 from securemedian.servers.config import NEEDS_RAY, EngineConfig
 
-# What Ray reads of its environment when it is imported. It would tell its makers about this
+# The variables that Ray reads when it is imported. It would tell its makers about this
 # machine, and warn of GPUs, which nobody asks for.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # For a local cluster besides: Ray listens at the loopback alone where it does not make clusters of
@@ -123,7 +123,7 @@ class _Parcels:
 
 
 class RayWorkers:
-    """The workers of one server (`shards.Workers`), each an actor that Ray starts anew."""
+    """The workers of one server (`shards.Workers`), each an actor that Ray restarts."""
 
     def __init__(self, party: int, protocol: ProtocolParams, engine: EngineConfig) -> None:
         """Ask Ray for the workers. They are not there yet."""
@@ -136,7 +136,7 @@ class RayWorkers:
             max_restarts=-1,
             # Ray has threads before a worker's own code runs, and then it is too late for that
             runtime_env={"env_vars": allocator.environment()},
-            # what was lost is done anew together with the other server
+            # both servers repeat lost work together
             max_task_retries=0,
             # should one worker alone be left, it has all shards
             max_concurrency=OTHER_CALLS + CALLS_PER_SHARD * engine.shard_count,
@@ -144,7 +144,7 @@ class RayWorkers:
         count = engine.workers
         self._actors = [make.remote(party, protocol, engine.ports) for _ in range(count)]
         self._lock = threading.Lock()
-        # what each worker answers once it is there
+        # each worker's answer once it is there
         self._answers: list[Future[Any]] = []
         for worker in range(count):
             self._answers.append(self._call(worker, "release_of_code"))
@@ -276,7 +276,7 @@ class RayBackend:
     def start(self) -> None:
         """Connect to the cluster or start a local one, and wait for the workers.
 
-        Raises ConfigError if there is no cluster at its address, or if a worker runs another
+        Raises ConfigError if no cluster is at its address, or if a worker runs another
         release, and NoWorker if the cluster has no room for the workers.
         """
         self._holder.start()

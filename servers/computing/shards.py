@@ -72,7 +72,7 @@ DAEMON_WAIT_S = 2 * WORKER_WAIT_S
 TURN_S = 0.02
 # how often workers are asked for their progress, and told to hurry
 ASK_S = 0.5
-# what may go well with another pair of workers; other errors are final
+# errors that another pair of workers may not have; all others are final
 ANEW = frozenset({ChannelClosed.code, ChannelTimeout.code, NoSocket.code})
 
 
@@ -99,7 +99,7 @@ class _OfShard:
 
     # the step of the round, from 1 on
     step: int
-    # which shard, and the attempt at it
+    # the shard, and the attempt at it
     shard: int
     attempt: int
 
@@ -194,7 +194,7 @@ class _Seat:
         self.opened = False
 
 
-# what the worker of a seat is asked for in a step
+# the step's request to the worker of a seat
 _Given = Callable[[_Seat], Sequence[Any]]
 
 
@@ -202,7 +202,7 @@ class _Bell:
     """A bell that any thread may ring, for a thread that waits for it and for messages at once."""
 
     def __init__(self) -> None:
-        """Hang the bell. Raises NoSocket if there is no descriptor for it."""
+        """Hang the bell. Raises NoSocket if no descriptor is left."""
         try:
             self._file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as error:
@@ -236,7 +236,7 @@ class _Bell:
 
 
 class _Slices:
-    """What workers are given of uploads, cut when it is wanted, and the seconds that took."""
+    """The slices of uploads for workers, cut when they are wanted, and the seconds that took."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class _Slices:
         self.seconds = 0.0
 
     def of(self, shard: Shard) -> list[Upload]:
-        """Return the slice of every upload, put anew where workers can fetch it."""
+        """Return the slice of every upload, put again where workers can fetch it."""
         start, parcels = time.perf_counter(), self._workers.parcels()
         slices = [self._cut(upload, shard, parcels.add) for upload in self._uploads]
         parcels.send()
@@ -259,7 +259,7 @@ class _Slices:
 class _Crew:
     """The workers that compute the shards of a session, led together with the other daemon.
 
-    Used by one thread, but for `close`.
+    Used by one thread, except `close`.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class _Crew:
             self._link.meet(self._party)
             self._met = True
 
-    # What comes
+    # Messages of workers
 
     def _received_parts(self) -> list[bytes]:
         parts = self._link.recv()
@@ -409,7 +409,7 @@ class _Crew:
         self._sent += wire.size(parts)
         self._messages += 1
 
-    # What is done about a shard
+    # Actions on a shard
 
     def _take_up(self, seat: _Seat) -> None:
         """Take a shard up, at S0, in a session of its own, once a worker is there."""

@@ -22,7 +22,7 @@ class Kept(Protocol):
         """Fetch the words, which must not be written to."""
 
 
-# what words are given to (`Parcels.add`)
+# takes words (`Parcels.add`)
 Keep = Callable[[Words], Kept]
 
 

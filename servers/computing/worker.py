@@ -130,7 +130,7 @@ class _Seat:
 
 
 class ShardWorker:
-    """What the daemon of a server asks of one worker. Its functions are called by many threads.
+    """The requests of a server's daemon to one worker. Its functions are called by many threads.
 
     `key` names a session at this worker.
     """
@@ -164,7 +164,7 @@ class ShardWorker:
         seat = self._seats.get(key)
         if seat is None:
             # it was another process, which has ended, that opened it
-            return Broken(ChannelClosed.code, "the worker was started anew")
+            return Broken(ChannelClosed.code, "the worker was restarted")
         try:
             with seat.in_use():
                 return self._run(seat, step, *arguments)

@@ -64,7 +64,7 @@ class Declined(LocalEvent):
 class Turn(LocalEvent):
     """It is this round's turn to do what it waits for, and the other server is linked."""
 
-    # what the round is to use next, and whether it is a new one
+    # the session that the round uses next, and whether it is a new one
     session: bytes = field(repr=False)
     new_session: bool
 
@@ -104,7 +104,7 @@ class Computed(LocalEvent):
 
 @dataclass(frozen=True)
 class Interrupted(LocalEvent):
-    """What was under way here has broken off, and can be tried again."""
+    """The work under way here has broken off, and can be tried again."""
 
     code: str
     reason: str
@@ -123,7 +123,7 @@ class Failure(LocalEvent):
 
     code: str
     reason: str
-    # what this server has signed if the other one has deviated (`common.deviations`)
+    # this server's signed record if the other one has deviated (`common.deviations`)
     deviation: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -147,10 +147,10 @@ class Use(StrEnum):
 
 
 class Effect(StrEnum):
-    """What a line of the table does at this server.
+    """An action of a line of the table at this server.
 
-    What `BEGIN`, `BIND` and `PUBLISH` keep is in the transaction that stores the round, and `BIND`
-    does nothing else. If another effect fails, the round fails or is interrupted.
+    The transaction that stores the round includes the changes of `BEGIN`, `BIND` and `PUBLISH`;
+    `BIND` does nothing else. If another effect fails, the round fails or is interrupted.
     """
 
     # Log the new state.
@@ -162,9 +162,9 @@ class Effect(StrEnum):
     PREPARE = "prepare"
     # Restrict later attempts at this number to these clients: from here on values may be opened.
     BIND = "bind"
-    # Check the clients of `under_check`, together with the other server. If they deal and there is
-    # no coin, toss for it first. If their dealings have passed, bind both servers and compare the
-    # clients' folds.
+    # Check the clients of `under_check`, together with the other server. If they deal and
+    # have no coin yet, toss for it first. If their dealings have passed, bind both servers and
+    # compare the clients' folds.
     CHECK = "check"
     # Run the protocol on the uploads of `included`.
     START = "start"

@@ -23,13 +23,13 @@ from securemedian.servers.machine.round import ServerRound
 SILENT = "its fold for the audit did not reach both servers in time"
 MISFOLDED = "its fold for the audit is not that of its upload"
 
-# What a server refuses of clients and the coordinator, each with the reason
+# Refusals of clients and the coordinator, each with the reason
 
 
 def group_named(here: ServerRound, group: int) -> int | None:
     """Return the group that an upload names, or None where groups are not visible.
 
-    Raises BadUpload if there is no such group, or none is visible and it is not 0.
+    Raises BadUpload for an unknown group, or if none is visible and it is not 0.
     """
     visible = here.params.method.visible
     groups = here.params.method.groups if visible else 1
@@ -56,8 +56,8 @@ def check_dealing(here: ServerRound, client: str) -> None:
 def check_asked(here: ServerRound, client: str) -> None:
     """Check that the verdict on this client's dealing is known, or may still come.
 
-    Raises BadUpload if there is no whole dealing of it here, and RoundClosed if it is of no use
-    any more.
+    Raises BadUpload if no whole dealing of it is here, and RoundClosed if it is
+    useless now.
     """
     if client not in here.dealt_here:
         raise BadUpload(

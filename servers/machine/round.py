@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Member:
-    """What a server knows of one client of a round."""
+    """One client of a round, as a server knows it."""
 
     name: str
     # the SHA-256 of its whole dealing and the `upload_digest` of its upload, once stored here
@@ -40,7 +40,7 @@ class Member:
     # whether the other server holds its dealing, and what that server tells of its upload (`told`)
     dealt_there: bool | None = None
     uploaded_there: bytes | None = None
-    # what was tossed for the check of its dealing, and the other server's `token` of it
+    # the coin of the check of its dealing, and the other server's `token` of it
     coin: bytes | None = field(default=None, repr=False)
     token: bytes | None = field(default=None, repr=False)
     # the verdict: at S0 that of both servers, which is the same; at S1 its own
@@ -89,12 +89,12 @@ class ServerRound:
     # the clients of an earlier attempt at this number that may have opened values: only these may
     # take part again
     repeats: frozenset[str] = frozenset()
-    # what this server opens, in hex digits, if it tosses for the round's result: the same in every
+    # this server's opening, in hex digits, if it tosses for the round's result: the same in every
     # attempt at the number, once one has run
     toss_opening: str = field(default="", repr=False)
     # the secret from which this server makes its noise, in hex digits: the same in every attempt
     noise_secret: str = field(default="", repr=False)
-    # what the cohort's earlier results may have cost each client, as far as either server knows
+    # the cost of the cohort's earlier results for each client, as far as either server knows
     spent: float = 0.0
     # the public signing key of the other server
     signing_key: str = ""
@@ -131,7 +131,7 @@ class ServerRound:
     # a disagreement that honest servers cannot have, and whether the other server was away too long
     discord: str = ""
     abandoned: bool = False
-    # what this server has signed if the other one has deviated (`common.deviations`)
+    # this server's signed record if the other one has deviated (`common.deviations`)
     deviation: dict[str, str] = field(default_factory=dict)
     # this server's signed record once it has computed, with the other server's signature once that
     # has computed, too
@@ -153,7 +153,7 @@ class ServerRound:
     ) -> Self:
         """Return a new round of the clients with these names by key.
 
-        Raises ConfigError if there are too few clients for this server, and ClientsDiffer if it
+        Raises ConfigError if there are too few clients for this server. Raises ClientsDiffer if it
         does not list a participant, or if clients of an earlier attempt cannot all take part.
         """
         members = {key: Member(name) for key, name in names.items()}
@@ -220,7 +220,7 @@ class ServerRound:
 
     @property
     def opened(self) -> str:
-        """What the servers may have learned of values: "nothing", "maybe" or the "result".
+        """The values that the servers may have learned: "nothing", "maybe" or the "result".
 
         It is "maybe" from the moment at which this server starts to run the protocol.
         """
@@ -401,8 +401,8 @@ class ServerRound:
     def noise(self) -> bytes:
         """The seed of this server's noise; empty where there is none.
 
-        SECURITY: of the same clients it is the same, so that another attempt tells nothing more,
-        and of others it is another, because the difference of two sums with one noise has none.
+        SECURITY: the same clients get the same noise, so that another attempt tells nothing more.
+        Others get another, because the difference of two sums with one noise has none.
         """
         if not self.noise_secret:
             return b""
@@ -410,16 +410,16 @@ class ServerRound:
 
     @property
     def spent_after(self) -> float:
-        """What the cohort's results have cost each client with that of this round."""
+        """The cost of the cohort's results for each client, with that of this round."""
         return self.spent + self.params.method.zcdp_rho
 
-    # What survives a restart
+    # Values that survive a restart
 
     def saved(self) -> dict[str, Any]:
         """Return the plain values that survive a restart.
 
-        Left out are, of a live round, what has rows of its own (dealings, uploads, coins and the
-        verdicts); the times; and what the other server tells again on a new link.
+        A live round leaves out the values that have rows of their own (dealings, uploads, coins and
+        verdicts). The times, and all that the other server tells again, are left out, too.
         """
         kept = {name: getattr(self, name) for name in _SAVED}
         if not self.live:

@@ -82,7 +82,7 @@ def step(
     elif after.state is not State.OPEN and (
         isinstance(event, control.Resume) or bool(here.check) != bool(after.check)
     ):
-        # what it waits for begins only now
+        # its wait begins only now
         after = _limited(after, now)
     return after, [
         action if isinstance(action, events.Effect) else _message(after, action, event)
@@ -245,7 +245,7 @@ def _held(here: ServerRound) -> dict[str, bytes]:
     return {key: here.told(stored) for key, stored in sorted(here.here.items())}
 
 
-# What events change before the conditions of the table are evaluated
+# Changes by events, before the conditions of the table are evaluated
 
 
 def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
@@ -404,7 +404,7 @@ def _vouched(here: ServerRound, signature: bytes) -> ServerRound:
 def _note_turn(here: ServerRound, event: events.Turn, now: float) -> ServerRound:
     here = _in_session(here, event)
     if event.new_session and here.audited and here.state is State.QUEUED:
-        # what both are bound to is gone with the session, and S1 has to prepare another
+        # the servers' binding is gone with the session, and S1 has to prepare another
         here = drift(here, now)
     adrift = here.adrift and here.state is not State.OPENING
     here = replace(here, adrift=adrift, resuming=adrift)

@@ -8,10 +8,10 @@ table (`TABLE[party]`), because S0 leads:
          any of these but new and published -> failed
 
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
-checked while the round is open, too, once both servers hold them: S0 sends `check` with a list of
-clients, both servers check these together, S1 answers with its verdicts, and S0 compares them with
-its own. The values that one check opens reveal nothing of an honest client's update, so that `bind`
-comes after it, before the protocol runs. A second check of the same dealing under another
+checked while the round is open, too, once both servers hold them. S0 sends `check` with a list of
+clients, and both servers check these together. S1 answers with its verdicts, and S0 compares them
+with its own. The values that one check opens reveal nothing of an honest client's update, so that
+`bind` comes after it, before the protocol runs. A second check of the same dealing under another
 permutation would reveal secrets. So both servers toss a *coin* for a check, store it before they
 open anything under it, and repeat a check with the same coin.
 
@@ -22,15 +22,15 @@ From `queued` on the clients, the verdicts and the reasons of those left out are
 breaks off (`interrupted`, `unlinked`, `again`) returns both servers to `queued`, and S0 gives the
 round another turn, as often as `limits` allow.
 
-A server is *adrift* at its start and while its link to the other one is broken, until they have
-resynchronised with `resume`: S0 asks, S1 answers, and both go on from the earlier of their states.
+A server is *adrift* at its start and while its link to the other one is broken. They
+resynchronise with `resume`: S0 asks, S1 answers, and both go on from the earlier of their states.
 Until then the messages in `OF_A_LINK` are ignored.
 
 Every pair of a state and an event is of one of three kinds:
 
 - It has lines in `TABLE`. The first line whose condition holds is taken.
 - It is in `LATE`, with the reason why the event may come late. It changes nothing.
-- It is refused: `step.step` raises, and the round stays as it was. For a message of the
+- It is refused: `step.step` raises, and the round does not change. For a message of the
   peer it raises PeerProtocolError, with which `runner` fails the round; for a local event
   LocalProtocolError.
 

@@ -1,1 +1,1 @@
-"""What travels: sockets, and the messages between the servers."""
+"""The sockets, and the messages between the servers."""

@@ -96,7 +96,7 @@ class RoundMessage:
 
     def __post_init__(self) -> None:
         if not is_round_id(self.round):
-            raise ConfigError(f"{quoted(self.round)} is no round id (NUMBER-HEX8)")
+            raise ConfigError(f"invalid round id: {quoted(self.round)}; send NUMBER-HEX8")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Open(RoundMessage):
     participants: list[str] = field(default_factory=list)
     # whether the coordinator asks to lift these constraints in any case
     release: bool = False
-    # what the cohort's results have cost each client so far, as S0 knows it (`mpc.rounds.privacy`)
+    # the cost of the cohort's results for each client so far, as S0 knows it (`mpc.rounds.privacy`)
     spent: float = 0.0
     # whether both servers refuse what one of them could turn into more than a bounded leak
     one_malicious_server: bool = False
@@ -138,7 +138,7 @@ class Open(RoundMessage):
         check_cohort(self.cohort)
         _check_session(self.session)
         if not _DIGEST.fullmatch(self.start):
-            raise ConfigError(f"`start` is no digest in hex digits: {quoted(self.start)}")
+            raise ConfigError(f"invalid `start`: {quoted(self.start)}; send 64 hex digits")
         if self.participants != sorted(set(self.participants)):
             raise ConfigError("`participants` is not sorted, or names a client twice")
         _check_spent(self.spent)
@@ -184,7 +184,7 @@ class Resume(RoundMessage):
     dealt: list[str]
     passed: list[str]
     failed: list[str]
-    # what was tossed for the check of these clients' dealings, and behind each coin the receiver's
+    # the coins of the check of these clients' dealings, and behind each coin the receiver's
     # `ServerRound.token` of it
     coins: dict[str, bytes] = field(repr=False)
 
@@ -240,7 +240,7 @@ class _OfCheck(RoundMessage):
 class Check(_OfCheck):
     """S0 asks S1 to check with it what these clients have sent, and does so itself."""
 
-    # what was tossed for an earlier check of their dealings, which broke off; otherwise empty
+    # the coin of an earlier check of their dealings, which broke off; otherwise empty
     coin: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class _Holding(RoundMessage):
 
 def _check_coin(coin: bytes, token_bytes: int = 0) -> None:
     if len(coin) != SEED_BYTES + token_bytes:
-        raise ConfigError("there is something that is not a coin in place of one")
+        raise ConfigError(f"invalid coin: {len(coin)} bytes; send {SEED_BYTES + token_bytes}")
 
 
 def _check_spent(spent: float) -> None:
@@ -342,7 +342,7 @@ class Done(_OfAttempt):
 
 @dataclass(frozen=True)
 class Again(_OfAttempt):
-    """What was under way at either server has broken off, and can be tried again."""
+    """Work under way at either server has broken off, and can be tried again."""
 
     # of the error (`mpc.errors`), and its text
     code: str

@@ -1,6 +1,6 @@
 """The watch over the other server: whether it is connected and configured alike.
 
-There is no I/O here: hellos and the time go in, changes come out.
+It does no I/O: hellos and the time go in, changes come out.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class PeerWatch:
         # why the peer, while it is linked, cannot work with this server
         self.misfit: SecureMedianError | None = None
         self.begun = False
-        # what the peer says of its release and its wire versions
+        # the peer's release and its wire versions
         self._said: Mapping[str, Any] = {}
         self._agreement, self._wait_s, self._timeout_s = agreement, wait_s, timeout_s
         # the peer's instance, and how many messages about rounds have come from it
@@ -178,7 +178,7 @@ class LinkProbe:
     def __init__(self, send: Callable[[Load], None], clock: Callable[[], float]) -> None:
         self._send, self._clock = send, clock
         self._number, self._back, self._begun = 0, 0, 0.0
-        # who asked for the measurement under way; nobody if there is none
+        # the requests for the measurement under way; empty without one
         self._told: list[Told] = []
 
     def begin(self, told: Told) -> None:

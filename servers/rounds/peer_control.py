@@ -121,7 +121,7 @@ class PeerControl:
     def measure(self, told: Told) -> None:
         """Measure the link, at S0; `told` is called at the end.
 
-        Raises PeerUnavailable or ParametersDiffer if there is no link, and RoundBusy if it is in
+        Raises PeerUnavailable or ParametersDiffer without a link, and RoundBusy if it is in
         use.
         """
         self.watch.require()

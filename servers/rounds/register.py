@@ -72,11 +72,10 @@ class Entry:
     files: dict[str, str] = field(default_factory=dict)
     # the clients that have asked S0 for the form of the round's model
     informed: set[str] = field(default_factory=set)
-    # what the other server has said first of each kind that waits for what is computed here, and
-    # until when
+    # the first message of each kind that waits for the computation here, and until when
     heard: dict[type, RoundMessage] = field(default_factory=dict)
     heard_until: float = 0.0
-    # what the database has of the round itself (JSON)
+    # the round itself as the database has it (JSON)
     saved: str = field(default="", repr=False)
 
 
@@ -333,9 +332,9 @@ class Register:
         """Store a changed round in one transaction, and make it the entry's.
 
         The transaction includes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of clients'
-        shares. What the other server tells again on a new link needs no transaction of its own.
-        What is no new round and no share may take the reserve. Returns whether the constraints of
-        an earlier attempt were lifted. Raises NotStored; then nothing has changed.
+        shares. Changes that the other server tells again on a new link need no transaction of their
+        own. State changes may use the reserve; new rounds and shares may not. Returns whether the
+        constraints of an earlier attempt were lifted. Raises NotStored; then nothing has changed.
         """
         try:
             return self._commit(entry, changed, actions, rows)
@@ -415,7 +414,7 @@ class Register:
             database.bind(
                 cohort, Bound(changed.number, clients, changed.toss_opening, changed.asked.start)
             )
-            # what it may open from now on is spent, whatever becomes of it
+            # the cost of the run counts from now on, however it ends
             database.spend(cohort, changed.spent_after)
         if Effect.PUBLISH in actions:
             database.bind(cohort, replace(database.bound(cohort), start=""))

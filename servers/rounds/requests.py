@@ -190,7 +190,7 @@ def _check_round_id(text: str) -> None:
 class Call:
     """A request whose fields are checked, and the caller, who is known by the connection's key."""
 
-    # where the answer goes
+    # the address of the answer
     address: bytes
     # the caller's own number for the request (`id` on the wire), which the answer repeats
     number: int
@@ -466,7 +466,7 @@ class Desk:
             )
         server_round = entry.server_round
         _check_listed(call, server_round)
-        # who speaks none of these versions leaves the rest unread
+        # a client that speaks none of these versions leaves the rest unread
         return Answer(
             own_versions(server_round.params.wire)
             | {
@@ -685,7 +685,7 @@ class Desk:
         self._rounds.open(opening, params, call.arrays.get("model"), when_opened)
 
     def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters with keys in place of clients' names in `weights` and `validator`."""
+        """Return parameters with keys instead of clients' names in `weights` and `validator`."""
         validator = params.get("validator")
         if isinstance(validator, str):
             # an unknown name is refused with the round
@@ -790,7 +790,7 @@ class Op:
     handler: Callable[[Desk, Call], Answer | None]
     # the dataclass of the request's fields
     fields: type
-    # who may ask
+    # the roles that may ask
     roles: tuple[str, ...] = (CLIENT, COORDINATOR)
     # the arrays that the request may have
     arrays: frozenset[str] = frozenset()

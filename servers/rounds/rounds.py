@@ -383,7 +383,7 @@ class Rounds:
         while (ended := self._engines.poll()) is not None:
             cohort, result = ended
             entry = self.register.latest(cohort)
-            # what deviated is also said of a round that has failed since
+            # a deviation is reported of a round that has failed since, too
             found = isinstance(result, PeerDeviated)
             if entry and (entry.server_round.begun if found else entry.server_round.live):
                 self._take(entry, result)

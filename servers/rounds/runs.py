@@ -40,7 +40,7 @@ class Opening:
     range: dict[str, Any]
     # whether a new run begins, from the model that S0 has
     reset: bool = False
-    # whether the run goes on with the model given in place of its own, and with its range
+    # whether the run goes on with the given model instead of its own, and with its range
     keep_range: bool = False
     # the optimiser and its options; {} keeps the current one
     optimiser: dict[str, Any] = field(default_factory=dict)

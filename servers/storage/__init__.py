@@ -1,1 +1,1 @@
-"""What outlasts a restart: the database, clients' shares, runs and results."""
+"""All that outlasts a restart: the database, clients' shares, runs and results."""

@@ -15,7 +15,7 @@ from typing import Any
 from securemedian.common import versions
 from securemedian.mpc.errors import ConfigError, NotStored
 
-# what makes a file of the version before (`common.versions.STORE`, in a file its
+# makes a file of the version before (`common.versions.STORE`, in a file its
 # `PRAGMA user_version`) one of this version: SQL by that version
 UPGRADES: dict[int, str] = {}
 SCHEMA = """
@@ -27,11 +27,11 @@ SCHEMA = """
         -- the latest number that ran, and the clients whose values may have been opened (JSON)
         bound_number INTEGER NOT NULL DEFAULT 0,
         bound_clients TEXT NOT NULL DEFAULT '[]',
-        -- what this server opened when it tossed for that number, in hex digits
+        -- this server's opening when it tossed for that number, in hex digits
         bound_opening TEXT NOT NULL DEFAULT '',
         -- the digest of what it started from, in hex digits; '' once a round of it was published
         bound_start TEXT NOT NULL DEFAULT '',
-        -- what the results that may have been opened have cost each client: the rho of zCDP
+        -- the cost of results that may have been opened, for each client: the rho of zCDP
         spent REAL NOT NULL DEFAULT 0
     ) STRICT;
     CREATE TABLE rounds (
@@ -40,11 +40,11 @@ SCHEMA = """
         cohort TEXT NOT NULL,
         -- the id of the coordinator's request, or ''
         request TEXT NOT NULL,
-        -- what S0 asked S1 for, the clients' names, and those of an earlier attempt (JSON)
+        -- S0's request to S1, the clients' names, and those of an earlier attempt (JSON)
         asked TEXT NOT NULL,
         names TEXT NOT NULL,
         repeats TEXT NOT NULL,
-        -- what else survives a restart, and the times as seconds of the epoch (JSON)
+        -- other values that survive a restart, and the times as seconds of the epoch (JSON)
         saved TEXT NOT NULL,
         times TEXT NOT NULL,
         -- the files of the runs before and after it, and of the result
@@ -58,10 +58,10 @@ SCHEMA = """
         -- dealing or upload
         kind TEXT NOT NULL,
         form TEXT NOT NULL,
-        -- where its words begin in the round's file, and how many bytes they are
+        -- the place of its words in the round's file, and their bytes
         begin INTEGER NOT NULL,
         size INTEGER NOT NULL,
-        -- in place of words; beside the words of an audited upload, the seed of its masks
+        -- instead of words; beside the words of an audited upload, the seed of its masks
         seed BLOB,
         sha256 BLOB NOT NULL,
         -- when it was stored, in seconds of the epoch
@@ -71,7 +71,7 @@ SCHEMA = """
     CREATE TABLE verdicts (
         round TEXT NOT NULL,
         client TEXT NOT NULL,
-        -- what was tossed for the check of its dealing, and the other server's token of it
+        -- the coin of the check of its dealing, and the other server's token of it
         coin BLOB,
         -- 1 if it has passed, 0 if it has failed, NULL while it is not known
         passed INTEGER,
@@ -96,7 +96,7 @@ class Bound:
     number: int
     # the clients whose values may have been opened
     clients: frozenset[str]
-    # what this server opens when it tosses for the result, in hex digits
+    # this server's opening when it tosses for the result, in hex digits
     opening: str
     # the digest of what it started from, in hex digits; empty once it was published
     start: str
@@ -141,7 +141,7 @@ class SavedRound:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one client's check."""
+    """The knowledge of one client's check."""
 
     # with the other server's token behind it
     coin: bytes | None = field(repr=False)
@@ -304,7 +304,7 @@ class Database:
         self._connection.execute("DELETE FROM public_metrics WHERE round = ?", (round_id,))
         self._connection.execute("DELETE FROM rounds WHERE round = ?", (round_id,))
 
-    # What clients have sent
+    # Clients' uploads and metrics
 
     def uploads(self, round_id: str) -> list[Row]:
         rows = self._connection.execute(

@@ -17,8 +17,8 @@ CHUNK_BYTES = 1 << 20
 # Synchronises beside the servers' loops, which wait for it.
 _DISK = ThreadPoolExecutor(1, "disk")
 
-# What the database may need while the disk is full: its log, which SQLite writes back into the
-# file from 4 MB on, and as much again in that file.
+# The database's need while the disk is full. SQLite writes its log back into the file from 4 MB
+# on, and may take as much again in that file.
 DATABASE_BYTES = 8 << 20
 
 
@@ -67,7 +67,7 @@ class Reserve:
 
 
 def _allocate(file: IO[bytes], begin: int, size: int) -> None:
-    """Make room for so many bytes at a file's end. Raises OSError, with the file as it was."""
+    """Make room for so many bytes at a file's end. Raises OSError, and changes nothing then."""
     try:
         os.posix_fallocate(file.fileno(), begin, size)
     except OSError:
@@ -90,7 +90,7 @@ class WordsFile:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         if os.fstat(self._file.fileno()).st_size > end:
             os.ftruncate(self._file.fileno(), end)
-        # where the next words begin
+        # the place of the next words
         self.end = end
         # the bytes that are written and not being synchronised
         self._unsynced = 0
@@ -159,7 +159,7 @@ class WordsFile:
 
 @contextmanager
 def storing(what: str) -> Iterator[None]:
-    """Let a `with` block write. Raises NotStored in place of OSError."""
+    """Let a `with` block write. Raises NotStored instead of OSError."""
     try:
         yield
     except OSError as error:

@@ -133,7 +133,7 @@ class OpenedFile:
         new = {client: now for client, now in opened.items() if client not in self.of}
         end = self._file.tell()
         try:
-            with storing("what a check has opened"):
+            with storing("the openings of a check"):
                 self._file.write(b"".join(map(msgpack.packb, new.items())))
                 os.fdatasync(self._file)
         except NotStored:
@@ -179,7 +179,7 @@ class Spool:
     def put(self, client: str, piece: Piece) -> Row | None:
         """Write one piece of a share, and return the row of the share once it is whole.
 
-        Piece 0 makes room for all pieces; a repeated one begins the share anew. All pieces but
+        Piece 0 makes room for all pieces; a repeated one begins the share again. All pieces but
         the last have the same size. Raises BadUpload for a piece that is not the next one or has
         another form, and NotStored if it cannot be written; then it is still due.
         """

@@ -47,7 +47,7 @@ class Result:
     receipt: Receipt
     # the opened values, packed, or where the result is for the clients alone this server's share
     values: Words = field(repr=False)
-    # what was done for the round (`mpc.rounds.cost.Cost`)
+    # the work done for the round (`mpc.rounds.cost.Cost`)
     cost: Mapping[str, Any]
     # the coordinates whose result is in an outermost bucket
     outermost: int = 0
