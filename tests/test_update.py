@@ -185,7 +185,7 @@ def refused_arrays() -> dict[str, tuple[Any, str]]:
         "dates": (np.array(["2026-01-01"], "M8[D]"), "datetime64"),
         "spans": (np.array([1], "m8[s]"), "timedelta64"),
         "structure": (np.zeros(2, [("a", "f4")]), "only floats are sent"),
-        "void": (np.zeros(2, "V2"), r"\|V2, which is what .npy and .npz make of bfloat16"),
+        "void": (np.zeros(2, "V2"), r"\|V2, as .npy and .npz store bfloat16"),
         "masked": (np.ma.masked_array([1.0, 2.0], [False, True]), "masked array"),
         "complex": (np.ones(2, complex), "real and imaginary parts as two arrays"),
         "none": (None, "is a NoneType"),
