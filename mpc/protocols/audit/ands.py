@@ -18,14 +18,14 @@ of B, of each of which comes one AND, and its x is known only if all of them are
 
     x = XOR x_i,   y = y_1,   z = z_1 ^ XOR_(i>1) (z_i ^ d_i x_i)   with d_i = y_1 ^ y_i opened
 
-The leaky ANDs lie in B rows of n, and bucket b has number b + s_i modulo n of row i. s_1 is 0, and
-the other s_i are uniform: they are tossed when all is fixed and compared. Say that a_i of row i are
-guessed. That no guess is found has a chance of 2^-a_1 .. 2^-a_B. A bucket whose first is guessed
-has a guessed one of row i with a chance of a_i / n, independently for each i > 1. There are a_1
-such buckets: that any of them is all guessed has a chance of at most a_1 .. a_B / n^(B-1). Because
-a 2^-a is at most 1/2, both together have at most 2^-B / n^(B-1), and B is the smallest with which
-this is at most 2^-40. It needs no more of s than this, no permutation of rows: memory is read in
-order.
+The leaky ANDs lie in B rows of n, and bucket b has number b + s_i modulo n of row i. The first
+shift is 0, and the others are uniform: they are tossed when all is fixed and compared. Say that a_i
+of row i are guessed. That no guess is found has a chance of 2^-a_1 .. 2^-a_B. A bucket whose first
+is guessed has a guessed one of row i with a chance of a_i / n, independently for each i > 1. There
+are a_1 such buckets: that any of them is all guessed has a chance of at most a_1 .. a_B / n^(B-1).
+Because a 2^-a is at most 1/2, both together have at most 2^-B / n^(B-1), and B is the smallest with
+which this is at most 2^-40. It needs no more of s than this, no permutation of rows: memory is read
+in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def bucket_size(count: int) -> int:
 
 
 class AndMaker:
-    """What makes authenticated triples and multiplies with them, of one party on one lane."""
+    """The maker of authenticated triples, and of products with them, of one party on one lane."""
 
     def __init__(self, party: Party, entropy: Entropy = os_entropy) -> None:
         """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent."""
@@ -229,7 +229,7 @@ class AndMaker:
             halves = factor.macs, mask.macs, factor.keys, mask.keys
             kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
             equality.add_macs(proofs, wanted)
-        # who adds d e: party 0 to its shares, party 1 to its keys of these
+        # the party that adds d e: party 0 to its shares, party 1 to its keys of these
         one, zero = np.uint64(1), np.uint64(0)
         added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
         found = AuthenticatedBits(*(np.empty_like(each) for each in z.arrays))

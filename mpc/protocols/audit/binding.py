@@ -1,7 +1,7 @@
 """Binding a party to the sum of its shares of the clients' uploads, with the clients' help.
 
-Party P proves that its share X of the summed histogram is the sum of what it holds of the clients,
-X = sum_i w_i rot(v_i), to the other party V:
+Party P proves to the other party V that its share X of the summed histogram is the sum of its
+vectors of the clients, X = sum_i w_i rot(v_i):
 
     F2  P commits by MACs (`audit.macs`) to X and to R = sum_i w_i rho_i, the sum of masks that it
         shares with each client
@@ -9,9 +9,9 @@ X = sum_i w_i rot(v_i), to the other party V:
     F4  each client, once, tells V its phi_i[y,a,s] = sum_(j: g_a(j)=s) rot(v_i)[y,j] + rho_i[y,a,s]
     F5  the same sums of tags and keys show that fold(X) + R - sum_i w_i phi_i is 0
 
-X that is not the sum passes with a chance of at most M^-t + 2^-e: an error shows in each table in
-which no other falls into its place. phi_i is uniform to V, which does not know rho_i. Of vectors of
-W entries, 0 .. W-2 are bound, because the last follows from them.
+A false X passes with a chance of at most M^-t + 2^-e: an error shows in each table in which no
+other falls into its place. To V, which does not know rho_i, phi_i is uniform. Of vectors of W
+entries, 0 .. W-2 are bound, because the last follows from them.
 """
 
 from collections.abc import Sequence
@@ -175,7 +175,7 @@ class Binder:
     ) -> tuple[Words, Words]:
         """Return this party's tags, and the keys of the peer's, of H(M) and H(M-1): (K, 2d) each.
 
-        M is `found` (d,), and H(M) is 0 where it is `last`, which is no entry. They are packed for
+        M is `found` (d,), and H(M) is 0 where it is `last`, which has no entry. They are packed for
         the ring of `bits` bits, which are no more than those of the dealing.
         """
         own, sides = self.shape.bits, []

@@ -1,11 +1,12 @@
 """Bits shared by XOR, of which a party can open no other share than its own.
 
 x = x_0 ^ x_1. Party j holds x_j and a MAC of it, M_j = K_(1-j) ^ x_j Delta_(1-j), of which the key
-K_(1-j) is the other party's. Who opens another x_j has to send Delta_(1-j) along, in effect.
+K_(1-j) is the other party's. A party that opens another x_j has to send Delta_(1-j) along, in
+effect.
 
 MACs are words of 64 bits, and so is Delta: the low word of the 128 bits of OT extension. Bits that
-came from MACs of ring elements (`audit.macs`) have the lowest MAC_BITS of them: where such bits
-have a part, the other bits of MACs and keys mean nothing, and are left out of what is compared.
+came from MACs of ring elements (`audit.macs`) have the lowest MAC_BITS of them. If such bits have a
+part, the other bits of MACs and keys mean nothing, and comparisons leave them out.
 
 All that is linear over GF(2) each party computes on its own halves.
 """

@@ -18,11 +18,11 @@ the same time that their shares add up to numbers with the signs that are public
     signs     Each party has a share of it, and so knows what the peer's has to be. They are not
               opened: the MACs that these shares must have are compared.
 
-Say that the numbers at places A are no bits for some t, and the partners at B_p of row p. All pass
-only if A + s_p = B_p modulo L for each p, because what is no bit goes with nothing else. L is
-prime, so that A, which is not empty and has no place of a guard, is turned into itself by 0 alone,
-and at most one s_p of L does it. So they pass with a chance of at most L^-P, and P is the smallest
-with which that is at most 2^-CHECK_BITS. It needs no permutation: memory is read in order.
+Say that for some t the numbers at places A are not bits, nor are the partners at B_p of row p. All
+pass only if A + s_p = B_p modulo L for each p, because only another such number goes with one. A is
+not empty and has no place of a guard. As L is prime, only 0 turns A into itself, and at most one
+s_p of L fits. So they pass with a chance of at most L^-P, and P is the smallest with which that is
+at most 2^-CHECK_BITS. It needs no permutation: memory is read in order.
 
 The guards, h and what ANDs open are uniform. Each step is settled before the next opens anything
 that the step was to make sure of.
@@ -47,7 +47,7 @@ from securemedian.mpc.protocols.kernels import comparing as kernels
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
-# SECURITY: what is no bit passes for one with a chance of 2^-CHECK_BITS
+# SECURITY: any other number passes for a bit with a chance of 2^-CHECK_BITS
 CHECK_BITS = 40
 # The fewest partners of a row that are opened.
 GUARDS = 64
@@ -73,7 +73,7 @@ def partners_of(count: int) -> tuple[int, int]:
 def around(rows: Ring, found: NDArray[np.uint16], buckets: int) -> Ring:
     """Return shares of H(M) and H(M-1) of each coordinate: (2n,) from rows (W-1, n) of entries.
 
-    M is `found`, (n,). H(M) is 0 where M is the last bucket, which is no entry.
+    M is `found`, (n,). H(M) is 0 where M is the last bucket, which has no entry.
     """
     ends = np.where(found == buckets - 1, 0, found + 1), found
     totals = np.zeros((2, found.size), rows.dtype)
@@ -95,7 +95,7 @@ def centring(found: NDArray[np.uint16], buckets: int, total: int, rank: int, bit
 
 @dataclass(repr=False)
 class _Side:
-    """What a party has of the numbers of one of the two: tags of its own, or keys of the peer's.
+    """A party's side of the numbers of one of the two: tags of its own, or keys of the peer's.
 
     They are packed, those of q_t and of its partners at place t. `delta` is 0 for tags.
     """
@@ -106,7 +106,7 @@ class _Side:
 
 
 class SignProver:
-    """What proves signs, one after another, on one lane of an audit's session.
+    """The prover of signs, one after another, on one lane of an audit's session.
 
     Both parties are prover and verifier at the same time. Used by one thread.
     """
@@ -170,7 +170,7 @@ class SignProver:
         each, length = shape = partners_of(shares.size)
         claims = self._make_partners(each * length, bits, own, peers)
         seed = toss(self._channel, self._number, self._entropy)
-        # what is proved is not turned
+        # the proved part is not turned
         turns = np.array(rotations(seed, len(claims) * each + 1, length)[1:]).reshape(-1, each)
         for t, (claimed, turned) in enumerate(zip(claims, turns, strict=True)):
             rows = zip(claimed.reshape(shape), turned.tolist(), strict=True)

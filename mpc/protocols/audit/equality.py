@@ -1,9 +1,9 @@
 """Comparing what must be the same at both parties, of which neither may see the other's.
 
 Each party collects arrays, in the same order. Once all is fixed, the two toss the key of a
-universal hash (`dealing.Differences`). Arrays that differ anywhere, also by what one party has
-chosen, have the same digest with a chance below 2^-90, up to 2^41 bytes of them: one key is enough
-beside the 2^-40 of all else.
+universal hash (`dealing.Differences`). Arrays that differ anywhere, also by one party's choice,
+have the same digest with a chance below 2^-90, up to 2^41 bytes of them. One key is enough beside
+the 2^-40 of all else.
 
 No digest is opened. One that does not match would tell whoever has caused it which of its guesses
 of the other's arrays is right, off line and one after another. The parties compare the digests p of
@@ -12,8 +12,8 @@ party 0 and q of party 1 by Diffie and Hellman, with G a hash to the group and f
     A = a G(p),   B = b G(q)                                        exchanged
     H(j, A, B, a B),  a B of party 0 and b A of party 1             exchanged
 
-Both a B and b A are a b G(p) if p = q. If p is not q, a party that deviates cannot compute what
-the other one expects, and it can try no other guess than the q of its B: both would solve
+Both a B and b A are a b G(p) if p = q. If p is not q, a party that deviates cannot compute the
+digest that the other one expects. It can try no other guess than the q of its B. Both would solve
 computational Diffie-Hellman. So it learns one bit, whether that guess is right. The party's number
 in the hash keeps it from sending the other's back.
 """
@@ -42,7 +42,7 @@ class Compared(Differences):
 
 
 class Equality:
-    """What one party has collected for one comparison with the other."""
+    """One party's collection for one comparison with the other."""
 
     def __init__(self, channel: Channel, number: int, entropy: Entropy = os_entropy) -> None:
         self._channel, self._number, self._entropy = channel, number, entropy
@@ -73,7 +73,7 @@ class Equality:
             self.add(array)
 
     def settle(self, what: str) -> None:
-        """Compare all that was appended, while the other party does the same, and begin anew.
+        """Compare all that was appended, while the other party does the same, and begin again.
 
         Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs, or
         if the peer sends something that is not of this comparison.

@@ -10,8 +10,8 @@ So who claims another x' has to know Delta_c wherever (x - x') Delta_c is not 0 
 passes with a chance of 2^-e at most. Linear maps act on x, v and w alike; a public constant a adds
 Delta_c a to w_c. Modulo 2 it is the MAC of a bit.
 
-The prover knows the leaves of e/k trees (`ot.ggm`, k = 4), the verifier all but those at Delta_B of
-each tree B. With r_(B,z) a number made of leaf z,
+The prover knows the leaves of e/k trees (`ot.ggm`, k = 4). In each tree, B, the verifier knows all
+except that at Delta_B. With r_(B,z) a number made of leaf z,
 
     prover    u_B = sum_z r_(B,z),   v_(B,t) = - sum_z z_t r_(B,z);   sends f_B = x - u_B
     verifier  w_(B,t) = sum_(z != Delta_B) (Delta_(B,t) - z_t) r_(B,z) + Delta_(B,t) f_B
@@ -19,8 +19,8 @@ each tree B. With r_(B,z) a number made of leaf z,
 f is uniform to the verifier, whose missing leaf hides u_B. Leaves are expanded from any position on
 again, so tags and keys need not be kept: the position and f are enough.
 
-Tags and keys are *packed* as `kernels.macs` has them, (K, n), into slots of 4, 8 or 16 bits,
-of which only the lowest m count (m <= 16): `unpacked` before they are compared.
+Tags and keys are *packed* as `kernels.macs` has them, (K, n), into slots of 4, 8 or 16 bits. Only
+the lowest m of these count (m <= 16): they are `unpacked` before they are compared.
 """
 
 from abc import ABC, abstractmethod
@@ -51,8 +51,8 @@ TREE_BITS = 4
 NONCE = 1 << 32
 # The most bits of an element.
 MAX_BITS = 16
-# Elements whose tags or keys are made at a time where none are kept, so that they fit the cache: a
-# multiple of 64, and no power of two, with which all rows would be in the same few cache sets.
+# Elements whose tags or keys are made at a time if none are kept, so that they fit the cache. It is
+# a multiple of 64, but not a power of two, with which all rows would be in the same few cache sets.
 PIECE = 132 * 64
 # AES blocks of a leaf that are expanded at a time: all leaves of a tree stay in the cache.
 STRIP = 1 << 9
@@ -100,7 +100,7 @@ def words_of(mac_bits: int, slot: int) -> int:
 
 
 class Expander(ABC):
-    """What is made of the leaves of all trees of one lane."""
+    """The expansion of the leaves of all trees of one lane."""
 
     @abstractmethod
     def commit(
@@ -115,9 +115,9 @@ class Expander(ABC):
         """Write the verifier's keys (K, n), with `masks` (e,) all ones where Delta_c is 1.
 
         Column `first` of f is that of the first element. Leaf z of each tree lies at z ^ Delta_B,
-        so that the missing leaf is the first, which adds to no row: with S_t the sum of those with
-        bit t set, w_t is S_t + f_B or - S_t. If all masks are 0 these are the prover's tags, which
-        take no f.
+        so the missing leaf is the first, which adds to no row. With S_t the sum of those with bit t
+        set, w_t is S_t + f_B or - S_t. If all masks are 0 these are the prover's tags, which take
+        no f.
         """
 
 
@@ -192,7 +192,7 @@ def _rows_of(block: int) -> slice:
 
 
 class _End:
-    """What both ends have: the leaves of their trees, and where the next elements begin."""
+    """The common part of both ends: the leaves of their trees, and the next elements' place."""
 
     def __init__(self, session: Session, lane: int, channel: Channel, trees: Trees) -> None:
         if session.params.ot_field_bits != TREE_BITS:
