@@ -21,9 +21,8 @@ from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Tab
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels import lpn
 from securemedian.mpc.protocols.ot import ferret, ggm
-from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, blocks_of
+from securemedian.mpc.protocols.ot.extension import ALIGN, BLOCK, Direction, Scratch, blocks_of
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import (

@@ -36,7 +36,7 @@ from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.kernels.native.signing import eight_rows
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.consistency import reduced
-from securemedian.mpc.protocols.ot.extension import ALIGN
+from securemedian.mpc.protocols.ot.extension import ALIGN, Scratch
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.leaves import (
     Leaves,
@@ -46,7 +46,6 @@ from securemedian.mpc.protocols.ot.leaves import (
     Tweaked,
     expander,
 )
-from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Stream, expand
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams

@@ -29,7 +29,6 @@ from securemedian.mpc.protocols import (
     order,
     ring,
     share,
-    square,
 )
 from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.channel import NONCE_WORDS, Channel, local_pair
@@ -356,7 +355,7 @@ def smallest_of(party: Party, values: RingShare) -> list[XorBits]:
 
 def first_squared(party: Party, x: RingShare, _: RingShare, bits: int) -> RingShare:
     """Square the first of two inputs."""
-    return square.square(party, x, bits)
+    return lengths.square(party, x, bits)
 
 
 def rows_in_range(party: Party, x: RingShare, y: RingShare, bits: int) -> XorBits:

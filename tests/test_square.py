@@ -5,7 +5,7 @@ import pytest
 
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.kinds import RandomOts
-from securemedian.mpc.protocols.square import square, square_demand
+from securemedian.mpc.protocols.lengths import square, square_demand
 from tests.parties import additive, make_parties, run_both
 
 

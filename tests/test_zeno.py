@@ -10,7 +10,7 @@ import pytest
 
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols import ring, share, wide
+from securemedian.mpc.protocols import lengths, ring, share
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -365,8 +365,8 @@ def test_signs_of_sums_beyond_64_bits(lanes: Lanes, count: int) -> None:
     own = [RingShare(half.words(0, 0, 2 * count).reshape(2, count)) for half in halves]
 
     def found(j: int) -> np.ndarray:
-        lanes[j][0].pool.reserve(wide.negative_demand(2, count))
-        return unpack_bits(wide.negative(lanes[j][0], own[j], factors, constant), count)
+        lanes[j][0].pool.reserve(lengths.negative_demand(2, count))
+        return unpack_bits(lengths.negative(lanes[j][0], own[j], factors, constant), count)
 
     one, other = run_both(found)
     exact = [factors[0] * int(x) + factors[1] * int(y) + constant < 0 for x, y in values.T]

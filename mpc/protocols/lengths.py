@@ -14,26 +14,37 @@ With T a power of two, k rows, and w what a client shared, centred in (-2^(l-1),
       Pr[S < g k |w|^2 / 2] <= (min_s (1 - s + 1.5 s^2) e^(s g))^k.
 
 A distance is the length of a difference. Nothing is opened. The cost is free of d.
+
+A square takes one product of both parties' shares (Gilboa, CRYPTO 1999). With x = x_0 + x_1,
+x^2 = x_0^2 + x_1^2 + 2 x_0 x_1. In the last product one party, with s = x_0 or x_1, is the sender
+of l - 1 correlated OTs. The other is the receiver, and its choices are the bits b_i of its share:
+2 s sum_i b_i 2^i = sum_i b_i (2^(i+1) s) mod 2^l, i = 0..l-2, for the top bit counts 2^l s = 0.
+Every batch is cut in halves, in which the roles are swapped. A square takes two rounds, and
+(l - 1) (1 + l) bits per element, in both directions together, after l - 1 OTs ahead of it.
+
+A score of lengths may be too large for a ring of 64 bits (`negative`). A signed number v in Z_2^64
+is known in Z_2^128 once the carry of its shares is: with z = v + 2^63,
+z = z_0 + z_1 - 2^64 1{z_0 + z_1 >= 2^64}. Numbers of 128 bits are Python's: there are few.
 """
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.arrays import Bits, Ring, RingPlanes, RingShare, XorBits
 from securemedian.mpc.protocols import compare, millionaire, ring
 from securemedian.mpc.protocols.boolean import invert, to_ring, to_ring_demand
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.correlations.kinds import RandomOts
+from securemedian.mpc.protocols.party import Party, half_counts
 from securemedian.mpc.protocols.sketch import BLOCK_BYTES
-from securemedian.mpc.protocols.square import square, square_demand
 
-# of the ring of lengths
-BITS = 64
+# of the ring of lengths, and of whole numbers in `negative`
+BITS, WIDE_BITS = 64, 128
 # SECURITY: bits of the digests, which are compared instead of the shares of all rows
 DIGEST_BITS = 128
 # h and g are rounded to so many bits, so that both parties have the same on every processor
@@ -182,3 +193,65 @@ def at_most(party: Party, lengths: RingShare, limit: RingShare | int) -> XorBits
 def at_most_demand(count: int) -> Demand:
     """Return the correlations of `at_most` of `count` lengths."""
     return compare.msb_demand(count, BITS)
+
+
+def square(party: Party, shares: RingShare, bits: int) -> RingShare:
+    """Return shares of x^2 in Z_2^bits, for shares of x, shape (count,)."""
+    sending, receiving = party.halves(shares.size)
+    factors, chosen = shares[sending], _bits_of(shares[receiving], bits - 1)
+    kind = RandomOts(bits)
+    sender, receiver = party.pool.take(kind, (bits - 1) * factors.size, chosen.size)
+    shape = (ring.packed_words((bits - 1) * factors.size, 1),)
+    asked = party.channel.exchange("square.request", receiver.request(chosen), shape)
+    doubled = np.concatenate([factors << factors.dtype.type(i + 1) for i in range(bits - 1)])
+    reply, sent_share = sender.correlated(asked, ring.reduce(doubled, bits))
+    shape = (ring.packed_words(chosen.size, bits),)
+    answered = party.channel.exchange("square.reply", reply, shape)
+    received_share = receiver.finish_correlated(chosen, answered)
+    total = shares * shares
+    for part, products in ((sending, sent_share), (receiving, received_share)):
+        total[part] += products.reshape(bits - 1, -1).sum(axis=0, dtype=total.dtype)
+    return RingShare(ring.reduce(total, bits))
+
+
+def square_demand(count: int, bits: int) -> Demand:
+    """Return the correlations of `square` on `count` elements."""
+    zero, one = half_counts(count)
+    return Demand({RandomOts(bits): ((bits - 1) * zero, (bits - 1) * one)})
+
+
+def _bits_of(values: Ring, count: int) -> Bits:
+    """Return the low `count` bits of all values, the lowest of all first: shape (count values,)."""
+    if not values.size:
+        return np.empty(0, np.uint8)
+    one = values.dtype.type(1)
+    planes = [(values >> values.dtype.type(i) & one).astype(np.uint8) for i in range(count)]
+    return np.concatenate(planes)
+
+
+def negative(party: Party, terms: RingShare, factors: Sequence[int], constant: int) -> XorBits:
+    """Return shares of whether each sum_i f_i v_i + constant is below 0, n bits, packed.
+
+    `terms` are shares in Z_2^64 of signed numbers v, shape (m, n); the m factors are public, and
+    the sums within (-2^127, 2^127). Takes the rounds of a comparison of 64 bits, of one of 127, and
+    of `to_ring`.
+    """
+    half = 1 << (BITS - 1) if party.number == 0 else 0
+    shifted = terms + terms.dtype.type(half)
+    carry = compare.carry(party, ring.split(shifted, BITS))
+    above = to_ring(party, carry, terms.size, BITS).reshape(terms.shape)
+    wide = shifted.astype(object) - (above.astype(object) << BITS) - half
+    sums = sum(factor * row for factor, row in zip(factors, wide, strict=True))
+    sums = sums + (constant if party.number == 0 else 0)
+    halves = [(sums >> start & (1 << BITS) - 1).astype(np.uint64) for start in (0, BITS)]
+    planes = np.concatenate([ring.split(half, BITS) for half in halves])
+    return compare.msb_of_planes(party, RingPlanes(planes))
+
+
+def negative_demand(terms: int, count: int) -> Demand:
+    """Return the correlations of `negative` on terms (m, n)."""
+    return (
+        millionaire.greater_demand(terms * count, BITS)
+        + to_ring_demand(terms * count, BITS)
+        + compare.msb_demand(count, WIDE_BITS)
+    )

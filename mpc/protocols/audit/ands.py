@@ -42,8 +42,7 @@ from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.consistency import PROOF_WORDS
-from securemedian.mpc.protocols.ot.extension import ALIGN
-from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.ot.extension import ALIGN, Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy

@@ -38,8 +38,8 @@ from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
 from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.ot.extension import Scratch
 from securemedian.mpc.protocols.ot.hash import as_bytes
-from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
 

@@ -11,6 +11,7 @@ the receiver calls `prove`, the sender `verify`. An extension that checks nothin
 there, and a portion without OTs moves none.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import processor, slicing
+from securemedian.mpc.protocols.kernels.native.processor import LINE
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 # `extend` makes a multiple of ALIGN OTs, so that a row of a block is whole AES blocks.
@@ -168,3 +170,20 @@ def checked_block(count: int) -> int:
             f"extend takes a positive multiple of {ALIGN} up to {BLOCK}, not {count}"
         )
     return count
+
+
+class Scratch:
+    """Memory by name, each piece as large as was ever asked for."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Words] = {}
+
+    def array(self, name: str, *shape: int) -> Words:
+        """Return a contiguous array over the memory of a name, which still holds what was there."""
+        size = math.prod(shape)
+        if name not in self._memory or self._memory[name].size < size:
+            # no vector that is written from a line's first word on lies in two lines
+            memory = np.empty(size + LINE // 8, np.uint64)
+            first = -memory.ctypes.data % LINE // 8
+            self._memory[name] = memory[first : first + size]
+        return self._memory[name][:size].reshape(shape)

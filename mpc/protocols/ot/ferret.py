@@ -66,11 +66,11 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
+    Scratch,
     bit_planes,
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 

@@ -22,7 +22,7 @@ from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels.native import aes, hashing
 from securemedian.mpc.protocols.kernels.native.processor import taken
-from securemedian.mpc.protocols.ot.scratch import Scratch
+from securemedian.mpc.protocols.ot.extension import Scratch
 
 
 class Hash:

@@ -48,12 +48,12 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtEnd,
     RandomOtReceiver,
     RandomOtSender,
+    Scratch,
     blocks_of,
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.leaves import Rows, Tweaked, expander
-from securemedian.mpc.protocols.ot.scratch import Scratch
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 

@@ -45,8 +45,7 @@ from securemedian.mpc.protocols.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published
-from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Grouped, Published
 from securemedian.mpc.rounds.methods.reveal import open_bits, stacked
 
 SCHEDULES = ("scan", "bisect")

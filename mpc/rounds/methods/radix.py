@@ -51,8 +51,14 @@ from securemedian.mpc.protocols.correlations.kinds import PlaneOts
 from securemedian.mpc.protocols.kernels import planes as kernels
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Published, ValueRange
-from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.base import (
+    Chunk,
+    Clear,
+    Counting,
+    Grouped,
+    Published,
+    ValueRange,
+)
 from securemedian.mpc.rounds.methods.mixing import FRACTION, MIXED_FRACTION, Neighbours
 from securemedian.mpc.rounds.methods.reveal import open_rows, stacked
 

@@ -26,8 +26,7 @@ from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
-from securemedian.mpc.rounds.methods.groups import Grouped
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Grouped, Published
 from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_ring
 

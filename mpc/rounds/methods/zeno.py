@@ -34,8 +34,8 @@ from securemedian.mpc.protocols.boolean import (
     unpack_bits,
 )
 from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.lengths import WIDE_BITS, negative, negative_demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.wide import WIDE_BITS, negative, negative_demand
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
 from securemedian.mpc.rounds.methods.bounded import BITS, AlwaysBounded
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
