@@ -54,7 +54,7 @@ def summary(
         ),
         "results": [
             _curve(result, records, design.rounds)
-            | {"below_exact": _below(result, _exact(experiment, result.curve.panel, results))}
+            | {"below_exact": _below(experiment, result, results)}
             for result in results
         ],
     }
@@ -65,6 +65,7 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
     own = [records[run.run_id] for run in curve.runs]
     first = curve.runs[0]
     measured = [figures for record in own for figures in record.rounds[:rounds]]
+    costs, names = [one.cost for one in measured if one.cost], ServerCost.__dataclass_fields__
     return {
         "panel": curve.panel,
         "line": curve.line,
@@ -80,51 +81,30 @@ def _curve(result: CurveResult, records: Mapping[str, RunRecord], rounds: int) -
         "final": {"mean": result.final_mean, "min": min(result.final), "max": max(result.final)},
         "diverged_after": [len(record.rounds) if record.diverged else None for record in own],
         "seconds_a_round": fmean([one.seconds for one in measured] or [0.0]),
-        "servers": _servers([one.cost for one in measured if one.cost]),
+        "servers": {name: fmean(getattr(cost, name) for cost in costs) for name in names}
+        if costs
+        else None,
     }
 
 
-def _exact(
-    experiment: Experiment, panel: str, results: Sequence[CurveResult]
-) -> CurveResult | None:
-    """Return the curve of the exact median in a panel; None if the experiment has none.
+def _below(
+    experiment: Experiment, result: CurveResult, results: Sequence[CurveResult]
+) -> float | None:
+    """Return by how many points a curve is below the exact median's in its panel at worst.
 
-    Nothing is compared with it but accuracies.
+    Count from FROM_ROUND on, each seed by itself; a negative number means above in all rounds.
+    Return None where no accuracy of an exact median is there.
     """
-    if experiment.measured != ACCURACY:
-        return None
-    return next(
-        (
-            result
-            for result in results
-            if result.curve.panel == panel and result.curve.runs[0].method in aggregation.EXACT
-        ),
-        None,
-    )
-
-
-def _below(result: CurveResult, exact: CurveResult | None) -> float | None:
-    """Return by how many points a curve is below the exact one at worst, from FROM_ROUND on.
-
-    Every seed is compared with itself. A negative number means that it is above in all rounds.
-    """
-    if exact is None:
+    panel = [one for one in results if one.curve.panel == result.curve.panel]
+    exact = [one for one in panel if one.curve.runs[0].method in aggregation.EXACT]
+    if experiment.measured != ACCURACY or not exact:
         return None
     points = [
         theirs - own
-        for ours, others in zip(result.accuracies, exact.accuracies, strict=True)
+        for ours, others in zip(result.accuracies, exact[0].accuracies, strict=True)
         for own, theirs in list(zip(ours, others, strict=True))[FROM_ROUND - 1 :]
     ]
     return round(max(points), 2) if points else None
-
-
-def _servers(costs: Sequence[ServerCost]) -> dict[str, float] | None:
-    if not costs:
-        return None
-    return {
-        name: fmean(getattr(cost, name) for cost in costs)
-        for name in ServerCost.__dataclass_fields__
-    }
 
 
 def rows(title: str, found: Sequence[Mapping[str, Any]]) -> Group:
