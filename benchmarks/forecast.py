@@ -11,7 +11,7 @@ each, like this machine's, from a few rates that are measured here in about a se
     waiting  = rounds x (rtt / 2 + HOP_S)
 
 With `--workers W` each server has W workers of one core, which take a shard each. Compute is then
-that of the busiest worker, the rounds are those of the deepest shard, and the daemon adds the time
+that of the busiest worker, and the rounds are those of the deepest shard. The daemon adds the time
 in which it reads what it has stored, checks its digests and hands out slices (the door).
 
 Steps are timed while `plan` rehearses them. Seconds per OT are those of one party that makes some
@@ -78,8 +78,8 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
 # their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
-# how many OTs of a round cost as much as one of its audit does, with all that the audit computes:
-# 1.79 with 4 clients and 1.70 with 16, on 100,000 coordinates
+# the OTs of a round that cost as much as one of its audit does, with all that the audit computes.
+# 1.79 was measured with 4 clients and 1.70 with 16, on 100,000 coordinates
 AUDIT = 1.75
 # how many OTs are timed at most, and how often
 CALIBRATION_OTS = 1 << 21
@@ -91,17 +91,17 @@ ROUNDS_TOLD = (1, 10, 100)
 DROWNED = 0.3
 FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
-    "servers with one core each like this machine's: max(compute, transfer) + waiting, where "
-    "compute is calibrated here (about a second per method), transfer = bytes of the busier "
-    f"direction / bandwidth, and waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a "
-    "message waits for one from the other side. Memory is what the lanes' correlations, arrays and "
-    "buffers take at their most, the check of dealings beside them, and the result; the program "
-    "itself, some 150 MB, comes on top."
+    "servers with one core each like this machine's: max(compute, transfer) + waiting. Compute is "
+    "calibrated here (about a second per method). Transfer = bytes of the busier direction / "
+    f"bandwidth. Waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a message "
+    "waits for one from the other side. Memory is the most that the lanes' correlations, arrays "
+    "and buffers take, with the check of dealings and the result. The program itself takes some "
+    "150 MB more."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
-    "at a server. dealt and sent are MB of one client before and after its training, to the server "
-    "that gets more. seconds are estimated."
+    "at a server. Columns dealt and sent are MB of one client before and after its training, to "
+    "the server that gets more. Column seconds is an estimate."
 )
 SECONDS_NOTE = "seconds = max(ahead + check + online, transfer) + waiting"
 
@@ -125,7 +125,7 @@ class Forecast:
     waiting_seconds: float
     # of each server; 0 for threads of its own process
     workers: int = 0
-    # what the daemon takes to hand out the slices
+    # the daemon's time to hand out the slices
     door_seconds: float = 0.0
 
     @property
@@ -497,8 +497,8 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
             lines.append(
                 f"The noise drowns the model. With such noise {row.clients:,} clients "
                 f"can train some {max(1, int(most)):,} parameters, and {dim:,} parameters take "
-                f"some {math.ceil(needed):,} clients. What few clients can have is privacy of each "
-                "record: docs/differential-privacy.md"
+                f"some {math.ceil(needed):,} clients. With few clients, protect each record "
+                "instead: docs/differential-privacy.md"
             )
     return lines
 

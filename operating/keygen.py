@@ -590,7 +590,7 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
     if floor > len(names):
         raise ConfigError(
             f"fewer clients than the {floor} that servers ask for: {len(names)}; name more with "
-            "--clients (a median of few tells much of each), or for a trial give "
+            "--clients, because a median of few tells much of each. For a trial give "
             f"--min-clients {len(names)} to both"
         )
     return names, floor

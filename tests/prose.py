@@ -171,18 +171,22 @@ def literals(source: str) -> str:
 
 
 def comments(path: str, source: str) -> Iterator[Block]:
-    """Give the comments of a module; lines that follow each other are one."""
+    """Give the comments of a module; lines that follow each other are read as a page."""
     begun: list[tuple[int, int, str]] = []
+
+    def read() -> Iterator[Block]:
+        for block in markdown(path, "\n".join(text for _, _, text in begun)):
+            yield block._replace(line=begun[0][0] + block.line - 1)
+
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             alone = not token.line[:column].strip()
             if begun and not (alone and begun[-1][:2] == (row - 1, column)):
-                yield Block(path, begun[0][0], " ".join(text for _, _, text in begun))
+                yield from read()
                 begun = []
-            begun.append((row, column, token.string.lstrip("#:! ")))
-    if begun:
-        yield Block(path, begun[0][0], " ".join(text for _, _, text in begun))
+            begun.append((row, column, re.sub(r"^#[#:!]* ?", "", token.string)))
+    yield from read()
 
 
 def shell(path: str, source: str) -> Iterator[Block]:

@@ -7,10 +7,8 @@ import pytest
 from tests.prose import ROOT, Finding, blocks, files, findings, markdown, python, shell
 
 TO_DO: dict[str, int] = {
-    "benchmarks": 2,
-    "mpc": 69,
-    "servers": 4,
-    "long": 83,
+    "mpc": 24,
+    "long": 25,
 }
 """Findings left, by the first part of the path: lower a number as you mend, never raise it."""
 LONG_AT_MOST = 20

@@ -226,7 +226,7 @@ def test_those_who_remain_count_as_enough_or_nothing_is_opened() -> None:
     assert effective(params.weights_of(everybody)) == Fraction(36, 10)
     params.check_included(everybody)
     params.check_included(everybody, 3)
-    with pytest.raises(TooFewClients, match=r"4 count as much as 3\.6 of equal weight, below 4;"):
+    with pytest.raises(TooFewClients, match=r"4 count as 3\.6 of equal weight, below 4;"):
         params.check_included(everybody, 4)
     with pytest.raises(ConfigError, match="one client weighs more than a third .*: 2 of 5;"):
         params.check_included(everybody[:3])

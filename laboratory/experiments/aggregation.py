@@ -51,9 +51,9 @@ def filtered_mean(
 
     This is the spectral filter (Diakonikolas et al., ICML 2017) of Chang et al., "Cronus" (2019),
     on a point in `classes` dimensions per client and sample. While the largest eigenvalue of the
-    covariance is above `bound` (by default f / n), and twice at most, it drops ceil(f / 2) points:
-    those farthest from the mean along the eigenvector. Raises InputError
-    if no point would be left.
+    covariance is above `bound` (by default f / n), and twice at most, it drops ceil(f / 2) points.
+    These are the farthest from the mean along the eigenvector. Raises InputError if no point would
+    be left.
     """
     n, drop = len(predictions), ceil(f / 2)
     if n <= PASSES * drop:

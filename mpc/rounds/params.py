@@ -186,7 +186,7 @@ class RoundParams:
             raise InputError(
                 f"the start model leaves the range of {self.method.name} in "
                 f"{int(outside.sum()):,} values: the first is {models.reshape(-1)[first]:g} at "
-                f"index {first % self.dim}, and with {self.dim:,} values and {self.max_clients} "
+                f"index {first % self.dim}. With {self.dim:,} values and {self.max_clients} "
                 f"clients it takes {taken}; take another method or fewer fraction_bits, or keep "
                 "that layer local"
             )
@@ -227,7 +227,7 @@ class RoundParams:
         if self.weights and (counted := effective(weights)) < least:
             raise TooFewClients(
                 "by their weights too few clients take part, and nothing was opened: "
-                f"{len(clients)} count as much as {float(counted):.3g} of equal weight, below "
+                f"{len(clients)} count as {float(counted):.3g} of equal weight, below "
                 f"{least}; wait for more clients, or set a lower weight_cap"
             )
         self.method.check_total(sum(weights))

@@ -70,8 +70,8 @@ class Plan:
 
     # of party 0 and of party 1: totals and the checks' part of them, without seconds
     costs: tuple[Cost, Cost]
-    # that one core computes on this machine, without making OTs: for the check of the uploads, but
-    # for that of dealings, and for the round; both are estimates
+    # seconds of one core on this machine, without making OTs: for the check of the uploads, except
+    # that of dealings, and for the round; both are estimates
     checking_seconds: float
     online_seconds: float
     # bytes at one server
@@ -98,11 +98,11 @@ def predict(
     ots = demand(params, weights, chunks[0].dim).ots
     if ots > MAX_CHUNK_OTS:
         raise ConfigError(
-            f"{params.method.name} takes too many OTs to rehearse or compute in sensible time: "
+            f"{params.method.name} takes too many OTs to rehearse or compute: "
             f"{ots:.1e} for {len(weights)} clients and a chunk of {chunks[0].dim} coordinates; "
             "use radix, whose cost is linear in the clients, or bucketed"
         )
-    # the kernels are loaded first, because their memory is no chunk's
+    # the kernels are loaded first, because their memory does not belong to any chunk
     loading = _Rehearsal(params, weights, protocol)
     loading.part(Step(Does.COMPUTE, min(chunks[0].dim, SLICE_ALIGN)), loading.start)
     rehearsal = _Rehearsal(params, weights, protocol)
@@ -114,7 +114,7 @@ def predict(
         parts = shard.parts(params.dealing) if shard else None
         checking = (_dealings_checked(params.dealing, len(weights), parts),) * 2
     checking_seconds = sum(lane.seconds for lane in lanes)
-    # what they have in stock stays
+    # their stock stays
     lanes = [_Lane(rehearsal, lane.state, made=lane.made) for lane in lanes]
     for step in during:
         lanes[step.number % len(lanes)].take(step)
@@ -272,7 +272,7 @@ class _Peak:
 
 @dataclass
 class _Lane:
-    """What both ends of a lane count, party 0's first, and what its extensions made."""
+    """The counts of both ends of a lane, party 0's first, and what its extensions made."""
 
     rehearsal: _Rehearsal
     state: _State
@@ -287,7 +287,7 @@ class _Lane:
     def take(self, step: Step) -> None:
         """Count a step."""
         part = self.rehearsal.part(step, self.state)
-        # what follows depends only on how far apart the depths and the deepest message are
+        # the rest depends only on how far apart the depths and the deepest message are
         base = min(self.depths)
         start = self.depths[0] - base, self.depths[1] - base
         if (start, self.made) not in part.runs:

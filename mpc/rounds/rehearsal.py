@@ -1,4 +1,4 @@
-"""What a party does in a round, rehearsed on uploads of zeros and a channel that moves nothing.
+"""A party's part in a round, rehearsed on uploads of zeros and a channel that moves nothing.
 
 `plan` rehearses both parties on extensions that compute nothing (`dry_party`), and counts. It times
 what one party computes with extensions that are real (`lone_party`).
@@ -41,7 +41,7 @@ from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.params import RoundParams
 
-# What every dry extension returns.
+# Every dry extension returns these keys.
 _KEYS = np.zeros((BLOCK, 2), np.uint64)
 
 size_of = lru_cache(frame_size)
