@@ -18,13 +18,19 @@ A distance is the length of a difference. Nothing is opened. The cost is free of
 A square takes one product of both parties' shares (Gilboa, CRYPTO 1999). With x = x_0 + x_1,
 x^2 = x_0^2 + x_1^2 + 2 x_0 x_1. In the last product one party, with s = x_0 or x_1, is the sender
 of l - 1 correlated OTs. The other is the receiver, and its choices are the bits b_i of its share:
-2 s sum_i b_i 2^i = sum_i b_i (2^(i+1) s) mod 2^l, i = 0..l-2, for the top bit counts 2^l s = 0.
-Every batch is cut in halves, in which the roles are swapped. A square takes two rounds, and
-(l - 1) (1 + l) bits per element, in both directions together, after l - 1 OTs ahead of it.
+
+    2 s sum_i b_i 2^i = sum_i b_i (2^(i+1) s) mod 2^l, i = 0..l-2.
+
+The top bit counts 2^l s = 0. Every batch is cut in halves, in which the roles are swapped. A square
+takes two rounds, and (l - 1) (1 + l) bits per element, in both directions together, after l - 1 OTs
+ahead of it.
 
 A score of lengths may be too large for a ring of 64 bits (`negative`). A signed number v in Z_2^64
-is known in Z_2^128 once the carry of its shares is: with z = v + 2^63,
-z = z_0 + z_1 - 2^64 1{z_0 + z_1 >= 2^64}. Numbers of 128 bits are Python's: there are few.
+is known in Z_2^128 once the carry of its shares is, with z = v + 2^63:
+
+    z = z_0 + z_1 - 2^64 1{z_0 + z_1 >= 2^64}.
+
+Numbers of 128 bits are Python's: there are few.
 """
 
 import hashlib

@@ -74,7 +74,7 @@ def unmask(
     s: Words,
 ) -> None:
     """Turn r into z with the opened sums of d, and S into T."""
-    # who adds d: party 0 to its shares, party 1 to its keys of these
+    # d is added by party 0 to its shares, and by party 1 to its keys of these
     own, peers = np.uint64(number == 0), np.uint64(number) * delta
     for word in range(opened.shape[0]):
         for j in range(64):

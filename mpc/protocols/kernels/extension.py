@@ -1,7 +1,7 @@
 """The inner loops of OT extension, SoftSpokenOT's above all.
 
-They fold the leaves of GGM trees, correct the rows, transpose them to one 128-bit word per OT, and
-do the part of the hash that is not AES: sigma, the tweak and the XORs.
+They fold the leaves of GGM trees, correct the rows and transpose them to one 128-bit word per OT.
+They also do the part of the hash that is not AES: sigma, the tweak and the XORs.
 
 Sizes: n OTs per block (a multiple of 128), w = n / 64 words per row, 128 rows. Bit j of
 `rows[r, i]` belongs to OT 64 i + j.
@@ -23,8 +23,8 @@ _COLUMNS = 32
 def fold(leaves: Words, rows: Words) -> None:
     """Fold the leaves of one tree into one row per index bit, and into their sum.
 
-    leaves (q, w) with q = 2^k, overwritten; rows (k, w), written. rows[j] becomes the XOR of the
-    leaves whose index has bit j set, leaves[0] the XOR of all leaves.
+    leaves (q, w) with q = 2^k are overwritten; rows (k, w) are written. Each rows[j] becomes the
+    XOR of the leaves whose index has bit j set, and leaves[0] the XOR of all leaves.
 
     Leaves are added in pairs, one index bit per level, so a leaf is read twice and not k times.
     """
@@ -58,7 +58,7 @@ def fold(leaves: Words, rows: Words) -> None:
 def correct(rows: Words, correction: Words, masks: Words) -> None:
     """Add the correction to the rows whose mask is set: rows[j] ^= masks[j] & correction.
 
-    Masks are all ones or zero: there is no branch on the secret bits that they come from.
+    Masks are all ones or zero: the code does not branch on the secret bits that they come from.
     """
     for j in range(rows.shape[0]):
         m = masks[j]
@@ -150,9 +150,9 @@ def low_words(rows: Words, out: Words) -> None:
 def transpose_and_tweak(rows: Words, index: np.uint64, stream: np.uint64, out: Words) -> None:
     """Transpose the rows to one 128-bit word per OT, and apply the hash's sigma and tweak.
 
-    rows (128, w); out (n, 2), out[i] = sigma(x) ^ tweak with x the 128-bit column of OT i and
-    tweak = (index + i, stream). sigma(L || R) = (L ^ R) || L is a linear orthomorphism: sigma and
-    x -> sigma(x) ^ x are both permutations.
+    rows (128, w); out (n, 2). It sets out[i] = sigma(x) ^ tweak with x the 128-bit column of OT i
+    and tweak = (index + i, stream). The map sigma(L || R) = (L ^ R) || L is a linear orthomorphism:
+    sigma and x -> sigma(x) ^ x are both permutations.
     """
     words = rows.shape[1]
     low = np.empty((64, _COLUMNS), np.uint64)
@@ -198,8 +198,8 @@ def xor_into(out: Words, values: Words) -> None:
 def weigh(rows: Words, weights: Words, sums: Words) -> None:
     """Add to each row's sum the carry-less products of its words and their weights.
 
-    rows (s, r, w) are r rows that are cut into s strips of w words, of which the last is used as
-    far as there are `weights`. sums (r, 2) have the low word first. Memory is addressed by the
+    rows (s, r, w) are r rows that are cut into s strips of w words. The last strip is used as far
+    as there are `weights`. In sums (r, 2) the low word comes first. Memory is addressed by the
     weights, which are public.
     """
     width, size = rows.shape[2], weights.size

@@ -5,10 +5,10 @@ q |y| = p k + u for whole numbers k and 0 <= u < p that is
 
     exp(-k^2 / 2) * exp(-u / p)^k * exp(-(u / p)^2 / 2),
 
-so k is drawn with the first factor, u uniformly from those that make p k + u a multiple of q, and
-both are kept with the chance of the other two (Karney, ACM TOMS 42 (2016), algorithm D). It is the
-distribution of Canonne, Kamath and Steinke (NeurIPS 2020), with their coins of chance exp(-x) for a
-fraction x, which is never multiplied out: nothing is as large as p^2.
+so k is drawn with the first factor, and u uniformly from those that make p k + u a multiple of q.
+Both are kept with the chance of the other two (Karney, ACM TOMS 42 (2016), algorithm D). It is the
+distribution of Canonne, Kamath and Steinke (NeurIPS 2020). Their coins have the chance exp(-x) for
+a fraction x, which is never multiplied out: no number is as large as p^2.
 """
 
 from typing import Any
@@ -30,10 +30,10 @@ def draw(words: Words, p: int, q: int, out: NDArray[np.int64]) -> tuple[int, int
     It stops before the first sample for which the words do not suffice. Called again with the words
     that were left and more, it goes on with the samples that enough words would have given at once.
 
-    1 <= p <= MAX_P, 1 <= q <= MAX_Q. Nothing overflows: k > 64 has a chance below 2^-2900, so that
-    p k + u < 2^61; both factors of what is taken modulo q are below q; and q steps < p + q.
+    1 <= p <= MAX_P, 1 <= q <= MAX_Q. Nothing overflows. Because k > 64 has a chance below 2^-2900,
+    p k + u < 2^61. Both factors of each product modulo q are below q, and q steps < p + q.
     """
-    # where the next word is; one more than there are once one was missing
+    # the place of the next word; one more than there are once one was missing
     at = np.zeros(1, np.int64)
     steps = (p + q - 1) // q
     used = 0
@@ -91,8 +91,8 @@ def _kept(words: Words, at: NDArray[np.int64], u: int, p: int, k: int) -> bool:
 def _half(words: Words, at: NDArray[np.int64]) -> bool:
     """Toss a coin with a chance of exp(-1/2).
 
-    After n - 1 coins of chances x, x/2, .., x/(n-1) that all fell, and one of x/n that did not, n
-    is odd with a chance of exp(-x) (Canonne, Kamath and Steinke, algorithm 1).
+    Say that coins of chances x, x/2, .., x/(n-1) all fell, and one of x/n did not. Then n is odd
+    with a chance of exp(-x) (Canonne, Kamath and Steinke, algorithm 1).
     """
     n = 1
     while _below(words, at, 2 * n) == 0:

@@ -3,10 +3,10 @@
 A kernel names the types that it takes. It is compiled for all of them at once, and for no others:
 once it is compiled, another type is a TypeError.
 
-A signature has a code per argument, by the names of numba: `u8` is a number of 8 bytes, `u8[2]` an
-array of two dimensions that is read, `u8[2]!` one that is written, `b1` a bool, and `none` None.
-Arrays are in C order. An array that is read may be read-only, as what came from the disk or from
-the peer is.
+A signature has a code per argument, by the names of numba. `u8` is a number of 8 bytes, `u8[2]` an
+array of two dimensions that is read, and `u8[2]!` one that is written. `b1` is a bool, and `none`
+None. Arrays are in C order. An array that is read may be read-only, as what came from the disk or
+from the peer is.
 """
 
 import hashlib
@@ -60,9 +60,9 @@ RINGS = ("u1", "u2", "u4", "u8")
 class Cache(NullCache):
     """The compiled code of a function on disk, which several processes may add to at once.
 
-    What lies beside the function's own file is found, too, although its folder may not be the one
-    that is written to: who has installed the package has compiled it for all. The folder is looked
-    for when the first kernel is needed, and not when a module with kernels is imported.
+    It also finds compiled code beside the function's own file, although it may write to another
+    folder. The user who installed the package has compiled it for all. The folder is looked for
+    when the first kernel is needed, and not when a module with kernels is imported.
     """
 
     def __init__(self, function: Any) -> None:
@@ -161,7 +161,7 @@ def _another_folder() -> Path:
 def _make_private(folder: Path) -> None:
     """Make a folder that only this user may write, unless there is one. Raises OSError."""
     if not folder.is_absolute():
-        # there is no HOME
+        # this user has no HOME
         raise FileNotFoundError(0, "not an absolute path")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid"):
@@ -207,12 +207,12 @@ class Kernel:
 
     @property
     def folder(self) -> Path:
-        """Where its compiled code is kept."""
+        """Return the folder of its compiled code."""
         return Path(self._dispatcher._cache.cache_path)
 
     def _first_called(self, given: object) -> Any:
         self.compile()
-        # what numba calls now: it picks among the types that there are
+        # numba calls this from now on: it picks among the types that there are
         return self._dispatcher
 
 

@@ -18,9 +18,9 @@ LOCALITY = 10
 def grow(parents: Words, lefts: Words, children: Words, level: int, sums: Words) -> None:
     """Write the children of one level's nodes, and the XOR of the left ones per tree.
 
-    parents, lefts (trees, width, 2); children (trees, 2 width, 2): a left child is that of `lefts`,
-    a right child is parent ^ left. sums (trees, levels, 2) gets the XOR of a tree's left children
-    at `level`.
+    parents, lefts (trees, width, 2); children (trees, 2 width, 2). A left child is that of `lefts`,
+    a right child is parent ^ left. In sums (trees, levels, 2) it writes the XOR of a tree's left
+    children at `level`.
     """
     trees, width, _ = parents.shape
     for tree in range(trees):

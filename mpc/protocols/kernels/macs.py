@@ -1,8 +1,8 @@
 """The inner loops of MACs over Z_2^m (`audit.macs`): leaves that OpenSSL has expanded, and sums.
 
 Tags (and keys) of n ring elements are *packed*: e components in slots of s = 4, 8 or 16 bits, 64/s
-of them to a word: component c of element i stands in word c s // 64 of column i of an array (K, n)
-at the bits [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word. Of a
+of them to a word. Component c of element i stands in word c s // 64 of column i of an array (K, n).
+Its bits there are [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word. Of a
 slot, only the low bits of the ring count.
 """
 
@@ -28,9 +28,9 @@ FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 def fold(leaves: NDArray[Any], halved: bool, total: NDArray[Any], rows: NDArray[Any]) -> None:
     """Add up the leaves z of one tree, and those with bit t of z set: total (n,) and rows (k, n).
 
-    leaves (2^k, w) hold an element each or, if `halved`, two: in the AES block j, elements 32 j to
-    32 j + 15 are the low halves of the bytes, and the next 16 the high ones. Above them, elements
-    have whatever there is.
+    leaves (2^k, w) hold an element each or, if `halved`, two. In the AES block j, elements 32 j to
+    32 j + 15 are then the low halves of the bytes, and the next 16 the high ones. Above them,
+    elements have whatever there is.
     """
     rest = rows.shape[0]
     near, sums = np.empty(_TILE, leaves.dtype), np.empty((rest + 1, _TILE), leaves.dtype)

@@ -1,9 +1,9 @@
 """The arithmetic of ring elements in bit planes, 64 to a word, which the radix median uses.
 
-Plane k of elements of Z_2^l has bit k of each of them, so that an adder of logic gates adds 64
-elements at once, and a product with a bit is an AND. The elements of a client stand in `words`
-words of each plane, and those of the next client follow. Planes of several ranks stand one above
-the other, l for each. Carries are kept for the words of a tile.
+Plane k of elements of Z_2^l has bit k of each of them. So an adder of logic gates adds 64 elements
+at once, and a product with a bit is an AND. The elements of a client stand in `words` words of each
+plane, and those of the next client follow. Planes of several ranks stand one above the other, l for
+each. Carries are kept for the words of a tile.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 A table has the 16 sums of four coordinates' shares over its subsets, for eight clients side by
 side. A byte of R has the subset that is added (bits 0 to 3) and that which is subtracted (bits 4 to
-7), so that four coordinates of a row take two look-ups, for all eight clients together.
+7). So four coordinates of a row take two look-ups, for all eight clients together.
 """
 
 from typing import Any

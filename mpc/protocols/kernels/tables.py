@@ -36,7 +36,7 @@ def combine_keys(keys0: Words, keys1: Words, width: int, tables: Words) -> None:
 def _pick(near: Words, positions: Words, start: int, words: int, width: int) -> None:
     """Move the chunk at each position to the front of the tables in `near` (2^m width, ..).
 
-    They are `words` words of them, whose positions (m, ..) begin at word `start`. There is no
+    They are `words` words of them, whose positions (m, ..) begin at word `start`. The code does not
     branch on a position.
     """
     levels = positions.shape[0]
@@ -84,8 +84,8 @@ def reply_leaves(
     """Write the sender's masked messages, in reply to the requests.
 
     leaves, requests (m, w); tables, out (2^m width, w); shares (width, w), where the width is the
-    number of messages: with `greater` there is one of 1{leaf > i}, and with `equal` one of
-    1{leaf = i}, for each i. Message i goes under its share and the table's chunk i ^ request.
+    number of messages. For each i, `greater` adds one of 1{leaf > i}, and `equal` one of 1{leaf =
+    i}. Message i goes under its share and the table's chunk i ^ request.
     """
     levels, words = leaves.shape
     width, planes = shares.shape[0], out.shape[0]

@@ -1,7 +1,7 @@
 """The inner loops on shares of dealt vectors, with many entries of l bits in one machine word.
 
 A vector of W entries of Z_2^l is K words: a column of an array (K, vectors) of uint32 or uint64.
-Entry j stands in word j // p at the bits [(j mod p) l, (j mod p) l + l), where p = `per_word` is a
+Entry j stands in word j // p at the bits [(j mod p) l, (j mod p) l + l). Here p = `per_word` is a
 power of two and W = K p <= 2^l. So one instruction works on p entries, and a rotation of the vector
 is a rotation of its words. Packed, a vector is its entries 0..W-2 alone.
 
@@ -80,7 +80,7 @@ def _unpack(
 ) -> None:
     """Set `count` vectors from `to` on to the packed ones from `start` on.
 
-    Their last entry is `rest`, which is overwritten, minus the sum of the others: the product of a
+    Their last entry is `rest`, which is overwritten, minus the sum of the others. The product of a
     word's pairs of entries with `ones` has the sum of all pairs in the last.
     """
     even, odd, down, last_pair = _pairs(bits, per_word)
@@ -125,7 +125,7 @@ def _positions(
     """Set `out` to y(v) = sum_j j v_j mod W of the vectors from `first` on.
 
     Within a word, it is 2 sum_q q s_q plus the sum of the odd entries, over the pairs of entries
-    and their sums s_q, of which only the bits below W/2 matter. Each of these is one product.
+    and their sums s_q. Only the bits of s_q below W/2 matter. Each of these is one product.
     """
     even, odd, down, last_pair = _pairs(bits, per_word)
     ones, numbers, halves = weights(bits, per_word, vectors.shape[0])
@@ -234,7 +234,7 @@ def scatter(
 def _put(values: NDArray[Any], places: NDArray[np.uint32], out: NDArray[Any]) -> None:
     """Set out[places[i]] to values[i].
 
-    What has the same label is put side by side, so that of each place the next line is soon wanted.
+    Values with the same label go side by side, so that of each place the next line is soon wanted.
     """
     line = LINE // out.itemsize
     for i in range(places.shape[0]):
@@ -249,7 +249,7 @@ def gather(vectors: NDArray[Any], order: NDArray[np.uint32], first: int, out: ND
 
     `first` is the number of order[0] in the permutation: what will be wanted soon lies further on.
     """
-    # the elements of a line, a power of two, but for one
+    # the elements of a line, a power of two, minus one
     within = LINE // vectors.itemsize - 1
     for k in range(vectors.shape[0]):
         row, chosen = vectors[k], out[k]

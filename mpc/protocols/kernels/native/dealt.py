@@ -88,8 +88,8 @@ def unpack_vectors(
     """Set `out` and `positions` to packed vectors of one word, from number `first` on, and theirs.
 
     It does what `vectors.unpack` does, with constants that `vectors.weights` returns, eight at a
-    time as long as there are words, and returns how many it did: none if the processor cannot.
-    `first` is a multiple of 8: then every eight vectors, of `step` bits each, begin at a byte, and
+    time as long as there are words. It returns how many it did: none if the processor cannot.
+    `first` is a multiple of 8. Every eight vectors, of `step` bits each, then begin at a byte. They
     lie in the same way in the 64 bytes from there on and in those from one word later on.
     """
     byte, end, at = first // 8 * step, 8 * words.shape[0] - 72, 0

@@ -1,7 +1,7 @@
-"""What writes LLVM instructions: vectors of blocks of 128 bits, loops, and functions for kernels.
+"""Writers of LLVM instructions: vectors of blocks of 128 bits, loops, and functions for kernels.
 
-numba compiles a kernel again when its own file changes. Who changes what is written here removes
-the compiled code of the modules beside it (`__pycache__`, or NUMBA_CACHE_DIR).
+numba compiles a kernel again when its own file changes. After a change here, remove the compiled
+code of the modules beside it (`__pycache__`, or NUMBA_CACHE_DIR).
 """
 
 import inspect
@@ -190,7 +190,7 @@ class Vectors:
     def interleave(self, vectors: list[ir.Value]) -> list[ir.Value]:
         """Transpose the elements of n vectors (a power of 2) within each lane: bytes, or others.
 
-        Those at one place of all vectors, in order, become n that follow each other, and the places
+        Elements at one place of all vectors, in order, become n that follow each other. The places
         follow each other in the lane and then over the n vectors that are returned.
         """
         if len(vectors) == 1:

@@ -62,10 +62,10 @@ def _emit_expand(
     leaves but the first: its row j becomes what the leaves fold to ^ masks[j] & `added`.
 
     Row j is the sum of the leaves whose bit j is set, and so of the sums of the first n leaves, for
-    each multiple n of 2^j. AES adds up the leaves with its last key; every sum is then added to the
+    each multiple n of 2^j. AES adds up the leaves with its last key. Every sum is then added to the
     row of the lowest bit of n alone, and each row in the end to those below it.
 
-    What a sender writes to a row, or what a receiver overwrites there, is weighed.
+    The values that a sender writes to a row, or that a receiver overwrites there, are weighed.
     """
     b, v, one = builder, Vectors(builder, lanes), ir.Constant(I64, 1)
     nothing, size = [v.constant([0] * 2 * lanes)] * abreast, 2 * lanes * abreast
@@ -207,15 +207,15 @@ def expand(
 ) -> None:
     """Expand and fold the leaves of one end: V, the choices and the corrections, or W.
 
-    leaves (128/k, 2^k, 11, 2) are round keys, of which a sender does not use those of the first
-    leaf of each tree; `counter` counts the AES blocks of the streams that were used before.
-    rows (128, w), written, of fewer trees k for each. The receiver's choices (w,) and corrections
-    (128/k - 1, w) are written; the sender's corrections are read, and its masks (128,), as
-    `extension.correct` takes them.
+    leaves (128/k, 2^k, 11, 2) are round keys; a sender does not use those of the first leaf of each
+    tree. `counter` counts the AES blocks of the streams that were used before. The rows (128, w)
+    are written, of fewer trees k for each. The receiver's choices (w,) and corrections (128/k - 1,
+    w) are written; the sender's corrections are read, and its masks (128,), as `extension.correct`
+    takes them.
 
-    What a sender writes to the rows, or what a receiver overwrites there, is added to `sums`
-    (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps until it
-    has weights are read while there is AES to do, and there is no other pass over them.
+    The values that a sender writes to the rows, or that a receiver overwrites there, are added to
+    `sums` (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps
+    until it has weights are read while there is AES to do, without another pass over them.
     """
     lane_sums, words = np.zeros((rows.shape[0], VECTOR), np.uint64), rows.shape[1]
     given = choices, masks, corrections

@@ -58,7 +58,7 @@ class _Elements:
         addresses = [b.gep(keys, [ir.Constant(I64, KEY_WORDS * leaf)]) for leaf in numbers]
         found = []
         for states in v.encrypt_under([counters] * len(numbers), addresses):
-            # what is shifted in from the next byte is above the element
+            # the bits shifted in from the next byte are above the element
             high = [b.lshr(state, v.constant([4] * 2 * LANES)) for state in states]
             every = states + high if self.halved else states
             found.append([b.bitcast(each, self.kind) for each in every])
@@ -151,7 +151,7 @@ def _emit_expand(
         return
     b, elements = builder, _Elements(builder, element, halved)
     counters = Vectors(builder, LANES).counters(nonce, counter, _ABREAST)
-    # what is not used is not computed: the sum, and the first leaf, of a verifier
+    # unused values are not computed: the sum, and the first leaf, of a verifier
     total, sums = elements.tree(keys, counters, _TREE_BITS, 0)
     if values is not None:
         total = elements.in_order(total)
@@ -242,10 +242,10 @@ def expand(
     """Expand the leaves of one end from AES block `counter` on, for `count` elements.
 
     leaves (e/4, 16, 11, 2) are round keys. A prover's values are (n,), its f (e/4, n) is written,
-    and so are the tags, unless there is no `out`. A verifier's masks are (e,), all ones where
-    Delta_c is 1, and f is read from column `first` on; its first leaf of each tree is not used.
-    Without f, and with masks that are 0, they are a prover's tags. Tags or keys are
-    packed into slots of `slot` bits: `out` (K, n). `halved` elements are as in `macs.fold`.
+    and so are the tags, if `out` is given. A verifier's masks are (e,), all ones where Delta_c is
+    1, and f is read from column `first` on; its first leaf of each tree is not used. Without f, and
+    with masks that are 0, they are a prover's tags. Tags or keys are packed into slots of `slot`
+    bits: `out` (K, n). `halved` elements are as in `macs.fold`.
     """
     if values is not None:
         rows = np.empty(16 * _MOST_TILE, values.dtype)

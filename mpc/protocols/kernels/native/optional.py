@@ -11,17 +11,17 @@ Array = NDArray[np.uint64]
 
 
 def after(array: Array | None, first: int) -> Array | None:
-    """Return an array from its element number `first` on, or None if there is no array."""
+    """Return an array from its element number `first` on, or None for None."""
     return None if array is None else array[first:]
 
 
 def flat(array: Array | None) -> Array | None:
-    """Return an array as one row, or None if there is no array."""
+    """Return an array as one row, or None for None."""
     return None if array is None else array.reshape(-1)
 
 
 def beside(given: Array | None, array: Array) -> Array | None:
-    """Return an array, or None if there is no `given`."""
+    """Return an array, or None without a `given` one."""
     return None if given is None else array
 
 

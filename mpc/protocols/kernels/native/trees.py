@@ -137,13 +137,14 @@ def grow_and_encode(
 ) -> None:
     """Grow half-trees in place, and add the code to their leaves while these are in the cache.
 
-    It does what `lpn.grow`, `lpn.mend` and `lpn.encode` do level by level. nodes (trees, 2^depth,
-    2), with depth 3 or more, begins with the two nodes of each tree's first level, and becomes the
-    outputs. sums (trees, depth - 1, 2) gets the XOR of the left children of each later level. With
-    `given` of that shape and `paths` (trees,), the trees are mended; the sender has no paths (0,).
-    Tweaks count the nodes of a level over all trees, level after level. `tree_keys` are the round
-    keys of the hash; `nonce`, `counter` and `matrix_keys` begin the stream of indices. Where it
-    mends depends on the paths, as in `lpn.mend`; nothing else depends on what is secret.
+    It does what `lpn.grow`, `lpn.mend` and `lpn.encode` do level by level. The nodes (trees,
+    2^depth, 2), with depth 3 or more, begin with the two nodes of each tree's first level, and
+    become the outputs. In sums (trees, depth - 1, 2) it writes the XOR of the left children of each
+    later level. With `given` of that shape and `paths` (trees,), the trees are mended; the sender
+    has no paths (0,). Tweaks count the nodes of a level over all trees, level after level.
+    `tree_keys` are the round keys of the hash; `nonce`, `counter` and `matrix_keys` begin the
+    stream of indices. The places that it mends depend on the paths, as in `lpn.mend`; nothing else
+    depends on secrets.
     """
     trees, size = nodes.shape[0], nodes.shape[1]
     blocks, count = secrets.reshape(-1), np.uint64(secrets.shape[0])
