@@ -19,10 +19,11 @@ from securemedian import cli
 from securemedian.laboratory import data, models, processes, training_run
 from securemedian.laboratory.attacks import NO_ATTACK
 from securemedian.laboratory.training_run import Scenario, TrainingRun
+from securemedian.mpc.errors import SecureMedianError
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from tests.conftest import needs
-from tests.daemons import ROOT
+from tests.daemons import ROOT, wait_until
 
 needs("torch", "sklearn")
 
@@ -316,6 +317,15 @@ def test_ctrl_c_while_a_process_is_being_started_leaves_none(
     with pytest.raises(KeyboardInterrupt), processes.Processes(tmp_path) as group:
         group.start("server", "http.server", "0", "--directory", str(tmp_path))
     assert not processes_naming(tmp_path)
+
+
+def test_a_process_that_ends_is_named_with_its_last_line(tmp_path: Path) -> None:
+    with processes.Processes(tmp_path) as group:
+        # its standard input, which it reads, is empty
+        group.start("broken", "json.tool")
+        wait_until(lambda: group["broken"].pid is None)
+        with pytest.raises(SecureMedianError, match="broken ended with status 1: Expecting value"):
+            group.check()
 
 
 def processes_naming(directory: Path) -> list[str]:
