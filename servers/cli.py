@@ -13,9 +13,8 @@ After SIGHUP the server reads its lists of clients and coordinators and its limi
 (docs/operating.md). It logs one line per event to standard error, as JSON unless that is
 a terminal.
 
-Exit codes: 0 after SIGTERM or Ctrl-C; 2 if the configuration is wrong, a port or the state
-folder is in use, the other server does not appear within peer_wait_s, or computations do
-not stop."""
+Exit codes: 0 after SIGTERM or Ctrl-C, 2 after an error. Errors are a wrong configuration, a port
+or state folder in use, no other server within peer_wait_s, and computations that do not stop."""
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

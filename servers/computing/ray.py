@@ -233,9 +233,9 @@ def check_guarded(engine: EngineConfig) -> None:
     ]
     if engine.address and missing and not engine.insecure:
         raise ConfigError(
-            "[engine] address lets everybody who reaches the cluster see every share, without "
-            f"{' and '.join(missing)} in the environment: {engine.address}; set them as "
-            "docs/scaling.md says on all nodes and for this server, or write insecure = true"
+            "[engine] address lets all users of the cluster see every share, without "
+            f"{' and '.join(missing)} in the environment: {engine.address}; set them on all nodes "
+            "and for this server (docs/scaling.md), or write insecure = true"
         )
 
 

@@ -12,7 +12,7 @@ The keys are a CURVE pair per server, shard and attempt. A shard that is lost at
 taken up by S0 with `Anew`, in a new session: new base OTs, nothing of the old pools. A daemon
 counts a shard as done when both have finished the same attempt, so that two shares of a result
 always belong together. Steps follow each other: no daemon begins one before the last is done at
-both, and so what clients have dealt is known to be sound over all shards before a result is opened.
+both. So the dealings are known to be sound over all shards before a result is opened.
 """
 
 import hashlib

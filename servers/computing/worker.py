@@ -1,7 +1,7 @@
 """A worker, which computes shards for the daemon of its server, each in a session of its own.
 
-The daemon says which, and with whom; what a worker computes it does with one worker of the other
-server directly, over CURVE, with keys that the two daemons have made for this session alone.
+The daemon names the shard and the partner, one worker of the other server. The two workers connect
+directly, over CURVE, with keys that the two daemons have made for this session alone.
 """
 
 import sys

@@ -112,8 +112,7 @@ class Register:
                 raise ConfigError(
                     "a cohort with a round that has not ended lacks its table: "
                     f"{quoted(cohort)}, round {entry.server_round.round_id}; put the table back "
-                    "into [[cohorts]], and let the round end, or abort it, before you remove "
-                    "the table"
+                    "into [[cohorts]] until the round has ended, or abort the round"
                 )
 
     def reload(self, config: ServerConfig) -> None:
@@ -197,12 +196,12 @@ class Register:
         results of the same updates under two coins reveal more than one.
 
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
-        PolicyRefused, PeerProtocolError if S0 asks for a round with another `security`, InputError
-        for the form of another model, ConfigError if it cannot audit an audited round, if uploads
-        are too long or `max_clients`, the participants or the clients on its list are fewer than
-        the round needs, ClientsDiffer if they leave out clients of an earlier attempt that must
-        take part again or if this server does not list a participant, and NotStored if the disk is
-        full.
+        PolicyRefused, and NotStored if the disk is full. Raises PeerProtocolError if S0 asks for a
+        round with another `security`, and InputError for the form of another model. Raises
+        ConfigError if it cannot audit an audited round, or if uploads are too long. It also does so
+        if `max_clients`, the participants or the clients on its list are fewer than the round
+        needs. Raises ClientsDiffer if they leave out clients of an earlier attempt that must take
+        part again, or if this server does not list a participant.
         """
         config = self._config
         if self._closed:

@@ -1,8 +1,8 @@
 """The requests of clients and the coordinator, who may make them, and their answers.
 
 docs/site.py writes them as a table into docs/wire.md. A new request is a line of `OPS`, a method of
-`Desk` whose docstring tells the answer, and a dataclass for its fields, which have the names that
-they have on the wire.
+`Desk` whose docstring tells the answer, and a dataclass for its fields. These have their names on
+the wire.
 """
 
 import json
@@ -366,10 +366,10 @@ class Desk:
         """Tell of this server and the caller.
 
         `party`, `release` and `wire` (the versions that the server speaks), `time` (Unix seconds),
-        `max_message_bytes`, `policy` (this server's own: methods, allowed, at_most, at_least, and
-        max_epsilon if it is limited); `role`, `name` and `cohorts` of the caller; `cohort`, `dim`
-        (of S0's model, else of the latest round, else 0), `state` (idle, busy), `round` (the
-        latest, or ""), `peer_linked`, `peer_problem`.
+        `max_message_bytes`, `policy` (methods, allowed, at_most, at_least, and max_epsilon if it is
+        limited). `role`, `name` and `cohorts` of the caller. `cohort`, `dim` (of S0's model, else
+        of the latest round, else 0), `state` (idle, busy), `round` (the latest, or ""),
+        `peer_linked`, `peer_problem`.
         """
         latest, cohort = self._latest(call), call.fields.cohort
         server = {
@@ -454,8 +454,8 @@ class Desk:
         """Tell a client of its cohort's latest round.
 
         `release` and `wire` (the versions with which one can take part), `round`, `cohort`,
-        `number`, `params`, `index` (the caller's place in this server's list; S0's counts),
-        `state`, `start` (as in `status`), `model_form` (the form's SHA-256 in hex digits, or ""),
+        `number`, `params`, `index` (the caller's place in this server's list; S0's counts).
+        `state`, `start` (as in `status`), `model_form` (the form's SHA-256 in hex digits, or "").
         `dealt` and `submitted` (whether the caller's whole dealing and its upload are here),
         `left_out` (why the caller is, or "").
         """
@@ -487,7 +487,7 @@ class Desk:
     def _model(self, call: Call) -> Answer:
         """Send the run state that a round starts from.
 
-        `number`, `policy` and `optimiser` (name and options), arrays `model` f4[d], `scale` f4[]
+        `number`, `policy` and `optimiser` (name and options). Arrays `model` f4[d], `scale` f4[]
         or f4[d] of the buckets, `moments` f4[kept, d] of the optimiser, `bound` f4[2] (the next
         norm bound and its step). An array that does not exist yet is missing. Several groups have
         `model.0`, `scale.0`, `model.1` and so on.
@@ -529,8 +529,8 @@ class Desk:
         """Tell the `verdict` on the caller's dealing: passed, failed, or "" while it is unknown.
 
         Then also `coin` of the check, and `opened`: per part the SHA-256 of what this server has
-        opened (guards as u8[W, 64], then turns, packed as in dealing.turns), which the caller
-        alone can judge. Refused once the round takes no uploads (round-closed).
+        opened (guards as u8[W, 64], then turns, packed as in dealing.turns). The caller alone can
+        judge it. Refused once the round takes no uploads (round-closed).
         """
         entry, key = self._find(call), call.key
         server_round = entry.server_round
@@ -566,8 +566,8 @@ class Desk:
     def _bound(self, call: Call) -> Answer:
         """Tell whether an audited round asks the caller for a fold.
 
-        `state` of the round, `binding` (16 bytes, the id of what both servers are bound to) and
-        `coin` (16 bytes), both empty unless it does, `folded` (whether the fold is here).
+        `state` of the round, `binding` (16 bytes, the id of the servers' binding) and `coin` (16
+        bytes), both empty unless it does, `folded` (whether the fold is here).
         """
         entry, key = self._find(call), call.key
         server_round = entry.server_round

@@ -77,9 +77,9 @@ def begin(
     optimiser, and t = 1. Within a run t goes on; another policy may begin with its first scale
     (`take_over`), and another kind of optimiser begins without moments. A round that exchanges no
     parameters counts and changes nothing else. With several groups `model` has a row per group.
-    Raises ConfigError if the range or the model that the round needs is missing or not usable, is
-    given where the round has none, or if the optimiser would not learn the result, and InputError
-    if the model does not fit the round.
+    Raises ConfigError if the range or the model that the round needs is missing or not usable, or
+    is given where the round has none. It also does so if the optimiser would not learn the result.
+    Raises InputError if the model does not fit the round.
     """
     if params.exchange.fixed is not None:
         if model is not None or range_options or optimiser_options:
@@ -199,8 +199,8 @@ class RunKeeper:
     def begin(self, opening: Opening, params: RoundParams, model: Float32s | None) -> RunState:
         """Return the run that a new round starts from; once it is open, `keep` makes it current.
 
-        Raises ConfigError if the range is to be kept without a model or with a `reset`, InputError
-        if it is that of a model of another size, and what `begin` raises.
+        Raises ConfigError if the range is to be kept without a model or with a `reset`. Raises
+        InputError if it is that of a model of another size, and what `begin` raises.
         """
         kept, reset = self.current(opening.cohort), opening.reset
         if opening.keep_range:

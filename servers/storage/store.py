@@ -1,8 +1,8 @@
 """A server's state folder: the database, clients' shares, runs and results.
 
-One process uses it at a time. The words of a round's shares are in one file, and the database says
-whose they are: a share counts once it is on the disk and its row is committed. Runs and results
-are files named by their SHA-256, which are written under another name, synchronised and renamed.
+One process uses it at a time. The words of a round's shares are in one file, and the database names
+their owners. A share counts once it is on the disk and its row is committed. Runs and results are
+files named by their SHA-256, which are written under another name, synchronised and renamed.
 """
 
 import hashlib

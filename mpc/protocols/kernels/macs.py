@@ -2,8 +2,8 @@
 
 Tags (and keys) of n ring elements are *packed*: e components in slots of s = 4, 8 or 16 bits, 64/s
 of them to a word. Component c of element i stands in word c s // 64 of column i of an array (K, n).
-Its bits there are [c s mod 64, c s mod 64 + s). So one instruction works on all components of a word. Of a
-slot, only the low bits of the ring count.
+Its bits there are [c s mod 64, c s mod 64 + s). So one instruction works on all components of a
+word. Of a slot, only the low bits of the ring count.
 """
 
 from typing import Any
