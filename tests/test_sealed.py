@@ -27,7 +27,7 @@ from securemedian.servers.network import sealed, transport
 from securemedian.servers.network.sealed import PENDING, TAG_BYTES, TOKEN_BYTES, Records, SealedPort
 from securemedian.servers.network.transport import PEER_DOMAIN, Lane, PeerPort, authenticate
 from tests.daemons import Pair as Daemons
-from tests.daemons import free_ports, running
+from tests.daemons import free_ports, running, wait_until
 from tests.test_daemons import PAIRWISE, exact_in_the_clear, run, updates
 
 pytestmark = pytest.mark.slow
@@ -308,6 +308,7 @@ def test_records_are_not_swapped_sent_back_or_taken_from_another_lane(pair: Pair
     pair.line.tamper = keep
     for lane in (here, there):
         lane[0].send([b"the same number, length and direction"])
+        wait_until(lambda: kept)
     with pytest.raises(ChannelTimeout):
         there[1].recv()
     assert not there[1].sealed
