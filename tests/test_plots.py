@@ -106,3 +106,10 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"pip install '\.\[bench\]'"):
         plots.save(tmp_path / "none", "t", [panel(1)])
+
+
+def test_an_axis_of_rounds_has_whole_numbers(tmp_path: Path, texts: list[str]) -> None:
+    line = Line("line", [11, 12, 13], [100, 200, 300])
+    plots.save(tmp_path / "rounds", "A title", [Panel("a panel", "round", "accuracy (%)", [line])])
+    rounds = {text for text in texts if re.fullmatch(r"1[0-4](\.\d+)?", text)}
+    assert {"11", "12", "13"} <= rounds <= {"10", "11", "12", "13", "14"}
