@@ -5,11 +5,10 @@ The runs of its simulator are in tests/test_nvflare_runs.py.
 
 import copy
 import json
-import logging
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,34 +57,23 @@ from nvflare.private.privacy_manager import Scope
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
-from securemedian.plugins.rounds import FrameworkRounds
-from tests import wrong
+from securemedian.plugins.rounds import Arrays
 from tests.daemons import ROOT, Pair, running
+from tests.plugin_contract import (
+    SHIFTS,
+    START,
+    Contract,
+    Ran,
+    Train,
+    fails_on,
+    included,
+    nothing_is_open,
+    shifted,
+)
 
 pytestmark = pytest.mark.slow
 
-Arrays = dict[str, np.ndarray]
-# the model that a site gets, and its kind and values when it is trained
-Train = Callable[[int, Arrays], Arrays]
-
 JOB = "job"
-LOG = logging.getLogger("another run")
-START: Arrays = {
-    "w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
-    "steps": np.array([7], np.int64),
-    "b": np.zeros(2, np.float64),
-}
-# the update of site 1, 2 and 3, and the median of three
-SHIFTS = {1: 0.5, 2: -0.25, 3: 4.0}
-
-
-def shifted(site: int, model: Arrays) -> Arrays:
-    """Return what a site has trained. BatchNorm's counters are whole numbers."""
-    return {
-        "w": model["w"] + np.float32(SHIFTS[site]) * np.arange(6, dtype=np.float32).reshape(2, 3),
-        "steps": model["steps"] + site,
-        "b": model["b"] - SHIFTS[site],
-    }
 
 
 def median_of(train: Train, model: Arrays, sites: tuple[int, ...] = (1, 2, 3)) -> Arrays:
@@ -332,15 +320,6 @@ def secure(pair: Pair, **options: Any) -> SecureMedian:
     return SecureMedian(str(pair.folder / "coordinator.toml"), **given | options)
 
 
-def nothing_is_open(pair: Pair) -> bool:
-    return pair.status()["state"] in ("published", "failed", "none")
-
-
-def included(pair: Pair) -> list[str]:
-    """Return whose updates are in the latest result. Servers name them in the order of keys."""
-    return sorted(pair.status()["included"])
-
-
 def no_array_left(job: Job) -> None:
     """Look for arrays in everything that has left a site."""
     assert job.left
@@ -348,6 +327,40 @@ def no_array_left(job: Job) -> None:
         assert list(tasks.arrays_in(reply)) == []
         # and by type, which finds a list of arrays as well
         assert b"ndarray" not in fobs.dumps(reply)
+
+
+class TestContract(Contract):
+    """NVFlare's aggregator and filter keep the contract of plug-ins, and no array leaves a site."""
+
+    HINT = "is SecureMedianFilter among"
+
+    def secure(self, coordinator: str, **options: Any) -> SecureMedian:
+        return SecureMedian(coordinator, **options)
+
+    def run(
+        self,
+        pair: Pair,
+        folder: Path,
+        train: Train = shifted,
+        rounds: int = 1,
+        of_third: str | None = None,
+        coordinator: str = "",
+        **options: Any,
+    ) -> Ran:
+        trained: list[int] = []
+
+        def noted(site: int, model: Arrays) -> Arrays:
+            trained.append(site)
+            return train(site, model)
+
+        job = Job(pair, folder, noted)
+        for one in job.filters(3) if of_third is not None else ():
+            one.config = of_third
+        chosen = SecureMedian(coordinator, **options) if coordinator else secure(pair, **options)
+        model = job.run(chosen, rounds)
+        if job.left:
+            no_array_left(job)
+        return Ran(model, job.reason, trained)
 
 
 # Results
@@ -421,26 +434,6 @@ def test_metrics_are_averaged_by_steps_as_nvflare_does(pair: Pair, tmp_path: Pat
     assert private.persistor.metrics[0]["loss"] == pytest.approx((1 + 4 + 9) / 6)
 
 
-@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
-def test_multi_krum_leaves_out_who_is_far_from_the_others(kind: str, tmp_path: Path) -> None:
-    """Five sites, of which one sends the opposite of what it has trained, which is as long."""
-
-    def train(site: int, model: Arrays) -> Arrays:
-        step = np.float32(0.1 + 0.01 * site)
-        sign = -1 if site == 4 else 1
-        return model | {name: model[name] + sign * step for name in ("w", "b")}
-
-    with running(Pair(tmp_path / "keys", clients=5)) as five:
-        job = Job(five, tmp_path, train, kind, sites=5)
-        result = job.run(secure(five, method="krum", options={"faulty": 1}), 2)
-    assert not job.reason
-    no_array_left(job)
-    step = np.mean([0.11, 0.12, 0.13, 0.15])
-    for name in ("w", "b"):
-        # in fixed point
-        assert np.abs(result[name] - START[name] - 2 * step).max() < 1e-4
-
-
 class HalfSteps(FedAvg):
     """FedAvg with an optimiser at the server, as NVFlare's FedOpt is: a half step per round.
 
@@ -462,21 +455,6 @@ def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair, tmp_pat
     assert not job.reason
     step = median_of(shifted, START)["w"] - START["w"]
     assert np.abs(result["w"] - START["w"] - step).max() < 1e-5
-
-
-def test_rounds_on_buckets_go_on_from_each_other(pair: Pair, tmp_path: Path) -> None:
-    numbers: list[int] = []
-    small = {1: 0.001, 2: -0.002, 3: 0.004}
-
-    def train(site: int, model: Arrays) -> Arrays:
-        numbers.append(pair.status()["number"])
-        return model | {"w": model["w"] + np.float32(small[site])}
-
-    result = Job(pair, tmp_path, train).run(
-        secure(pair, method="bucketed", options={"buckets": 16}), 2
-    )
-    assert np.abs(result["w"] - START["w"] - 0.002).max() < 0.02
-    assert numbers == [1, 1, 1, 2, 2, 2]
 
 
 def test_filters_before_ours_work_on_the_weights(pair: Pair, tmp_path: Path) -> None:
@@ -534,37 +512,9 @@ def test_a_site_may_have_the_filter_of_its_own(
 # Failures in a round
 
 
-def fails_on(*sites: int, until: int = 99) -> Train:
-    """Return a training that raises at some sites in their first `until` rounds."""
-    called = dict.fromkeys(sites, 0)
-
-    def train(site: int, model: Arrays) -> Arrays:
-        if site in called:
-            called[site] += 1
-            if called[site] <= until:
-                raise ValueError(f"no memory at {site}")
-        return shifted(site, model)
-
-    return train
-
-
-def test_a_site_whose_training_fails_is_left_out_without_waiting_for_it(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        result = Job(pair, tmp_path, fails_on(3)).run(secure(pair))
-    lower = np.minimum(shifted(1, START)["w"], shifted(2, START)["w"])
-    assert np.array_equal(result["w"], lower)
-    assert included(pair) == ["client-1", "client-2"]
-    assert "without client-3 (its upload reached neither server)" in caplog.text
-
-
-@pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
-def test_too_few_updates_stop_the_job_with_the_reason(
-    workflow: type[Controller], pair: Pair, tmp_path: Path
-) -> None:
+def test_too_few_updates_stop_a_job_of_another_workflow(pair: Pair, tmp_path: Path) -> None:
     job = Job(pair, tmp_path, fails_on(3))
-    job.run(secure(pair, min_clients=3), 2, workflow)
+    job.run(secure(pair, min_clients=3), 2, ScatterAndGather)
     assert "2 complete uploads, and s0 asks for at least 3" in job.reason
     # sites that have submitted have the filter
     assert "is SecureMedianFilter among" not in job.reason
@@ -573,38 +523,14 @@ def test_too_few_updates_stop_the_job_with_the_reason(
 
 
 @pytest.mark.parametrize("workflow", [FedAvg, ScatterAndGather])
-@pytest.mark.parametrize("kind", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
-def test_a_round_without_a_result_is_skipped_on_request(
-    kind: str,
-    workflow: type[Controller],
-    pair: Pair,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+def test_a_round_of_differences_is_skipped_on_request(
+    workflow: type[Controller], pair: Pair, tmp_path: Path
 ) -> None:
-    job = Job(pair, tmp_path, fails_on(3, until=1), kind)
+    job = Job(pair, tmp_path, fails_on(3, until=1), DataKind.WEIGHT_DIFF)
     result = job.run(secure(pair, min_clients=3, on_failure="skip"), 2, workflow)
-    assert "at least 3" in caplog.text
-    assert "the model stays as it is" in caplog.text
     # the second round trained from the start model
     assert np.array_equal(job.persistor.saved[0]["b"], START["b"])
     assert np.array_equal(result["b"], START["b"] - 0.5)
-    no_array_left(job)
-
-
-@pytest.mark.parametrize(("change", "said"), wrong.UPDATES)
-def test_a_wrong_update_is_refused_at_the_site(
-    change: Callable[[Arrays], Arrays],
-    said: str,
-    pair: Pair,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    job = Job(pair, tmp_path, lambda site, m: change(m) if site == 2 else shifted(site, m))
-    job.run(secure(pair))
-    assert included(pair) == ["client-1", "client-3"]
-    assert re.search(said, caplog.text)
-    codes = [reply.get_return_code() for reply in job.left]
-    assert codes == [ReturnCode.OK, ReturnCode.TASK_RESULT_FILTER_ERROR, ReturnCode.OK]
     no_array_left(job)
 
 
@@ -658,8 +584,8 @@ def test_arrays_may_leave_in_no_other_result(
     job = Job(pair, tmp_path)
     runner, engine = job.loop.sites[1]
     for name, said in (
-        ("submit_model", "the task 'submit_model' names no round to submit to"),
-        ("train", "the task 'train' names no round to submit to"),
+        ("submit_model", "the task names no round to submit to: submit_model"),
+        ("train", "the task names no round to submit to: train"),
     ):
         task = DXO(DataKind.WEIGHTS, START).to_shareable()
         context = engine.new_context()
@@ -707,53 +633,11 @@ def test_arrays_beside_the_weights_are_refused(
 
     job = Job(pair, tmp_path, extra=(Gradients(),))
     job.run(secure(pair))
-    assert "the result of 'train' has arrays at gradients.0.of, which must not lea" in caplog.text
+    assert "this site are in the result of 'train': gradients.0.of" in caplog.text
     no_array_left(job)
 
 
 # Faults in configurations
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ("", "this site does not name its own client.toml: .*; put it, or a link to it"),
-        ("/nowhere/client.toml", "/nowhere/client.toml"),
-        ("{keys}/client-1.toml", "Do two nodes use client-1's keys?"),
-        ("{keys}/coordinator.toml", "'round' is for a client"),
-        ("{keys}/away.toml", "could not be reached within 0.5 s"),
-    ],
-)
-def test_a_sites_mistake_is_one_message(
-    config: str, said: str, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pair.away("client-3")
-    job = Job(pair, tmp_path)
-    for one in job.filters(3):
-        one.config = config.replace("{keys}", str(pair.folder))
-    job.run(secure(pair))
-    assert said in caplog.text
-    assert included(pair) == ["client-1", "client-2"]
-    # a fault that can be found before hours of training is found before
-    assert job.trainers[3].seen == (["train"] if "two nodes" in said else [])
-    no_array_left(job)
-
-
-def test_a_sites_own_policy_refuses_before_it_trains(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = Job(pair, tmp_path)
-    own = pair.with_policy("client-3", 'methods = ["bucketed"]')
-    (tmp_path / "site-3" / "local" / "securemedian.toml").symlink_to(own)
-    with caplog.at_level(logging.INFO):
-        job.run(secure(pair))
-    assert job.trainers[3].seen == [] and included(pair) == ["client-1", "client-2"]
-    assert "client-3 refuses method radix: its [policy] allows only bucketed" in caplog.text
-    why = "its own policy refuses the round"
-    assert f"without client-3 ({why})" in caplog.text
-    for server in ("s0", "s1"):
-        assert pair.status(server)["left_out"] == {"client-3": why}
-    no_array_left(job)
 
 
 def test_a_sites_own_configuration_goes_before_the_jobs(pair: Pair, tmp_path: Path) -> None:
@@ -779,17 +663,6 @@ def test_a_site_without_a_number_needs_a_configuration_of_its_own(
         one.process(task, context)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    wrong.OPTIONS,
-)
-def test_wrong_options_are_refused_where_the_job_is_written(
-    options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        SecureMedian("coordinator.toml", **options)
-
-
 def test_mistakes_at_the_server_end_the_job_before_training(pair: Pair, tmp_path: Path) -> None:
     job = Job(pair, tmp_path / "1")
     job.run(SecureMedian("/nowhere/coordinator.toml", on_failure="skip"))
@@ -797,7 +670,7 @@ def test_mistakes_at_the_server_end_the_job_before_training(pair: Pair, tmp_path
     assert job.left == []
     job = Job(pair, tmp_path / "2")
     job.run(secure(pair, min_clients=4))
-    assert "3 clients are connected, fewer than min_clients (4)" in job.reason
+    assert "fewer connected clients than min_clients (4): 3" in job.reason
     assert job.left == []
     assert nothing_is_open(pair)
 
@@ -805,19 +678,15 @@ def test_mistakes_at_the_server_end_the_job_before_training(pair: Pair, tmp_path
 # Servers that are away, jobs that are stopped
 
 
-def test_servers_that_are_away_end_the_job_or_the_round(
+def test_sites_that_train_without_a_round_send_nothing(
     pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = str(pair.away("coordinator"))
-    job = Job(pair, tmp_path / "stop")
-    job.run(SecureMedian(coordinator, wait_s=0.1))
-    assert "no round could be opened: S0 at tcp://127" in job.reason
-    assert job.left == []
-    job = Job(pair, tmp_path / "skip")
+    job = Job(pair, tmp_path)
     result = job.run(SecureMedian(coordinator, on_failure="skip", wait_s=0.1), 2)
     assert not job.reason
     assert np.array_equal(result["w"], START["w"])
-    assert caplog.text.count("there was no round: the model stays as it is") == 2
+    assert caplog.text.count("see why none was opened: the model stays as it is") == 2
     # sites have trained, as NVFlare cannot be told to leave it, and nothing of it has left them
     assert job.trainers[1].seen == ["train", "train"]
     no_array_left(job)
@@ -836,22 +705,6 @@ def test_a_job_that_is_stopped_ends_its_round(pair: Pair, tmp_path: Path) -> Non
     status = pair.status()
     assert (status["state"], status["opened"]) == ("failed", "nothing")
     assert "the run was stopped" in status["reason"]
-
-
-def test_two_jobs_at_a_time_have_two_coordinators(pair: Pair, tmp_path: Path) -> None:
-    other = FrameworkRounds(
-        pair.folder / "coordinator.toml", secure(pair)._checked, LOG, "flwr stop"
-    )
-    other.open(START, 2)
-    try:
-        job = Job(pair, tmp_path)
-        job.run(secure(pair))
-        assert "another run opens rounds with this coordinator's key" in job.reason
-        assert "end it with `nvflare job abort`" in job.reason
-        assert pair.status()["state"] == "open"
-    finally:
-        other.end()
-    assert nothing_is_open(pair)
 
 
 # The job as NVFlare writes it
