@@ -19,7 +19,7 @@ import zmq
 
 from securemedian.common.keys import KeyPair, SigningKey, load_keys, load_signing_key
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.kernels.native.processor import use_native
 from securemedian.servers import allocator, logs
 from securemedian.servers.computing.base import Backend
 from securemedian.servers.computing.engine import Engine, Engines
@@ -82,7 +82,7 @@ class Daemon:
             keys,
             config.peer.endpoint,
             config.peer.public_key,
-            taken(config.protocol.native_aes),
+            use_native(config.protocol.native_aes),
             config.peer.aes_port or None,
         )
         self._control = self._peer.stream("control", keep=False)

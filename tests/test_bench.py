@@ -79,7 +79,7 @@ def test_ots_cost_what_the_extension_says(
     assert point["ots"] == 1 << 18 and point["rounds"] == 3
     assert point["bytes_s0_to_s1"] == point["bytes_s1_to_s0"]
     assert 31 / 8 <= point["bytes_each"] < 31 / 8 + 0.02 and point["per_second"] > 0
-    assert point["native"] is processor.taken(True)
+    assert point["native"] is processor.use_native(True)
 
 
 @pytest.mark.release

@@ -37,7 +37,7 @@ RNG = np.random.default_rng(32)
 COIN, SESSION = bytes(range(16)), bytes(range(100, 116))
 # of vectors in one word and in several, of 32 and of 64 bits, with slots beyond the buckets
 SHAPES = [(16, 4), (16, 5), (12, 4), (4, 2), (3, 4), (32, 5), (8, 9), (16, 16)]
-NATIVE = pytest.mark.skipif(not processor.taken(True), reason="no AES instructions here")
+NATIVE = pytest.mark.skipif(not processor.use_native(True), reason="no AES instructions here")
 
 
 class Client:

@@ -69,7 +69,7 @@ COUNTS = [ALIGN, 3 * ALIGN, 5 * ALIGN, 20 * ALIGN, 61 * ALIGN]
 KERNELS = "vectors or columns or leaves or hash or planes or streams or trees or rows"
 
 pytestmark = pytest.mark.skipif(
-    not processor.taken(True),
+    not processor.use_native(True),
     reason="no AES instructions here, or nothing is compiled",
 )
 

@@ -27,7 +27,7 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
-from securemedian.mpc.rounds.lanes import WISHES
+from securemedian.mpc.rounds.lanes import SIZE_WORDS
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
@@ -348,7 +348,7 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
         status = pair.wait("published")
         checks = [event for event in pair.events("s0") if event["event"] == "check-begun"]
     assert len(status["included"]) == clients
-    beside = size_of([(True, "sizes", np.uint64, (WISHES,))])
+    beside = size_of([(True, "sizes", np.uint64, (SIZE_WORDS,))])
     if shape := RoundParams.from_dict(given).dealing:
         several = [len(event["clients"]) for event in checks]
         assert sum(several) == clients

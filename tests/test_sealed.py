@@ -602,7 +602,7 @@ def test_a_round_between_daemons_whose_lanes_are_sealed(tmp_path: Path) -> None:
         for server in ("s0", "s1"):
             events = made.events(server)
             (session,) = [each for each in events if each["event"] == "session-established"]
-            assert session["aes"] == (session["lanes"] if processor.taken(True) else 0)
+            assert session["aes"] == (session["lanes"] if processor.use_native(True) else 0)
             assert not [each for each in events if each["event"] == "lanes-on-curve"]
 
 

@@ -50,7 +50,7 @@ LOOK_S = 1.0
 Told = Callable[[int, int], None]
 
 
-def untold(done: int, total: int) -> None:
+def report_nothing(done: int, total: int) -> None:
     """Do nothing."""
 
 
@@ -70,7 +70,7 @@ class Pace:
         return (now - self._began) / done * (total - done)
 
 
-def compile_kernels(params: ProtocolParams | None = None, told: Told = untold) -> None:
+def compile_kernels(params: ProtocolParams | None = None, told: Told = report_nothing) -> None:
     """Compile every kernel that a round of any method uses, for every type that it takes.
 
     Kernels that are in the cache on disk are loaded instead.
@@ -83,7 +83,7 @@ def compile_kernels(params: ProtocolParams | None = None, told: Told = untold) -
         told(done, total)
 
 
-def fill_cache(told: Told = untold, params: ProtocolParams | None = None) -> None:
+def fill_cache(told: Told = report_nothing, params: ProtocolParams | None = None) -> None:
     """Compile into the cache on disk what it lacks, on all cores.
 
     That is for `params`, by default for any. `told` hears of nothing where nothing is missing. Of
@@ -210,11 +210,11 @@ def all_kernels() -> list[Kernel]:
 
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
-    native = processor.taken(params.native_aes)
+    native = processor.use_native(params.native_aes)
     modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
     modules.append(vectors)
     modules += [aes, hashing, leaves, native_macs] if native else [extension]
-    if processor.taken(True):
+    if processor.use_native(True):
         modules.append(weighing)
     if processor.FEATURES:
         modules.append(slicing)

@@ -22,7 +22,7 @@ def scalar(entropy: Entropy) -> bytes:
     )
 
 
-def times(factor: bytes, point: bytes, what: str) -> bytes:
+def multiply(factor: bytes, point: bytes, what: str) -> bytes:
     """Return a multiple of a point that the peer has a part in.
 
     Raises PeerProtocolError unless the point is one that may be sent, which libsodium checks.

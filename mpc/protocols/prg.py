@@ -62,7 +62,7 @@ def expand(seed: bytes, block: int, count: int, native_aes: bool) -> NDArray[np.
     With `native_aes`, the processor's own AES instructions are used where it has them: the bytes
     are those of OpenSSL. Long streams that are read in large pieces gain most.
     """
-    if not kernels.native.processor.taken(native_aes):
+    if not kernels.native.processor.use_native(native_aes):
         return Stream(seed, block=block).words(count)
     out = np.empty(count, np.uint64)
     kernels.native.aes.stream(np.frombuffer(seed, np.uint64), np.uint64(0), np.uint64(block), out)

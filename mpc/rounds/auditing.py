@@ -44,7 +44,7 @@ from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import cut_audit
-from securemedian.mpc.rounds.lanes import WISHES, Progress, Report, agree_on_sizes, run_lanes
+from securemedian.mpc.rounds.lanes import SIZE_WORDS, Progress, Report, agree_on_sizes, run_lanes
 from securemedian.mpc.rounds.params import RoundParams
 
 # The fewest ANDs that are made at once, where a lane needs as many: the more there are, the smaller
@@ -335,10 +335,10 @@ def messages(
     entries, sizes = shape.slots - 1, _sizes(params, total, protocol)
     committed = [[binding.padded(size) for size in its] for its in sizes]
     committed[0].append(binding.fold_shape(shape)[1])
-    wishes = [(sent, "sizes", np.uint64, (WISHES,)) for sent in (True, False)]
+    agreed = [(sent, "sizes", np.uint64, (SIZE_WORDS,)) for sent in (True, False)]
     yield [
         [
-            *(() if lane else wishes),
+            *(() if lane else agreed),
             *(
                 (sent, *macs.message(entries * count, shape.bits))
                 for count in committed[lane]

@@ -14,8 +14,8 @@ from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import ProtocolParams
 
-# Words that `exchange_wishes` exchanges.
-WISHES = 7
+# the words that `exchange_sizes` exchanges
+SIZE_WORDS = 7
 # Takes the coordinates done, and the coordinates in all.
 Progress = Callable[[int, int], None]
 
@@ -31,14 +31,14 @@ def agree_on_sizes(
 ) -> tuple[ProtocolParams, int]:
     """Return the parameters for these lanes, and the limit of a filled pool, that both parties use.
 
-    `chunk`, `batch` and the limit are LOCAL wishes, of which they take the smaller. Raises
+    They take the smaller of their LOCAL settings of `chunk`, `batch` and the limit. Raises
     PeerProtocolError if the parties' pools are not the two halves of the same correlations, or for
-    a wish that is too small.
+    a chunk that is too small.
     """
-    mine, theirs = exchange_wishes(parties, protocol, limit_bytes)
+    mine, theirs = exchange_sizes(parties, protocol, limit_bytes)
     if (theirs[:2] < share.SLICE_ALIGN).any():
         raise PeerProtocolError(
-            f"the peer wishes for chunks of {theirs[:2].tolist()}, "
+            f"the peer asks for chunks of {theirs[:2].tolist()}, "
             f"fewer than {share.SLICE_ALIGN} coordinates"
         )
     if (mine[3:] != theirs[3:]).any():
@@ -49,13 +49,13 @@ def agree_on_sizes(
     return replace(protocol, lanes=len(parties), chunk=chunk, batch=batch), limit
 
 
-def exchange_wishes(
+def exchange_sizes(
     parties: Sequence[Party], protocol: ProtocolParams, limit_bytes: int = 0
 ) -> tuple[Words, Words]:
-    """Exchange wishes with the peer, and return ours and the peer's.
+    """Exchange settings with the peer, and return ours and the peer's.
 
-    They are WISHES words: `chunk`, `batch`, the limit of the pool, and a digest of the pools of all
-    lanes.
+    They are SIZE_WORDS words: `chunk`, `batch`, the limit of the pool, and a digest of the pools of
+    all lanes.
     """
     pools = hashlib.sha256(b"".join(party.pool.fingerprint for party in parties)).digest()
     mine = np.concatenate(

@@ -36,7 +36,7 @@ from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge
 from securemedian.mpc.rounds.cutting import Does, Piece, Step, surveyor
-from securemedian.mpc.rounds.lanes import exchange_verdicts, exchange_wishes
+from securemedian.mpc.rounds.lanes import exchange_sizes, exchange_verdicts
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.params import RoundParams
@@ -53,7 +53,7 @@ def rehearse(
     """Do what a lane does in a step, on uploads of zeros."""
     match step.does:
         case Does.AGREE:
-            exchange_wishes([party], ProtocolParams())
+            exchange_sizes([party], ProtocolParams())
         case Does.TOSS:
             dealing.toss(party.channel, party.number)
         case Does.OPEN:

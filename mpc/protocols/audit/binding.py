@@ -44,7 +44,7 @@ from securemedian.mpc.protocols.dealing import (
 from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels import packing, vectors
 from securemedian.mpc.protocols.kernels.native import macs as native
-from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.kernels.native.processor import use_native
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 
 # SECURITY: t and M, so that a wrong sum passes with M^-t = 2^-45; M is a power of two
@@ -208,7 +208,7 @@ class Binder:
     def _add(self, chunk: Bound, where: NDArray[np.uint16], totals: Words) -> None:
         """Add the tags of a chunk to their places in totals[0], and keys in totals[1]."""
         # the processor's vectors take all words of a column, which all but tests have
-        own = taken(True) and self.prover.mac_bits == macs.MAC_BITS
+        own = use_native(True) and self.prover.mac_bits == macs.MAC_BITS
         add = (native if own else kernels).add_to_places
         pieces = [np.ascontiguousarray(where[:, i : i + macs.PIECE]) for i in _pieces(chunk)]
         for total, f in zip(totals, self._sides(chunk), strict=True):

@@ -29,7 +29,7 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Differences, toss, toss_messages
-from securemedian.mpc.protocols.group import POINT_BYTES, scalar, times, to_group
+from securemedian.mpc.protocols.group import POINT_BYTES, multiply, scalar, to_group
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -83,10 +83,10 @@ class Equality:
             hashed.update(array.reshape(-1).view(np.uint8))
         self._collected.clear()
         differ, secret = PeerDeviated(f"{what} do not agree"), scalar(self._entropy)
-        hidden = times(secret, to_group(digest("audit digest", hashed.digest())), "a hash")
+        hidden = multiply(secret, to_group(digest("audit digest", hashed.digest())), "a hash")
         try:
             theirs = self._channel.exchange("audit.hidden", _words(hidden)).tobytes()
-            shared = times(secret, theirs, "audit.hidden")
+            shared = multiply(secret, theirs, "audit.hidden")
             pair = (hidden, theirs) if self._number == 0 else (theirs, hidden)
             mine, due = (
                 digest("audit proof", who, *pair, shared)

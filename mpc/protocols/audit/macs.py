@@ -37,7 +37,7 @@ from securemedian.mpc.protocols.kernels import macs as kernels
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
-from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.kernels.native.processor import use_native
 from securemedian.mpc.protocols.ot.extension import Scratch
 from securemedian.mpc.protocols.ot.hash import as_bytes
 from securemedian.mpc.protocols.party import Session
@@ -200,7 +200,7 @@ class _End:
         self._channel = channel
         self.mac_bits = TREE_BITS * len(trees)
         # the processor's vectors fill whole words, which all but tests do
-        own = taken(session.params.native_aes) and self.mac_bits % 16 == 0
+        own = use_native(session.params.native_aes) and self.mac_bits % 16 == 0
         expander = NativeExpander if own else PortableExpander
         self._expander: Expander = expander(trees, NONCE + lane)
         # AES blocks of each leaf that were used

@@ -26,7 +26,7 @@ from nacl import bindings as sodium
 from numpy.typing import NDArray
 
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.group import POINT_BYTES, refused, scalar, times, to_group
+from securemedian.mpc.protocols.group import POINT_BYTES, multiply, refused, scalar, to_group
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
 
 
@@ -71,7 +71,7 @@ class BaseOtSender:
     def _key(self, i: int, side: int, sent: tuple[bytes, bytes]) -> bytes:
         hashed = _to_group(self._session, i, side, sent[1 - side])
         point = sodium.crypto_core_ed25519_add(sent[side], hashed)
-        shared = times(self._a, point, f"base OT: B[{i}, {side}] with the hash of the other")
+        shared = multiply(self._a, point, f"base OT: B[{i}, {side}] with the hash of the other")
         return _key(self._session, i, side, self._point + sent[0] + sent[1], shared)
 
 
@@ -86,7 +86,7 @@ class BaseOtReceiver:
         a_point = self._channel.recv("base.A", np.uint8, (POINT_BYTES,)).tobytes()
         secrets = [scalar(self._entropy) for _ in choices]
         # before anything is sent
-        shared = [times(secret, a_point, "base OT: A") for secret in secrets]
+        shared = [multiply(secret, a_point, "base OT: A") for secret in secrets]
         pairs = []
         for i, (choice, secret) in enumerate(zip(choices.tolist(), secrets, strict=True)):
             own = sodium.crypto_scalarmult_ed25519_base_noclamp(secret)

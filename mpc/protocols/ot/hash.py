@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels.native import aes, hashing
-from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.kernels.native.processor import use_native
 from securemedian.mpc.protocols.ot.extension import Scratch
 
 
@@ -45,7 +45,7 @@ class Hash:
         self.key = hashlib.sha256(label + b"".join(parts)).digest()[:16]
         self._pi = Cipher(algorithms.AES(self.key), modes.ECB()).encryptor().update_into
         # None where AES is OpenSSL's
-        self.round_keys = aes.round_keys(self.key)[0] if taken(native_aes) else None
+        self.round_keys = aes.round_keys(self.key)[0] if use_native(native_aes) else None
         self._scratch = scratch
 
     def columns(

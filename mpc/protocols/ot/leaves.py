@@ -16,7 +16,7 @@ from securemedian.mpc.protocols.kernels.native import leaves as native
 from securemedian.mpc.protocols.kernels.native import weighing
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
-from securemedian.mpc.protocols.kernels.native.processor import taken
+from securemedian.mpc.protocols.kernels.native.processor import use_native
 from securemedian.mpc.protocols.ot.extension import Scratch, bit_planes
 from securemedian.mpc.protocols.ot.hash import Hash, as_bytes
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, ZEROS, Stream
@@ -72,7 +72,7 @@ class Leaves(ABC):
     def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
         """Add rows in strips, times weights, to their sums, as `extension.weigh` does."""
         # whatever AES is used: there is none in it
-        (weighing if taken(True) else kernels).weigh(strips, weights, sums)
+        (weighing if use_native(True) else kernels).weigh(strips, weights, sums)
 
     def keys(
         self,
@@ -276,4 +276,4 @@ def _weighed(rows: Rows, words: int) -> tuple[Words, Words, Words]:
 
 def expander(trees: list[list[bytes]], nonce: int, native_aes: bool) -> Leaves:
     """Return the leaves of a lane, on the processor's own AES if that is wanted and there."""
-    return (NativeLeaves if taken(native_aes) else PortableLeaves)(trees, nonce)
+    return (NativeLeaves if use_native(native_aes) else PortableLeaves)(trees, nonce)

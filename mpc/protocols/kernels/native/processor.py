@@ -46,7 +46,7 @@ ABREAST = 5
 HASHED = 8
 
 
-def taken(wanted: bool) -> bool:
+def use_native(wanted: bool) -> bool:
     """Return whether these kernels are to be used: wanted, on a processor with AES instructions.
 
     Processors that have these also multiply without carries.
