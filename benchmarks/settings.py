@@ -38,9 +38,9 @@ class Settings:
     def native(self) -> bool:
         """Return whether the kernels on the processor's AES instructions are taken."""
         # numba is not imported before a benchmark runs
-        from securemedian.mpc.protocols.kernels.native.processor import taken
+        from securemedian.mpc.protocols.kernels.native.processor import use_native
 
-        return taken(self.protocol.native_aes)
+        return use_native(self.protocol.native_aes)
 
     @property
     def yardstick(self) -> "Yardstick":

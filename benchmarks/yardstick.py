@@ -42,7 +42,7 @@ class Yardstick:
 @cache
 def measured(native: bool) -> Yardstick:
     """Return the yardstick of this run, by the processor's own instructions if these are taken."""
-    own = processor.taken(native)
+    own = processor.use_native(native)
     made_by = processor.described() if own else "OpenSSL"
     speed = _native_rate() if own else _openssl_rate()
     return Yardstick(report.machine()["cpu"], made_by, speed)

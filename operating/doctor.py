@@ -332,9 +332,9 @@ def _cores(count: int, what: str) -> Finding:
 def _processor(config: ServerConfig) -> Iterator[Finding]:
     from securemedian.mpc.protocols.kernels.native import processor
 
-    if processor.taken(config.protocol.native_aes):
+    if processor.use_native(config.protocol.native_aes):
         yield _well(f"AES runs on {processor.described()}")
-    elif processor.taken(True):
+    elif processor.use_native(True):
         yield _warning("native_aes is false: rounds take longer than this processor needs")
     else:
         yield _warning(

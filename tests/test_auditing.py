@@ -437,7 +437,7 @@ def test_steps_are_taken_in_their_order() -> None:
         with pytest.raises(LocalProtocolError, match="before compare"):
             auditor.toss()
         for wrong in (folds[1:], [fold[1:] for fold in folds]):
-            with pytest.raises(InputError, match="one per client"):
+            with pytest.raises(InputError, match="one fold per client"):
                 auditor.compare(wrong)
         auditor.compare(folds)
         for values in (medians[1:], medians + 16):
