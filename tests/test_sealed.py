@@ -17,6 +17,7 @@ import pytest
 import zmq
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from securemedian.common.addresses import host_of, listens_ipv6
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
@@ -573,6 +574,27 @@ def test_what_the_peer_says_about_a_lane_is_checked(
         transport.ZmqLink.send(zero, [transport.SEALED])
         with pytest.raises(PeerProtocolError, match="not connected"):
             meeting.result(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("listen", "reached"),
+    [
+        ("tcp://*:7002", ["127.0.0.1", "::1"]),
+        ("tcp://[::]:7002", ["127.0.0.1", "::1"]),
+        ("tcp://0.0.0.0:7002", ["127.0.0.1"]),
+        ("tcp://[::1]:7002", ["::1"]),
+    ],
+)
+def test_the_port_listens_where_that_of_curve_does(listen: str, reached: list[str]) -> None:
+    if "::1" in reached and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    port = SealedPort(host_of(listen), 0, listens_ipv6(listen))
+    for host in ("127.0.0.1", "::1"):
+        with suppress(OSError):
+            socket.create_connection((host, port.number), 5).close()
+            reached.remove(host)
+    assert not reached
+    port.close()
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_configuration(pair: Pair) -> None:

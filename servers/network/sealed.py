@@ -242,10 +242,10 @@ class SealedPort:
     and so keep a new lane on CURVE. They cannot disturb a sealed lane.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        """Listen at `host`, "" for all addresses. Raises OSError."""
-        both = not host and socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    def __init__(self, host: str, port: int, ipv6: bool) -> None:
+        """Listen at `host`, "" for all addresses, as zmq does. Raises OSError."""
+        both = host in ("", "::") and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both or (host and ipv6) else socket.AF_INET
         self._listener = socket.create_server(
             (host, port), family=family, backlog=PENDING, dualstack_ipv6=both
         )

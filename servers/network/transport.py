@@ -322,7 +322,7 @@ class PeerPort:
         self._curve_until = 0.0
         if aes and aes_port is not None:
             try:
-                self.sealed = SealedPort(host_of(endpoint), aes_port)
+                self.sealed = SealedPort(host_of(endpoint), aes_port, listens_ipv6(endpoint))
             except OSError as error:
                 raise ConfigError(
                     f"cannot listen at [peer] aes_port {aes_port}: {error}"
