@@ -203,7 +203,7 @@ class TestContract(Contract):
             result = run(strategy, grid, rounds)
         except AggregationError as error:
             return Ran(START, str(error), trained)
-        # without any round there is no result
+        # a run without rounds has no result
         return Ran(arrays_of(result.arrays) or START, "", trained)
 
 
