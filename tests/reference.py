@@ -10,13 +10,13 @@ import numpy as np
 
 
 def pack(values: list[int], bits: int) -> list[int]:
-    """l-bit values as little-endian 64-bit words."""
+    """Return l-bit values as little-endian 64-bit words."""
     whole = sum((int(value) & ((1 << bits) - 1)) << (bits * i) for i, value in enumerate(values))
     return [(whole >> (64 * i)) & (2**64 - 1) for i in range(-(-len(values) * bits // 64))]
 
 
 def fold(leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, sum) of GGM leaves (q, w)."""
+    """Return (rows, sum) of GGM leaves (q, w)."""
     q = len(leaves)
     rows = [
         np.bitwise_xor.reduce([leaves[x] for x in range(q) if x >> j & 1], axis=0)
@@ -39,7 +39,7 @@ def planes(values: list[int], count: int) -> list[list[int]]:
 
 
 def half_tree_level(parents: np.ndarray, lefts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(children, XOR of each tree's left ones) of nodes (trees, width, 2)."""
+    """Return (children, XOR of each tree's left ones) of nodes (trees, width, 2)."""
     return np.concatenate([lefts, parents ^ lefts], axis=1), np.bitwise_xor.reduce(lefts, axis=1)
 
 
@@ -139,7 +139,7 @@ def discrete_gaussian(words: list[int], p: int, q: int, count: int) -> tuple[lis
         return 0
 
     def exp(n_times: int, *chances: int) -> bool:
-        """With a chance of exp(-x), for x = the product of the chances / p, over n_times."""
+        """Toss with a chance of exp(-x), x = the product of the chances / p, over n_times."""
         n = 1
         while below(n_times * n) == 0 and all(below(p) < chance for chance in chances):
             n += 1

@@ -195,7 +195,7 @@ def test_too_few_updates_are_refused(name: str, n: int, f: int, said: str) -> No
 
 
 def test_at_the_size_of_a_model() -> None:
-    """Of honest updates as large as the MLP's every result stays among them: nothing overflows."""
+    """Take honest updates as large as the MLP's: every result stays among them, none overflows."""
     updates = near(10, dim=199_210)
     for name, aggregate in AGGREGATORS.items():
         result = aggregate(updates, 1)

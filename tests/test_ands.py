@@ -286,7 +286,7 @@ def test_a_wrong_table_is_found_where_the_peers_x_is_1(bit: int) -> None:
 
 
 def test_a_wrong_bit_d_is_always_found() -> None:
-    """Also if its sender goes on as if it were right: it lacks Delta_0 ^ Delta_1."""
+    """Find it even if its sender goes on as if it were right: it lacks Delta_0 ^ Delta_1."""
     both = makers(flipping("and.tops", 2**64 - 1))
     honest, rogue = leaky(both)
     assert (honest.tests != rogue.tests).all()
@@ -384,7 +384,7 @@ def test_nothing_is_made_of_ots_that_are_wrong() -> None:
 
 
 def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And buckets a toss that follows the comparison of all leaky ANDs."""
+    """Check that buckets follow a toss after the comparison of all leaky ANDs, too."""
     monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     pair = lying(lambda label, array: None)
     both = makers(pair)
@@ -423,7 +423,7 @@ def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_buckets_are_as_small_as_may_be() -> None:
-    """As the formula says, and not with one fewer."""
+    """Check that the formula holds for their size, and fails for one fewer."""
     sizes = {128: 6, 1000: 5, 1 << 12: 4, 370_727: 4, 370_728: 3, 1 << 20: 3}
     for count, size in sizes.items():
         assert bucket_size(count) == size
@@ -463,7 +463,7 @@ def test_buckets_are_of_turned_rows(size: int) -> None:
 
 
 def test_rotations_are_uniform() -> None:
-    """And independent: of two of 5 each of 25 pairs comes about as often."""
+    """Check that they are independent, too: of two of 5, each of 25 pairs is about as frequent."""
     drawn = [rotations(seed.to_bytes(16, "little"), 3, 5) for seed in range(5000)]
     assert {first for first, _, _ in drawn} == {0}
     times = np.zeros((5, 5), np.int64)
@@ -526,7 +526,7 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_paths_make_the_same() -> None:
-    """All messages and triples, whichever path a party takes."""
+    """Compare all messages and triples, whichever path a party takes."""
 
     def made(native: tuple[bool, bool]) -> list[Any]:
         pair = recorders()

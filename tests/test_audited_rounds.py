@@ -147,7 +147,7 @@ def test_a_client_whose_fold_is_wrong_is_left_out(pair: Pair, opened: ExitStack)
 def test_who_submits_alone_stays_to_answer(
     pair: Pair, opened: ExitStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the command line, and as a Flower node or an NVFlare site does."""
+    """Submit on the command line, and as a Flower node or an NVFlare site does."""
     round_id = open_round(pair)
     files.write(tmp_path / "update.npy", update(1))
     by_hand = ["submit", str(pair.folder / "client-1.toml"), str(tmp_path / "update.npy")]

@@ -179,7 +179,7 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
 def test_honest_rounds_pass(
     buckets: int, clients: int, dim: int, weights: list[int] | None, ring_bits: int
 ) -> None:
-    """With base OTs of their own, more than one chunk per lane at dim 1000, and real rounds.
+    """Use base OTs of their own, several chunks per lane at dim 1000, and real rounds.
 
     They cost what is planned.
     """
@@ -195,7 +195,7 @@ def test_honest_rounds_pass(
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("buckets", range(3, 33))
 def test_small_honest_rounds_pass(buckets: int, honest_audits: int) -> None:
-    """60 in all, or as many as `--honest-audits` asks for."""
+    """Run 60 in all, or as many as `--honest-audits` asks for."""
     each = -(-honest_audits // 30)
     for clients in islice(cycle((1, 2, 3, 4, 5, 6, 7, 8, 9, 17)), each):
         audited = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets)
@@ -254,7 +254,7 @@ def deviating(
 @pytest.mark.parametrize("place", [0, 255, 256, 999])
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_published_bucket_that_is_another_is_found(place: int, by: int) -> None:
-    """In the first and the last place of a chunk, by both servers."""
+    """Change the first and the last place of a chunk; both servers find it."""
     index = RNG.integers(2, 14, (5, 1000))
     # so that another bucket than the median's is not the median's too
     audited = Round(index)
@@ -462,7 +462,7 @@ def test_other_rounds_cannot_be_audited(method: Any) -> None:
 
 
 def test_ands_are_made_in_large_pools() -> None:
-    """Of all chunks of a lane, each in one pool of the fewest ANDs that are many."""
+    """Put all chunks of a lane into pools of the fewest ANDs that are many."""
     sizes = [1 << 15] * 11 + [77]
     for total in (3, 8, 100):
         found = auditing.pools(sizes, total)

@@ -217,7 +217,7 @@ def test_rounds_with_and_without_checks_are_compared(tmp_path: Path) -> None:
 def test_what_is_verified_is_what_was_asked_for(
     flags: list[str], verified: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a method whose uploads can be malformed, and of one whose uploads cannot."""
+    """Verify a method whose uploads can be malformed, and one whose uploads cannot."""
     points = asked_of_medians(monkeypatch, "--clients", "3", *flags, "bucketed")
     assert [point.verified for point in points] == verified
     assert [point.verified for point in asked_of_medians(monkeypatch, *flags, "radix")] == [
@@ -278,7 +278,7 @@ def test_dealings_are_checked_before_the_last_upload_and_values_after_it(method:
 def test_several_methods_have_their_own_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where an option's value is the name of a method, and shared options stand anywhere."""
+    """Take a method's name as an option's value, too, and shared options anywhere."""
     given = ["reclustered", "--median-by", "radix", "--clients", "8,4,8", "radix", "--encoding"]
     more = ["bfloat16", "bucketed", "--audit", "radix", "bucketed"]
     asked = asked_of("clients", monkeypatch, *given, *more, "--out", str(tmp_path))

@@ -227,7 +227,7 @@ def bound(
 def test_right_sums_pass_with_any_weights(
     buckets: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In chunks of several pieces, and in one."""
+    """Bind chunks of several pieces, and of one."""
     shape = Dealing(1000, buckets, bits)
     clients = [Client(shape) for _ in range(3)]
     assert bound(shape, clients, [1, 1, 1]) == ["", ""]

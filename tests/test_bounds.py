@@ -138,7 +138,7 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
 @pytest.mark.parametrize("cls", [Pairwise, TrimmedMean])
 @pytest.mark.parametrize("bits", [5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 62, 63, 64])
 def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> None:
-    """All that a float can be, in rings in which nearly everything saturates."""
+    """Try all values of floats, in rings in which nearly everything saturates."""
     for fraction in {0, bits - 5}:
         params = RoundParams(
             cls(ring_bits=bits, fraction_bits=fraction), dim=300, max_clients=CLIENTS

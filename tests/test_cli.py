@@ -347,7 +347,7 @@ def test_start_models_are_written(tmp_path: Path) -> None:
 def test_a_flag_of_another_method_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is read or asked of a server, which would refuse it as well."""
+    """Refuse it before anything is read or asked of a server, which would refuse it, too."""
     opening = ["round", "open", "unused.toml", "--max-clients", "3", "--dim", "5"]
     with pytest.raises(SystemExit):
         cli.main([*opening, "radix", "--schedule", "bisect"])
@@ -452,7 +452,7 @@ def test_submit_says_what_is_odd_about_an_update(
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_what_is_closed_is_opened_to_nowhere(closed: str) -> None:
-    """As cron and some daemons start programs: a file got the number of the standard output."""
+    """Start as cron and some daemons do: a file got the number of the standard output."""
     script = (
         "import os, sys; from securemedian import cli; "
         "code = cli.main(['receipt', 'show', 'nothing']); "

@@ -264,7 +264,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_s0_keeps_the_bound_over_a_restart(pair: Pair) -> None:
-    """And the clients compute the next model that S0 has."""
+    """Check that the clients compute the next model that S0 has, too."""
     options: dict[str, Any] = {"method": "mean", "dim": DIM, "max_clients": 5, "deadline_s": 30.0}
     model, wanted, step = np.zeros(DIM, np.float32), 32.0, FIRST_STEP
     for number in range(4):

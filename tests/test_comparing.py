@@ -106,7 +106,7 @@ def prove(
 
 @pytest.mark.parametrize("bits", range(2, 17))
 def test_signs_are_proved(bits: int) -> None:
-    """Of all numbers, or of some and the extremes, plus public ones."""
+    """Prove those of all numbers, or of some and the extremes, plus public ones."""
     values = np.arange(1 << bits) if bits < 8 else RNG.integers(0, 1 << bits, 300)
     values[:4] = 0, 1, (1 << bits - 1) - 1, 1 << bits - 1
     public = ring.reduce(RNG.integers(0, 1 << bits, values.size), bits)
@@ -260,7 +260,7 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
 
 
 def test_wrong_partners_are_at_the_right_places_by_one_turn_at_most() -> None:
-    """Of a row as long as a prime; of six, every second place is so by three."""
+    """Try a row as long as a prime; in one of six, every second place is right by three turns."""
 
     def most(length: int) -> int:
         """Return how many turns take one set of places, without the first, to another at most."""
@@ -374,7 +374,7 @@ def test_what_is_no_bit_would_change_a_sign(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_message_that_is_changed_is_found(label: str, place: int, said: str) -> None:
-    """After the MACs of shares and the triples are made, in one message of its kind at random."""
+    """Change one random message of a kind, after the MACs of shares and the triples are made."""
     pair, armed, wanted = local_pair(20), [False], int(RNG.integers(3))
     seen = [0]
 

@@ -94,7 +94,7 @@ def test_a_kernel_knows_what_the_cache_on_disk_lacks(
 def test_what_lies_beside_a_kernel_serves_those_with_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in an image, where root has compiled what others load."""
+    """Load kernels as in an image, where root has compiled them."""
     source = tmp_path / "kernels" / "adding.py"
     source.parent.mkdir()
     source.write_text("def add(values, out):\n    out += values\n")
@@ -176,7 +176,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_without_semaphores_one_process_compiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in containers without /dev/shm, where multiprocessing has none."""
+    """Compile as in containers without /dev/shm, where multiprocessing has none."""
     compiled: list[str] = []
     told: list[tuple[int, int]] = []
     one = SimpleNamespace(
@@ -437,7 +437,7 @@ def test_a_signal_ends_what_compiles_and_its_workers_without_tracebacks(
 def test_no_round_compiles_after_its_server_has_said_compiled(
     tmp_path: Path, native: bool, extension: str
 ) -> None:
-    """Of any method: what the cache on disk gives would be compiled where there is none."""
+    """Try any method; a kernel that the cache on disk lacks would be compiled."""
     settings = SETTINGS | {"channel_timeout_s": START_S}
     pair, servers = Pair(tmp_path / "keys", settings=settings), ("s0", "s1")
     for server in servers:

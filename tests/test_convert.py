@@ -24,7 +24,7 @@ def unpacked(planes: Words, count: int) -> np.ndarray:
 @pytest.mark.parametrize(("bits", "width"), [(2, 1), (2, 2), (9, 9), (32, 20), (33, 33), (64, 64)])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
 def test_bits_of_shared_numbers_are_those_of_numpy(bits: int, width: int, count: int) -> None:
-    """And back: the numbers of the low bits, in a ring of as many bits and in a wider one."""
+    """Convert back, too: the low bits' numbers, in a ring of as many bits and in a wider one."""
     rng = np.random.default_rng(bits + count)
     values = ring.reduce(rng.integers(0, 2**64, count, np.uint64), bits)
     # carries through all bits, and through none
@@ -53,7 +53,7 @@ def test_bits_of_shared_numbers_are_those_of_numpy(bits: int, width: int, count:
 @pytest.mark.parametrize(("width", "bits"), [(1, 2), (2, 2), (5, 9), (20, 32), (32, 32), (53, 64)])
 @pytest.mark.parametrize("count", [1, 2, 5, 33])
 def test_an_element_is_that_of_sorting(width: int, bits: int, count: int) -> None:
-    """Of every third rank, the first and the last, with ties and both ends of the range."""
+    """Take every third rank, the first and the last, with ties and both ends of the range."""
     dim = 70
     rng = np.random.default_rng(width + count)
     top = 1 << (width - 1)
@@ -79,7 +79,7 @@ def test_an_element_is_that_of_sorting(width: int, bits: int, count: int) -> Non
 
 
 def test_an_element_takes_five_ots_per_value_and_bit() -> None:
-    """Of 20 values of 20 bits: their bits, an AND, a conversion, and next to nothing besides."""
+    """Count for 20 values of 20 bits: their bits, an AND, a conversion, and almost nothing else."""
     dim, count, width = 6400, 20, 20
     ots = descent.demand(dim, count, width, 32).ots / dim
     assert 5 <= ots / (count * width) < 5.5

@@ -339,7 +339,7 @@ def test_a_round_with_bad_parameters_is_not_opened(
 
 
 def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair: Pair) -> None:
-    """And the longest that is opened arrives."""
+    """Check that the longest upload of an open round arrives, too."""
     words = (MAX_MESSAGE_BYTES - ENVELOPE_BYTES) // 8
     with pytest.raises(ConfigError, match="max_message_bytes"):
         pair.open(**PAIRWISE | {"dim": words + 1}, reset=True)

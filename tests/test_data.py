@@ -43,7 +43,7 @@ def small_mnist(directory: Path, test_labels: int = 4) -> None:
 
 
 def small_cifar10(directory: Path) -> NDArray[np.uint8]:
-    """Two records a file; all of them."""
+    """Make two records a file, and keep all of them."""
     records = np.random.default_rng(1).integers(0, 256, (12, RECORD), np.uint8)
     records[:, 0] %= 10
     for number, name in enumerate(BATCHES):

@@ -380,7 +380,7 @@ def test_the_table_of_partners(kept: int, few: int, many: int) -> None:
 
 
 def test_halves_of_two_dealings_are_caught() -> None:
-    """Words that do not belong to the seed, whole or from one vector on."""
+    """Send words that do not belong to the seed, whole or from one vector on."""
     shape = Dealing(50, 8, 4)
     one, other = deal(shape), deal(shape)
     half_way = one.words.packed.copy()
@@ -505,7 +505,7 @@ def test_a_client_knows_what_has_to_be_opened_of_each_part(
 
 @pytest.mark.parametrize("label", ["dealing.guards", "dealing.turns"])
 def test_what_a_peer_opens_wrongly_a_client_sees_at_the_honest_server(label: str) -> None:
-    """Also if its dealing passes, because the peer has sent its digest back."""
+    """See it even if its dealing passes, because the peer has sent its digest back."""
     shape = Dealing(64, 8, 4)
     own, coin = deal(shape), bytes(16)
     pair = recorders()
@@ -576,7 +576,7 @@ def test_differences_are_hashed_under_tossed_keys() -> None:
 
 @pytest.mark.parametrize("near", [0, 1, 14])
 def test_permutations_are_uniform(near: int) -> None:
-    """All 24 orders of 4 vectors, with labels and without."""
+    """Count all 24 orders of 4 vectors, with labels and without."""
     stream, tries = Stream(bytes(16), nonce=near), 4800
     seen = [tuple(order_of(Permutation.uniform(stream, 4, near))) for _ in range(tries)]
     _, often = np.unique(np.array(seen), axis=0, return_counts=True)
@@ -695,7 +695,7 @@ def test_what_crosses_the_link_has_a_size_of_its_own_and_is_uniform() -> None:
 
 
 def test_the_peers_messages_can_be_simulated() -> None:
-    """From its own half, the opened turns and the opened guards, a server computes the rest."""
+    """Compute a server's view from its own half, the opened turns and the opened guards."""
     shape = Dealing(128, 8, 4)
     own = deal(shape)
     halves, pair = (own.seeded, own.words), recorders()

@@ -123,7 +123,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) -> None:
-    """Three workers, one of which lies, through real daemons; and the same in the clear."""
+    """Run three workers, one of which lies, through real daemons, and the same in the clear."""
     method = Radix(encoding="unit", word_bits=8)
     exchange = Predictions(PUBLIC.digest, CLASSES)
     params = RoundParams(method, dim=200 * CLASSES, max_clients=3, exchange=exchange)

@@ -223,7 +223,7 @@ def _the(place: int) -> Callable[[RoundMessage], bool]:
 
 @pytest.mark.parametrize("params", KINDS)
 def test_one_lost_message_puts_nobody_out_of_step(tmp_path: Path, params: RoundParams) -> None:
-    """As in divviup/janus#2605, where one lost reply lost the batch: each message in its turn."""
+    """Lose each message in its turn. In divviup/janus#2605 one lost reply lost the batch."""
     counted = Two(tmp_path / "all", params)
     said: list[RoundMessage] = []
 
@@ -381,7 +381,7 @@ def test_both_servers_killed_keep_what_they_have_acknowledged(two: Two) -> None:
 
 
 def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(two: Two) -> None:
-    """As in divviup/janus#3142, where a retried request was aggregated twice."""
+    """Retry requests. In divviup/janus#3142 a retried request was aggregated twice."""
     s0, (first, *_) = two.servers[0], two.servers[0].keys
     round_id = two.open()
     two.send_all(round_id)
@@ -415,7 +415,7 @@ def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(
 
 
 def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in divviup/janus#1414, where what was never validated was counted: a full disk."""
+    """Fill the disk. In divviup/janus#1414 unvalidated reports were counted."""
     s0, (first, second, third) = two.servers[0], two.servers[0].keys
     round_id = two.open()
     words = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)

@@ -30,7 +30,7 @@ EXAMPLES = re.findall(
 
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
-    """As they were, afterwards."""
+    """Restore the registries afterwards."""
     kept: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = [
         (registry, dict(registry))
         for registry in (ATTACKS, SOURCES, MODELS, AGGREGATORS, SECURE, METHODS)

@@ -73,7 +73,7 @@ def pair(
 
 
 def extend(ends: Pair, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """keys0, keys1, choice bits, keys: copies."""
+    """Return copies of keys0, keys1, choice bits and keys."""
     (keys0, keys1), (choices, keys) = run_both(lambda j: ends[j].extend(count))
     return keys0.copy(), keys1.copy(), bits_of(choices, count), keys.copy()
 
@@ -523,7 +523,7 @@ PINNED = {
 
 @pytest.mark.parametrize("name", PINNED)
 def test_wire_bytes_of_silent_ots_are_pinned(name: str) -> None:
-    """As those over SoftSpokenOT are in tests/test_privacy.py."""
+    """Pin them as tests/test_privacy.py pins those over SoftSpokenOT."""
     params = ROUNDS[name]
     ends = recorders()
     both = make_parties(

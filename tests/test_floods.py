@@ -278,7 +278,7 @@ def test_a_flood_without_a_key_takes_no_descriptor_from_a_new_session(pair: Pair
 
 @pytest.mark.parametrize("flood", [with_a_clients_key, with_refused_requests, as_the_peer])
 def test_a_flood_with_a_key_leaves_nothing_behind(pair: Pair, flood: Flood) -> None:
-    """After the first flood, whose long frames teach malloc to keep what is shorter."""
+    """Run after the first flood, whose long frames teach malloc to keep shorter ones."""
     before = calm(pair)
     with flooded(pair, flood):
         one_round(pair)
@@ -286,7 +286,7 @@ def test_a_flood_with_a_key_leaves_nothing_behind(pair: Pair, flood: Flood) -> N
 
 
 def test_the_logs_of_the_floods_are_short_and_name_no_defect(pair: Pair) -> None:
-    """After all floods, in the order of this file."""
+    """Run after all floods, in the order of this file."""
     for server in SERVERS:
         events = pair.events(server)
         names = {event["event"] for event in events}

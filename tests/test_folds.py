@@ -269,7 +269,7 @@ CLAIM = Failed(ROUND, PeerDeviated.code, "the peer deviated: it was you")
 def test_what_is_found_here_is_signed_whatever_the_other_server_says_first(
     tmp_path: Path, party: int, first: str
 ) -> None:
-    """Its claim, another failure, or that it is another instance, which ends what is computed."""
+    """Let it say its claim, another failure, or that it is another instance, which ends the run."""
     server = Server(party, tmp_path, AUDITED)
     round_id = pass_dealings(server)
     said = replace(CLAIM, round=round_id)

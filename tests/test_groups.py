@@ -167,7 +167,7 @@ def test_each_group_gets_the_median_of_its_own_clients(
 
 
 def test_the_lower_median_of_any_number_of_clients_in_a_group() -> None:
-    """All ties, all sizes: 2 H >= n is H >= ceil(n / 2)."""
+    """Try all ties and all sizes: 2 H >= n is H >= ceil(n / 2)."""
     for size in range(1, 8):
         votes = np.array(np.meshgrid(*[[0, 1, 2]] * min(size, 4))).reshape(min(size, 4), -1)
         votes = np.concatenate([votes, np.full((size - len(votes), votes.shape[1]), 1)])

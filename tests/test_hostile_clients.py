@@ -343,7 +343,7 @@ def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -
 @pytest.mark.parametrize("bound", ["auto", 0.5])
 @pytest.mark.parametrize("kind", ["wraps", "cancels", "long", "garbage"])
 def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kind: str) -> None:
-    """Above the proved gap, or so large that sums wrap; the coin is kept for the comparison."""
+    """Share one above the proved gap, or whose sums wrap; the coin is kept for the comparison."""
     round_id = opened(pair, method="mean", norm_bound=bound)
     params = pair.round(HOSTILE)[1]
     values = pair.encoded(HOSTILE, update(HOSTILE))

@@ -95,7 +95,7 @@ def one_by_one(
 def test_an_iteration_of_all_clients_at_once_is_that_of_one_after_another(
     groups: int, dim: int
 ) -> None:
-    """And where a descent has settled early, the iterations that it saves change nothing."""
+    """Check a descent that has settled early, too: saved iterations change nothing."""
     found = drawn(groups, dim)
     start = found.near(np.random.default_rng(2))
     for combine in (mixture.median, mixture.trimmed_mean, mixture.mean):

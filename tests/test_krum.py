@@ -34,7 +34,7 @@ SMALL = ProtocolParams(lanes=2, chunk=128)
 def test_the_smallest_are_those_of_a_stable_sort(
     n: int, dim: int, by_bits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of random numbers, of many ties, and of the least and the greatest."""
+    """Sort random numbers, many ties, and the least and the greatest."""
     monkeypatch.setattr(nearest, "_bit_by_bit", lambda n, dim: by_bits)
     rng = np.random.default_rng(n + dim)
     values = rng.integers(0, 1 << 63, (n, dim), np.uint64)
@@ -204,7 +204,7 @@ def test_sums_of_what_passes_the_check_do_not_wrap() -> None:
 
 
 def test_a_long_update_is_left_out_before_anybody_is_chosen(lanes: Lanes) -> None:
-    """A client that shares 2^62 in one coordinate, and one that is three times too long."""
+    """Share 2^62 in one coordinate, and a vector that is three times too long."""
     rng = np.random.default_rng(6)
     updates = rng.normal(size=(6, DIM))
     params = RoundParams(Krum(), dim=DIM, max_clients=6)
@@ -273,7 +273,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
-    """From no model, with nothing opened, and then from the first result, with who is chosen."""
+    """Start without a model, with nothing opened, then from the first result, with who is chosen."""
     rng, before = np.random.default_rng(3), None
     for selection in ("hidden", "opened"):
         given: dict[str, Any] = {

@@ -141,7 +141,7 @@ class Pipe:
         self._link.send(parts)
 
     def meet(self, party: int) -> None:
-        """As `ZmqLink.meet`."""
+        """Meet as `ZmqLink.meet` does."""
         if party == 0:
             self.send([b"lane"])
         else:

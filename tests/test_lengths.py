@@ -211,7 +211,7 @@ def test_what_wraps_is_out_of_range_in_half_of_all_rows(
 
 @pytest.mark.slow
 def test_who_is_honest_passes_and_who_is_long_does_not() -> None:
-    """Of 10,000 coins each, at the norm that may be, and at that times the gap."""
+    """Toss 10,000 coins for each: at the largest norm, and at that times the gap."""
     norm, rows = STRENGTH.most_norm, STRENGTH.rows
     sketches = sketches_of(rows, *worst(norm), *worst(math.ceil(norm * STRENGTH.gap) + 1))
     assert are_in_range(sketches[:, :3]).all()
@@ -223,7 +223,7 @@ def test_who_is_honest_passes_and_who_is_long_does_not() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(3))
 def test_lengths_stray_no_more_than_is_proved(place: int) -> None:
-    """In 64 rows, where it happens often enough to be seen, for every vector that is worst."""
+    """Measure every worst vector in 64 rows, where they stray often enough to be seen."""
     rows, norm = 64, 1 << 20
     vector = worst(norm)[place]
     squared = sum(value**2 for value in vector)

@@ -101,7 +101,7 @@ def holds(
 @pytest.mark.parametrize("native_aes", [True, False])
 @pytest.mark.parametrize("bits", range(1, 17))
 def test_keys_are_tags_plus_delta_times_values(bits: int, native_aes: bool) -> None:
-    """Of calls one after another, in slots of any size, and again from their positions."""
+    """Make calls one after another, in slots of any size, and again from their positions."""
     prover, verifier, delta = ends(sessions(native_aes))
     for slot in (slot for slot in (4, 8, 16) if slot >= ring.dtype(bits).itemsize * 8 or bits <= 4):
         values = random_values(333, bits)
@@ -218,7 +218,7 @@ def test_a_part_can_be_expanded_alone() -> None:
 
 
 def what_is_sent_hides_values() -> None:
-    """Of the same values in two calls and two lanes, all together and beside them."""
+    """Send the same values in two calls and two lanes; look at all together and beside them."""
     pair, values = sessions(), random_values(1 << 14, 4)
     seen: dict[str, np.ndarray] = {}
     for lane in (0, 1):
@@ -235,7 +235,7 @@ def test_what_is_sent_hides_values() -> None:
 
 
 def test_what_is_sent_is_uniform_and_never_the_same() -> None:
-    """Of values that are all 0; so also u is, which hides them."""
+    """Commit to values that are all 0: then u, which hides them, is uniform, too."""
     prover, verifier, _ = ends()
     zeros, sent = np.zeros(1 << 15, np.uint8), []
     for bits in (1, 4, 4, 7, 8, 16):

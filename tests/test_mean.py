@@ -137,7 +137,7 @@ def test_through_real_daemons(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) -> None:
-    """And scales what it shares by that, with no word of the caller's."""
+    """Check that it scales its values by that weight, with no word of the caller's."""
     shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
     given: dict[str, Any] = {"method": "mean", "dim": 20, "max_clients": 4, "weights": shares}
     params = RoundParams.from_dict(given | {"norm_bound": 64.0})

@@ -122,7 +122,7 @@ def test_bucketed_in_every_ring(lanes: Lanes, bits: int) -> None:
 
 @pytest.mark.parametrize("method", ["bucketed", "pairwise"])
 def test_one_client_has_itself_as_median(method: str) -> None:
-    """The protocols are defined for n = 1; the service refuses such a round."""
+    """Compute it for n = 1, for which protocols are defined; the service refuses such a round."""
     parties = [side[0] for side in make_parties()]
     rng = np.random.default_rng(1)
     if method == "bucketed":

@@ -164,7 +164,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trimmed-mean", "radix"])
 def test_through_real_daemons(name: str, pair: Pair) -> None:
-    """With nothing opened, and then with who is near, from the result before."""
+    """Open nothing, and then who is near, from the result before."""
     rng, latest = np.random.default_rng(4), None
     for selection in ("hidden", "opened"):
         params = made(name, 200, 5, neighbours=1, selection=selection)

@@ -163,7 +163,7 @@ def of_openssl(seed: bytes, block: int, count: int) -> bytes:
 
 @pytest.mark.parametrize("block", [0, 5, 2**32 - 3, 2**63 + 1])
 def test_streams_of_both_paths_are_the_same(block: int) -> None:
-    """Of tiles, blocks and half blocks, with carries between the counter's bytes."""
+    """Compare tiles, blocks and half blocks, with carries between the counter's bytes."""
     for count in [0, 1, 2, 3, 39, 40, 41, 42, 80, 83, 1000, 30_721]:
         seed = RNG.bytes(16)
         native_, portable = (expand(seed, block, count, choice) for choice in (True, False))
@@ -268,7 +268,7 @@ def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
 
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
-    """At both ends, for all sizes one after the other, on lanes as they are counted."""
+    """Compare both ends, all sizes one after the other, on lanes by their numbers."""
     made = trees(field_bits)
     holes = [[b"", *tree[1:]] for tree in made]
     for nonce in (0, 3):
@@ -287,7 +287,7 @@ def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [1, 4, 5, 8, 9, 16])
 def test_leaves_under_macs_of_both_paths_are_the_same(bits: int) -> None:
-    """At both ends, of tiles and of what fills none, from any position on, in slots of any size."""
+    """Compare both ends, full and partial tiles, any position and slots of any size."""
     made = trees(4)[:12]
     slots = [slot for slot in (4, 8, 16) if bits <= slot and (bits <= 8 or slot == 16)]
     for slot, (at, count) in product(slots, ((0, 1), (7, 100), (2**32 - 1, 1024), (5, 5000))):
@@ -596,7 +596,7 @@ def under(cpu: str, features: str, cache: Path, program: str) -> str:
     ("slots", "bits", "per_word"), [case for case in VECTORS if case[0] == case[2]]
 )
 def test_dealt_vectors(slots: int, bits: int, per_word: int) -> None:
-    """Vectors of one word, of which portable code does only those at the end of the words."""
+    """Unpack vectors of one word; portable code does only those at the end of the words."""
     count, step = 100, (slots - 1) * bits
     values = RNG.integers(0, 2**bits, (count, slots), np.uint64).astype(object)
     values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % 2**bits

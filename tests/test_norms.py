@@ -88,7 +88,7 @@ def test_as_long_as_the_bound_passes_and_longer_than_the_gap_does_not(bound: flo
 
 @pytest.mark.parametrize("bound", ["auto", 3.0])
 def test_values_that_wrap_and_shares_that_do_not_fit_fail(bound: float | str) -> None:
-    """2^63 and 2^62 in one place or all, sums that cancel, garbage, and what is just too large."""
+    """Try 2^63 and 2^62 in one place or all, cancelling sums, garbage, and just too large values."""
     params = RoundParams(Mean(norm_bound=bound), dim=DIM, max_clients=16)
     honest = [vector(kind, LONGEST / 8) for kind in KINDS] * 3
     hostile = []
@@ -109,7 +109,7 @@ def test_values_that_wrap_and_shares_that_do_not_fit_fail(bound: float | str) ->
 
 
 def test_verdicts_are_those_in_the_clear_and_come_of_the_coin_alone() -> None:
-    """Vectors so near to the limit that the coin decides."""
+    """Take vectors so near to the limit that the coin decides."""
     method = Mean(norm_bound=2.0)
     params = RoundParams(method, dim=DIM, max_clients=20)
     rng = np.random.default_rng(2)
@@ -273,7 +273,7 @@ def test_a_cheater_moves_the_mean_by_the_gap_at_most() -> None:
 
 @pytest.mark.parametrize("bound", [1.0, 100.0])
 def test_weights_multiply_what_is_bounded(bound: float) -> None:
-    """Updates that are cut to their bound, and updates that are not."""
+    """Take updates that are cut to their bound, and updates that are not."""
     weights = [3, 1, 2, 3]
     names = dict(zip("abcd", weights, strict=True))
     params = RoundParams(Mean(norm_bound=bound, weights=names), dim=DIM, max_clients=4)

@@ -172,7 +172,7 @@ def test_an_old_commitment_cannot_be_sent_again() -> None:
 @pytest.mark.parametrize("lost", range(6))
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_link_that_fails_makes_nobody_say_that_the_other_deviated(lost: int, alone: bool) -> None:
-    """At each message of an opening and of a comparison: it is lost, alone or with all after it."""
+    """Lose each message of an opening and of a comparison, alone or with all after it."""
     pair, sent = local_pair(1), 0
     true = pair[1]._link.send
 

@@ -129,7 +129,7 @@ REFUSED = refused_points()
 
 @pytest.mark.parametrize("point", REFUSED.values(), ids=REFUSED.keys())
 def test_base_ot_refuses_points_outside_the_group(point: bytes) -> None:
-    """The neutral element, small and mixed orders, and second encodings, as A and as B."""
+    """Send the neutral element, small and mixed orders, and second encodings, as A and as B."""
     one, two = local_pair()
     one.send("base.A", np.frombuffer(point, np.uint8))
     with pytest.raises(PeerProtocolError, match="A is not a point"):
@@ -442,7 +442,7 @@ def test_corrections_of_dabits_follow_the_check() -> None:
 
 
 def test_a_fill_is_checked_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a receiver keeps few rows; what is made is the same at both parties."""
+    """Check that a receiver keeps few rows, and that both parties make the same OTs."""
     monkeypatch.setattr(pool, "PORTION", 5 * ALIGN)
     one, two = local_pair(20)
     pair = Lying(one, lambda label, array: None), Lying(two, lambda label, array: None)
@@ -564,7 +564,7 @@ def test_low_ends_have_streams_of_their_own() -> None:
 
 @pytest.mark.parametrize("native_aes", [True, False])
 def test_bit_planes_are_those_of_the_keys(native_aes: bool) -> None:
-    """For both ends, from the same leaves and index on."""
+    """Compare them at both ends, from the same leaves and index on."""
     receivers, senders = twice(native_aes)
     # the last takes a whole block and a part of one
     for blocks in ([3 * ALIGN], [ALIGN], [BLOCK, ALIGN]):

@@ -410,7 +410,7 @@ def test_a_round_that_s1_refuses_does_not_count_at_s0(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two servers with policies of their own."""
+    """Start two servers with policies of their own."""
     made = Pair(tmp_path_factory.mktemp("pair") / "keys")
     for server, own in (
         ("s0", policy(allowed={"selection": ["hidden"]})),

@@ -343,7 +343,7 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
 
 
 def test_no_pools_are_filled_while_another_cohort_computes() -> None:
-    """And an engine that drops its session leaves those of the others alone."""
+    """Check that an engine that drops its session leaves the others' pools alone, too."""
     servers = Servers()
     limits = [PLENTY, PLENTY]
     makers = [

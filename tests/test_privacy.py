@@ -505,7 +505,7 @@ def test_wire_bytes_of_a_check_are_pinned(name: str) -> None:
 
 
 def test_wire_bytes_of_a_dealing_are_pinned() -> None:
-    """The half of a client that is words, its rotations, and what the check of it sends."""
+    """Pin a client's half of words, its rotations, and the messages of their check."""
     shape = Dealing(DIM, 8, 4)
     dealt = deal(shape, deterministic_entropy(3))
     halves, pair = (dealt.seeded, dealt.words), recorders()

@@ -332,7 +332,7 @@ def test_ranks_take_no_weights() -> None:
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
 @pytest.mark.parametrize("trim", [None, 0.0, 0.1, 0.25, 0.4, 0.49])
 def test_trimmed_mean_is_exact(lanes: Lanes, clients: int, trim: float | None) -> None:
-    """With a trim that is given, and without, where one at least is dropped of three or more."""
+    """Try a given trim, and the default, which drops at least one of three or more."""
     rng = np.random.default_rng(clients)
     given: dict[str, Any] = {} if trim is None else {"trim": trim}
     method = TrimmedMean(ring_bits=32, fraction_bits=0, **given)

@@ -62,7 +62,7 @@ def on_ray(folder: Path, made: Pair | None = None, **settings: dict[str, Any]) -
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    """Two servers on local clusters that are not of the same size, with three shards a round."""
+    """Start two servers on local clusters of different sizes, with three shards a round."""
     with (
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as made,
         on_ray(

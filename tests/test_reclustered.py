@@ -399,7 +399,7 @@ def test_from_how_many_reclusterings_on_all_updates_follow(
 
 
 def test_who_is_exposed_before_all_are() -> None:
-    """By solving for each client's unit vector, with exact ranks."""
+    """Solve for each client's unit vector, with exact ranks."""
     some = 0
     for seed in range(30):
         coin = bytes([seed] * 16)
@@ -561,7 +561,7 @@ def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clus
 
 @pytest.mark.parametrize("ring_bits", [32, 64])
 def test_a_median_is_computed_in_the_way_that_takes_fewer_ots(ring_bits: int) -> None:
-    """By pairs of few clusters, by radix of many; and the size of the chunks does not matter."""
+    """Take pairs for few clusters and radix for many; chunks of any size give the same."""
     ways = set()
     for clients in (2, 5, 8, 9, 10, 14, 20, 60):
         least, by_pairs, by_radix = (

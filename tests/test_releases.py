@@ -235,7 +235,7 @@ def test_a_round_with_blocks_on_the_disk_fails_in_words(parties: Parties) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("server", BOTH)
 def test_a_server_of_the_release_before_is_refused_as_a_peer(parties: Parties, server: str) -> None:
-    """In words, at both: they name both releases, and who is to be updated."""
+    """Refuse it in words at both: they name both releases, and who is to be updated."""
     (later,) = set(BOTH) - {server}
     parties.start(server)
     problem = parties.pair.caller("client-1", server).ask("info").fields["peer_problem"]
@@ -249,7 +249,7 @@ def test_a_server_of_the_release_before_is_refused_as_a_peer(parties: Parties, s
 
 @pytest.mark.release
 def test_both_servers_are_updated_together_within_a_run(parties: Parties) -> None:
-    """With the state that the older release has left; clients and coordinator stay as they are."""
+    """Go on from the older release's state; clients and coordinator stay unchanged."""
     parties.start(*BOTH)
     first = parties.open(BUCKETED, anew=True, by_older=True)
     assert parties.take_part("client-1") == pytest.approx(LOWER, abs=0.1)
@@ -284,7 +284,7 @@ def test_clients_are_updated_and_go_back_between_dealing_and_upload(parties: Par
 @pytest.mark.release
 @pytest.mark.parametrize("server", BOTH)
 def test_a_server_two_releases_off_is_refused_in_words(parties: Parties, server: str) -> None:
-    """At both, and whichever is the older one."""
+    """Check this at both servers, whichever is the older one."""
     (later,) = set(BOTH) - {server}
     program = f"""
 import sys

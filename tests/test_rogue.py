@@ -98,7 +98,7 @@ def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
 
 @pytest.mark.slow
 def test_another_opening_is_found_at_once_and_signed() -> None:
-    """Without an audit, too: one bit is known by then, where four other ones were."""
+    """Find it without an audit, too: one bit is known by then, where four other ones were."""
     found = row("open-bits", "bucketed")
     assert found["sum_bits"] < 1 and found["client_bits"] == 0
     assert "the peer deviated: s0 has signed that s1" in found["when"]

@@ -751,7 +751,7 @@ PINNED = {
 
 @pytest.mark.parametrize("kind", PINNED)
 def test_messages_and_saved_values_stay_byte_for_byte(kind: str) -> None:
-    """A round to its run, a broken link, another run and its result, at both servers."""
+    """Pin a round to its run, a broken link, another run and its result, at both servers."""
     changes = {"plain": PLAIN, "dealt": DEALT, "values": VALUES, "audited": AUDITED}[kind]
     said = hashlib.sha256()
 
@@ -1112,7 +1112,7 @@ def test_the_verdicts_are_part_of_what_both_servers_agree_on() -> None:
 
 
 def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> None:
-    """And what is refused changes nothing."""
+    """Check that a refused event changes nothing, too."""
     seen = {"transition": 0, "late": 0, "refused": 0}
     kinds = PLAIN, DEALT, VALUES, AUDITED
     every = itertools.product(kinds, (0, 1), State, MESSAGES + OWN)

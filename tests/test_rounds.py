@@ -568,7 +568,7 @@ def test_a_defect_in_one_request_is_answered_and_the_server_goes_on(
 
 
 def test_what_is_said_of_the_most_clients_fits_into_a_header(tmp_path: Path) -> None:
-    """With names as long as they may be together, weights, and the longest reasons."""
+    """Use the longest names that are allowed together, weights, and the longest reasons."""
     keys = sorted(z85.encode(number.to_bytes(32, "big")).decode() for number in range(MAX_CLIENTS))
     clients = tuple(Caller(f"{at:0{MAX_NAME}}", key) for at, key in enumerate(keys))
     # as many bytes as characters in these, except for this one

@@ -158,7 +158,7 @@ def sent(records: list[Record]) -> bytes:
 
 
 def goes_both_ways(ends: list[Lane]) -> bool:
-    """Whether a message arrives in both directions."""
+    """Return whether a message arrives in both directions."""
     for source, sink in (ends, ends[::-1]):
         source.send([b"header", b"\x07" * 1000])
         if sink.recv() != [b"header", b"\x07" * 1000]:
@@ -316,7 +316,7 @@ def test_records_are_not_swapped_sent_back_or_taken_from_another_lane(pair: Pair
 
 
 def test_no_key_is_used_twice_with_a_nonce(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two lanes, both directions, a lane made again, and keys that follow one another."""
+    """Look at two lanes, both directions, a lane made again, and keys that follow one another."""
     monkeypatch.setattr(sealed, "REKEY_BYTES", 5000)
     used: list[tuple[bytes, bytes]] = []
 

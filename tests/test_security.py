@@ -239,7 +239,7 @@ def test_plan_takes_the_flag_of_release_1_0(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.slow
 def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
-    """As a Flower node or an NVFlare site asks, too; the coordinator is told why."""
+    """Ask as a Flower node or an NVFlare site does, too; the coordinator is told why."""
     made = Pair(tmp_path, clients=3)
     for server in ("s0", "s1"):
         made.configure(server, security="bounded", max_attempts=2)

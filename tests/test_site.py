@@ -84,7 +84,7 @@ def test_every_table_is_on_one_page(hooks: Any) -> None:
 
 
 def test_the_table_of_rogue_servers_has_every_attack(hooks: Any) -> None:
-    """`scripts/rogue --json docs/figures/rogue-servers.json` measures again."""
+    """Compare it; `scripts/rogue --json docs/figures/rogue-servers.json` measures again."""
     rows = hooks.rogue_servers().splitlines()[2:]
     found = [tuple(row.strip("| ").split(" | ")[:3]) for row in rows]
     every = [(f"`{a.deviation}`", about(a.deviation), f"`{a.method.name}`") for a in attacks()]

@@ -28,7 +28,7 @@ def test_sketches_of_shares_add_up_to_that_of_the_vector() -> None:
 @pytest.mark.parametrize("rows", [16, 48])
 @pytest.mark.parametrize(("clients", "dim"), [(1, 1), (2, 7), (8, 64), (9, 65), (20, 130)])
 def test_a_sketch_is_that_of_whole_numbers(clients: int, dim: int, rows: int) -> None:
-    """With the greatest numbers and those of the least bits, from any coordinate on."""
+    """Use the greatest numbers and those of the fewest bits, from any coordinate on."""
     rng = np.random.default_rng(dim)
     vectors = rng.integers(0, 1 << 64, (clients, dim), np.uint64)
     vectors[0, :3] = [1 << 63, 1 << 62, (1 << 64) - 1][:dim]

@@ -12,7 +12,7 @@ from tests.parties import additive, make_parties, run_both
 @pytest.mark.parametrize("bits", [2, 3, 8, 9, 31, 32, 33, 63, 64])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
 def test_squares_are_those_of_numpy(bits: int, count: int) -> None:
-    """Of random elements, 0, the least and the greatest, modulo 2^l."""
+    """Square random elements, 0, the least and the greatest, modulo 2^l."""
     rng = np.random.default_rng(bits + count)
     values = ring.reduce(rng.integers(0, 2**64, count, np.uint64), bits)
     edges = ring.reduce(np.array([0, 1, -1, 1 << (bits - 2), -(1 << (bits - 2))]), bits)

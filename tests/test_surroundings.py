@@ -160,7 +160,7 @@ def test_a_forked_worker_that_lives_on_does_not_hold_the_state_folder(pair: Pair
 
 
 def test_a_lock_ends_with_close_though_its_descriptor_lives_on(tmp_path: Path) -> None:
-    """As in a fork that Python does not know of."""
+    """Close it as in a fork that Python does not know of."""
     lock = lock_folder(tmp_path, "locked")
     other = os.dup(lock.fileno())
     try:
@@ -468,7 +468,7 @@ def test_a_training_goes_on_though_its_output_finds_no_room(
 
 
 def test_a_client_works_beside_an_event_loop_and_on_any_thread(pair: Pair) -> None:
-    """As in a notebook, whose cells run within a loop, and in servers of other frameworks."""
+    """Run as in a notebook, whose cells run within a loop, and in other frameworks' servers."""
     round_id = pair.open(model=MODEL, reset=True, **RADIX)
     for name in ("client-2", "client-3"):
         pair.submit(name, MODEL)

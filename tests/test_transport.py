@@ -210,7 +210,7 @@ class Front:
         return made
 
     def hears(self, caller: zmq.Socket, limit_s: float = WAIT_S) -> bool:
-        """Whether a request of `caller` arrives."""
+        """Return whether a request of `caller` arrives."""
         # zmq ends a connection whose key is refused, and has then no way for a message
         with suppress(zmq.Again):
             caller.send_multipart(wire.pack("info", {"id": 1}), zmq.DONTWAIT)
@@ -445,7 +445,7 @@ def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair: Pair) ->
 
 
 def test_a_clients_port_opens_what_answers_without_a_copy_need() -> None:
-    """Before strangers take the descriptors: pyzmq opens sockets and a file for the first one."""
+    """Open it before strangers take the descriptors: pyzmq opens sockets and a file for the first."""
     collector.stop()
     front = Front()
     try:

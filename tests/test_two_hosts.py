@@ -13,7 +13,7 @@ LIMIT_S = 600
 
 
 def test_everything_that_the_page_prints_is_typed() -> None:
-    """All lines of all blocks, in their order, and what others type likewise."""
+    """Type all lines of all blocks, in their order, and others' likewise."""
     install, rest = two_hosts.tutorial()
     assert "securemedian --version" in next(two_hosts.blocks(install))[1]
     printed = [line for _, lines in two_hosts.blocks(rest) for line in lines]
@@ -41,7 +41,7 @@ def test_what_is_held_of_the_unit_is_in_it() -> None:
 @pytest.mark.release
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_two_hosts() -> None:
-    """A line that is cut, a server that moves, and packets that are too long for the way."""
+    """Cut a line, move a server, and send packets that are too long for the way."""
     steps = ["rules", "cut", "s0-moves", "mtu", "--cut-s", "3", "--rounds", "1", "--dim", "5000"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.two_hosts", *steps],

@@ -137,7 +137,7 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
 
 @pytest.mark.parametrize("bits", [*range(2, 18), 31, 32, 33, 47, 63, 64])
 def test_weighted_sums_of_packed_shares(bits: int) -> None:
-    """Values that lie in two words, carries into every bit, and slices, all against plain sums."""
+    """Sum values in two words, carries into every bit, and slices, against plain sums."""
     rng = np.random.default_rng(bits)
     columns, weights = 500, [1, 1, 3, 1, 2, 3]
     values = ring.reduce(rng.integers(0, 2**64, (len(weights), 2, columns), np.uint64), bits)

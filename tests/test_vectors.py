@@ -31,7 +31,7 @@ def test_there_is_no_other_file_and_all_are_small_and_explained() -> None:
 
 
 def test_shares_are_what_the_readme_says() -> None:
-    """With nothing of ours but what takes bits out of words, one by one."""
+    """Use nothing of ours except the function that takes bits out of words, one by one."""
     for case in cases("shares"):
         rows, columns, bits = len(case["values"]), len(case["values"][0]), case["bits"]
         packed = case["s1"]["packed"]

@@ -84,7 +84,7 @@ def test_a_run_in_python(pair: Pair) -> None:
 
 
 def test_everybody_can_compute_the_next_buckets(pair: Pair) -> None:
-    """Three rounds with the defaults: `next` of what is published is what S0 publishes next."""
+    """Run three default rounds: `next` of the published scale is S0's next one."""
     params = RoundParams(Bucketed(), dim=50, max_clients=3)
     rng = np.random.default_rng(5)
     with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:

@@ -229,7 +229,7 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost, wrong, reused or stuck."""
+        """Return whether nothing was lost, wrong, reused or stuck."""
         return not (
             self.uploads_lost or self.wrong_results or self.reused_correlations or self.stuck
         )
