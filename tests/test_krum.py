@@ -273,7 +273,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_through_real_daemons(pair: Pair) -> None:
-    """Start without a model, with nothing opened, then from the first result, with who is chosen."""
+    """Start without a model and open nothing; then from the first result, with who is chosen."""
     rng, before = np.random.default_rng(3), None
     for selection in ("hidden", "opened"):
         given: dict[str, Any] = {

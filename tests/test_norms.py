@@ -88,7 +88,7 @@ def test_as_long_as_the_bound_passes_and_longer_than_the_gap_does_not(bound: flo
 
 @pytest.mark.parametrize("bound", ["auto", 3.0])
 def test_values_that_wrap_and_shares_that_do_not_fit_fail(bound: float | str) -> None:
-    """Try 2^63 and 2^62 in one place or all, cancelling sums, garbage, and just too large values."""
+    """Try 2^63 and 2^62 in one place or all, cancelling sums, garbage and values just too large."""
     params = RoundParams(Mean(norm_bound=bound), dim=DIM, max_clients=16)
     honest = [vector(kind, LONGEST / 8) for kind in KINDS] * 3
     hostile = []

@@ -445,7 +445,7 @@ def test_without_a_descriptor_a_stream_is_refused_with_what_to_do(pair: Pair) ->
 
 
 def test_a_clients_port_opens_what_answers_without_a_copy_need() -> None:
-    """Open it before strangers take the descriptors: pyzmq opens sockets and a file for the first."""
+    """Open it before strangers take the descriptors: pyzmq needs sockets and a file for it."""
     collector.stop()
     front = Front()
     try:

@@ -235,7 +235,7 @@ def check_guarded(engine: EngineConfig) -> None:
         raise ConfigError(
             "[engine] address lets all users of the cluster see every share, without "
             f"{' and '.join(missing)} in the environment: {engine.address}; set them on all nodes "
-            "and for this server, or write insecure = true"
+            "and here (docs/scaling.md), or write insecure = true"
         )
 
 
