@@ -591,7 +591,7 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
         raise ConfigError(
             f"fewer clients than the {floor} that servers ask for: {len(names)}; name more with "
             "--clients, because a median of few tells much of each. For a trial give "
-            f"--min-clients {len(names)} to both"
+            f"--min-clients {len(names)} at both servers"
         )
     return names, floor
 
