@@ -279,7 +279,7 @@ def test_weights_that_cannot_be(pair: Pair) -> None:
     weighted: dict[str, Any] = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):
         pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
-    with pytest.raises(ConfigError, match="2 clients have weights, and none may .*: name 3 or m"):
+    with pytest.raises(ConfigError, match="too few clients with weights, none of which may .*: 2; name 3 or m"):
         pair.open(**weighted, weights={"client-1": 2, "client-2": 1})
     # with one away the others weigh too much
     round_id = pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "client-3": 1})
@@ -294,7 +294,7 @@ def test_a_rank_beyond_those_who_came_fails_the_round(pair: Pair) -> None:
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1])
     pair.caller("coordinator", "s0").ask("close", round=round_id)
-    assert "rank 3" in pair.wait("failed")["reason"]
+    assert "a rank beyond the total weight 2" in pair.wait("failed")["reason"]
 
 
 # The rules of rounds

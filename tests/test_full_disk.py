@@ -90,7 +90,7 @@ def test_a_round_ends_on_a_full_disk_because_uploads_leave_the_database_room(
         patch.setattr("os.posix_fallocate", no_room)
         refused = upload(s0, round_id, 1).fields
         assert refused["code"] == "not-stored"
-        assert "No space left on device. Its operator must see to the disk" in refused["message"]
+        assert "No space left on device; have its operator look at the disk" in refused["message"]
         # they take nothing of the reserve, which is for changes of the round
         assert s0.upload(s0.keys[1], round_id).fields["code"] == "not-stored"
         assert reserve.stat().st_size > DATABASE_BYTES

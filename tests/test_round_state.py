@@ -6,6 +6,7 @@ servers.peer and servers.control are tested here, too.
 import copy
 import functools
 import hashlib
+import inspect
 import itertools
 import json
 import random
@@ -118,13 +119,19 @@ class Here:
         **{"dealt_here": "dealt", "passed": "passed"},
     }
 
+    FUNCTIONS = {
+        name: function
+        for module in (members, step)
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and name not in ("replace", "cut", "use", "note")
+    }
+
     def __init__(self, made: ServerRound) -> None:
         self.__dict__["round"] = made
 
     def __getattr__(self, name: str) -> Any:
-        for module in (members, step):
-            if hasattr(module, name) and name not in ("use", "note", "control", "events"):
-                return functools.partial(getattr(module, name), self.round)
+        if name in self.FUNCTIONS:
+            return functools.partial(self.FUNCTIONS[name], self.round)
         return self.round.known("coin") if name == "coins" else getattr(self.round, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -1269,7 +1276,7 @@ class Walk:
                 frozenset(here.dealt_there),
                 str(here.check),
                 here.check and here.check.coin,
-                tuple(here.coins.items()),
+                tuple(here.known("coin").items()),
                 frozenset(here.passed),
                 frozenset(here.failed),
                 frozenset(here.declined),
@@ -1279,7 +1286,7 @@ class Walk:
                 here.computed_here,
                 here.computed_there,
             )
-            for here in self.rounds
+            for here in (one.round for one in self.rounds)
         ]
         queues = [[(type(m), *map(str, vars(m).values())) for m in queue] for queue in self.queues]
         more = (
