@@ -1,10 +1,12 @@
 """Objects that hold secrets print none of them: logs, tracebacks and debuggers show a `repr`."""
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -94,8 +96,20 @@ def secrets_of(each: type[Any]) -> dict[str, bytes]:
     return {
         field.name: f"secret in {field.name}".encode()
         for field in dataclasses.fields(each)
-        if MAY_BE_SECRET.search(str(field.type))
+        if MAY_BE_SECRET.search(type_of(each, field))
     }
+
+
+def type_of(each: type[Any], field: dataclasses.Field[Any]) -> str:
+    """Return the type of a field, whose annotation a module may keep as text."""
+    if not isinstance(field.type, str):
+        return str(field.type)
+    for cls in each.__mro__:
+        if field.name in vars(cls).get("__annotations__", {}):
+            # a name that only type checkers import cannot be resolved, and is not an array
+            with contextlib.suppress(NameError):
+                return str(eval(field.type, vars(sys.modules[cls.__module__])))
+    return field.type
 
 
 def test_no_dataclass_prints_what_may_be_secret() -> None:
