@@ -286,7 +286,7 @@ def test_weights_that_cannot_be(pair: Pair) -> None:
     pair.submit("client-1", updates()[0])
     pair.submit("client-2", updates()[1])
     pair.caller("coordinator", "s0").ask("close", round=round_id)
-    assert "weighs 1 of the 2 of all who take part" in pair.wait("failed")["reason"]
+    assert "one client weighs more than a third" in pair.wait("failed")["reason"]
 
 
 def test_a_rank_beyond_those_who_came_fails_the_round(pair: Pair) -> None:
