@@ -106,7 +106,7 @@ def test_a_public_set_that_no_network_takes_and_a_negative_warm_up() -> None:
     for bad in bads:
         with pytest.raises(ConfigError, match="choose another model or public set"):
             Student.start(trainer, bad, 0)
-    with pytest.raises(ConfigError, match="0 rounds or more, not -1"):
+    with pytest.raises(ConfigError, match="invalid warm-up: -1; give 0 rounds or more"):
         Student.start(trainer, PUBLIC.inputs, -1)
 
 
