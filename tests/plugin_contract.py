@@ -211,7 +211,7 @@ class Contract:
     def test_servers_that_are_away_end_the_training_or_the_round(
         self, pair: Pair, tmp_path: Path
     ) -> None:
-        away = {"coordinator": str(pair.away("coordinator")), "wait_s": 0.1}
+        away: dict[str, Any] = {"coordinator": str(pair.away("coordinator")), "wait_s": 0.1}
         ran = self.run(pair, tmp_path / "stop", **away)
         assert "no round could be opened: S0 at tcp://127" in ran.reason and not ran.trained
         ran = self.run(pair, tmp_path / "skip", rounds=2, on_failure="skip", **away)

@@ -106,7 +106,7 @@ def test_a_round_of_a_framework_from_its_opening_to_its_result(
     give(pair, round_id, 1, 4.0)
     give(pair, round_id, 2, -1.5)
     assert not rounds.nobody_submitted(round_id)
-    with pytest.raises(DuplicateUpload, match="Do two nodes use client-2's keys?"):
+    with pytest.raises(DuplicateUpload, match="Two nodes may use the same keys: client-2"):
         give(pair, round_id, 2, 7.0)
     with caplog.at_level(logging.INFO, "tests"):
         result = rounds.result(round_id, MODEL)
