@@ -780,7 +780,8 @@ def test_messages_and_saved_values_stay_byte_for_byte(kind: str) -> None:
         both.feed(party, Unlinked("gone"), 2.0)
     both.feed(0, Turn(SECOND, True), 90.0)
     for here in both.rounds:
-        ours = here.token("key-a", COIN), here.digest, here.round_is(noise_secret="ab"), here.noise
+        here.round_is(noise_secret="ab")
+        ours = here.token("key-a", COIN), here.digest, None, here.noise
         kept = json.dumps(here.saved(), sort_keys=True).encode(), repr(ours).encode()
         said.update(b"".join(kept) + ",".join(here.saved()).encode())
     assert said.hexdigest() == PINNED[kind]
