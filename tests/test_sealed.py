@@ -180,6 +180,11 @@ def test_sealed_lanes_carry_arrays_both_ways_at_once(pair: Pair) -> None:
         assert np.array_equal(came, big) and came.flags.aligned
         assert end.recv("empty", np.uint64, (0,)).size == 0
     assert one.traffic == zero.traffic
+    for end in ends:
+        # an idle one lives on behind a firewall
+        assert end._sealed
+        assert end._sealed._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert end._sealed._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
     bell = socket.socketpair()
     assert not ends[0].ready(0.0, bell[0])
     ends[1].send([b"now"])
@@ -446,29 +451,55 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair: Pair) -> 
         slow[0].send([b"late"])
 
 
-def test_a_peer_that_never_reads_does_not_hold_the_sender_for_ever(pair: Pair) -> None:
-    ends = pair.met(timeout_s=1.0)
-    over = threading.Event()
+def test_a_peer_that_reads_late_gets_all_and_one_that_never_reads_holds_nobody(pair: Pair) -> None:
+    """Let a server compute for longer than the limit while the other sends, as on CURVE."""
+    ends = pair.met(timeout_s=0.5)
+    goes_on = threading.Event()
 
     def hold(direction: int, records: list[Record]) -> list[Record]:
-        over.wait(WAIT_S)
-        return []
+        goes_on.wait(WAIT_S)
+        return records[-1:]
 
     pair.line.tamper = hold
-    piece = bytes(4 << 20)
+    pieces = [bytes([number]) * (4 << 20) for number in range(10)]
     start = time.monotonic()
-    for _ in range(20):
+    for piece in pieces:
         ends[0].send([piece])
     assert time.monotonic() - start < 30
+    time.sleep(1.5)
+    goes_on.set()
+    assert ends[1]._sealed
+    ends[1]._sealed.limit(WAIT_S)
+    ends[1]._timeout_s = WAIT_S
+    assert [ends[1].recv() for _ in pieces] == [[piece] for piece in pieces]
+    assert all(end.sealed for end in ends)
 
-    def until_refused() -> None:
-        while time.monotonic() - start < WAIT_S:
-            ends[0].send([b"more"])
-            time.sleep(0.05)
+    goes_on.clear()
+    for piece in pieces:
+        ends[0].send([piece])
+    ends[0].release()
+    assert time.monotonic() - start < WAIT_S
+    goes_on.set()
 
-    with pytest.raises(ChannelTimeout, match="took nothing"):
-        until_refused()
-    over.set()
+
+def test_a_message_without_end_is_over_at_the_limit(pair: Pair) -> None:
+    ends = pair.met(timeout_s=0.5)
+    link = ends[0]._sealed
+    assert link
+
+    def spin() -> None:
+        """Send records that go on for much longer than the limit, and then the last one."""
+        deadline = time.monotonic() + 5.0
+        with suppress(OSError):
+            while (left := deadline - time.monotonic()) > -1.0:
+                link._connection.sendall(b"".join(link._out.seal(b"x" * 1000, left > 0)))
+
+    with ThreadPoolExecutor(1) as other:
+        spinning = other.submit(spin)
+        with pytest.raises(ChannelTimeout, match="no whole message"):
+            ends[1].recv()
+        ends[0].close()
+        spinning.result(WAIT_S)
 
 
 def test_strangers_at_the_port_get_nothing_and_do_not_stop_a_lane(

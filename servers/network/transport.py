@@ -46,6 +46,9 @@ from securemedian.servers import allocator, logs
 from securemedian.servers.network.sealed import (
     CONNECT_S,
     HALF_BYTES,
+    KEEPALIVE_IDLE_S,
+    KEEPALIVE_INTERVAL_S,
+    KEEPALIVE_PROBES,
     TOKEN_BYTES,
     SealedLink,
     SealedPort,
@@ -65,8 +68,6 @@ HEARTBEAT_MS, HEARTBEAT_LIMIT_MS = 1000, 10_000
 # The same for clients. zmq does not count the bytes of an unfinished message as a sign of life.
 # So this is also the time limit of a single upload, and therefore long.
 CLIENT_HEARTBEAT_MS, CLIENT_HEARTBEAT_LIMIT_MS = 60_000, 1_800_000
-# TCP keep-alives, which end the connections of vanished hosts within two minutes
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 60, 15, 4
 # how long to wait for libzmq to begin to connect; if that takes longer, it goes on by itself
 CONNECT_MS = 100
 # how many random ports are tried per port of the range: a single free one is then missed once in
