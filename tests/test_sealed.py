@@ -449,6 +449,8 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair: Pair) -> 
     assert time.monotonic() - start < 60
     with pytest.raises(ChannelClosed):
         slow[0].send([b"late"])
+    # the connection did not break, so new lanes need not stay on CURVE
+    assert pair.zero.seals
 
 
 def test_a_peer_that_reads_late_gets_all_and_one_that_never_reads_holds_nobody(pair: Pair) -> None:
@@ -549,6 +551,31 @@ def test_one_stranger_more_than_may_wait_ends_the_oldest(pair: Pair) -> None:
         taken.close()
         for stranger in strangers:
             stranger.close()
+
+
+def test_a_lane_that_meets_holds_the_port_for_a_limited_time(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send a token in two pieces, and then none; meanwhile S0 says nothing on CURVE."""
+    port, where, token = pair.port, pair.line._to, b"t" * TOKEN_BYTES
+    with ThreadPoolExecutor(1) as other, pair.control() as stream:
+        coming = other.submit(port.accept, token, stream)
+        with socket.create_connection(where) as friend:
+            friend.sendall(token[:-1])
+            time.sleep(0.3)
+            friend.sendall(token[-1:])
+            taken = coming.result(WAIT_S)
+        assert taken
+        taken.close()
+        monkeypatch.setattr(sealed, "CONNECT_S", 0.3)
+        with socket.create_connection(where) as stranger:
+            stranger.sendall(token[:-1])
+            try:
+                assert other.submit(port.accept, token, stream).result(WAIT_S / 6) is None
+            finally:
+                # end the thread, whatever it waits for
+                with suppress(OSError):
+                    stranger.sendall(token[-1:])
 
 
 def test_a_token_is_good_for_one_connection(pair: Pair) -> None:
