@@ -128,7 +128,7 @@ def _is_running(status: RoundStatus) -> bool:
 def _check_strangers(pair: Pair, rounds: dict[str, str]) -> None:
     """Check that a client of one cohort is told nothing of the other."""
     for server, op in itertools.product(("s0", "s1"), ("info", "status", "round")):
-        with pytest.raises(UnknownCohort, match="'default' for 'client-4'"):
+        with pytest.raises(UnknownCohort, match="for 'client-4': 'default'"):
             pair.caller("client-4", server).ask(op)
     for server, op in itertools.product(("s0", "s1"), ("status", "result")):
         with pytest.raises(UnknownRound, match="the latest is " + rounds["stroke"]):

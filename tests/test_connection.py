@@ -245,7 +245,7 @@ def test_exchanged_keys_are_told_and_nothing_is_uploaded(tmp_path: Path) -> None
         )
         with (
             Client(config) as client,
-            pytest.raises(ConfigError, match="public keys of .* are exchanged"),
+            pytest.raises(ConfigError, match="exchange the public keys"),
         ):
             client.submit(np.zeros(5))
     assert pair.uploads == []

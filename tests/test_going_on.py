@@ -514,7 +514,7 @@ def test_a_client_that_was_killed_knows_the_group_that_it_has_chosen(
     with Client(config) as later:
         assert np.array_equal(later.result(), both)
         assert np.array_equal(later.result(round_id, group=0), one)
-        with pytest.raises(InputError, match="no group 2: its groups are 0 to 1"):
+        with pytest.raises(InputError, match="no such group: 2; choose one from 0 to 1"):
             later.result(round_id, group=2)
     # and who has kept nothing is told so
     with (

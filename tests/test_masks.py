@@ -611,7 +611,7 @@ MASKS: dict[str, Mask] = {
         (
             (
                 "deal",
-                "packing.subtract_packed(seeded.words(0, first, stop), tops, section)",
+                "kernels.packing.subtract_packed(seeded.words(0, first, stop), tops, section)",
                 "pass",
             ),
         ),

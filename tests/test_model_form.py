@@ -294,7 +294,7 @@ def test_a_hostile_form_is_refused(pair: Pair, coordinator: Coordinator) -> None
     for text in (first, second, ""):
         said = caller.ask("form", round=round_id, model_form=text).fields
         assert said["model_form"] == first
-    with pytest.raises(SecureMedianError, match="s0 answers 'form'"):
+    with pytest.raises(SecureMedianError, match="only s0 answers this request: 'form'"):
         pair.caller("client-1", "s1").ask("form", round=round_id)
 
 

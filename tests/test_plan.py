@@ -488,7 +488,7 @@ def test_a_plot_needs_several_numbers_of_clients(
 ) -> None:
     given = ["plan", "--dim", "300", "--clients", "4,4", "mean", "--plot"]
     assert cli.main([*given, str(tmp_path / "cost.png")]) == 2
-    assert "--plot draws several numbers of clients, not 4 alone: give" in capsys.readouterr().err
+    assert "--plot draws several numbers of clients: 4 alone; give" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*given, str(tmp_path / "cost.pdf")])
     assert "cost.pdf' is not the name of a PNG file" in capsys.readouterr().err

@@ -338,7 +338,7 @@ def test_mistakes_are_told_before_anything_is_uploaded(
         ):
             with pytest.raises(InputError, match=message):
                 client.submit(bad, round_id)
-        with pytest.raises(ConfigError, match=r"fit\(\) parameters"):
+        with pytest.raises(ConfigError, match=r"fit\(\) exchanges parameters"):
             client.fit({"w": np.zeros(DIM)}, lambda model: None, rounds=1)
         assert coordinator.status(round_id).clients["client-1"] == "none"
         client.submit(good, round_id)

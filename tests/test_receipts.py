@@ -536,9 +536,9 @@ def test_a_server_that_gives_another_form_is_noticed_by_everybody(played: Round,
     played.coordinator.result(played.id, WAIT_S)
     played.lie(lie)
     for member in played.members:
-        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in the form .* ask for opened"):
+        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in another form than opened"):
             member.result(played.id)
-        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in the form .* ask for opened"):
+        with pytest.raises(ReceiptInvalid, match=r"S0 gives .* in another form than opened"):
             member.receipt(played.id)
 
 

@@ -243,7 +243,7 @@ class Rounds:
             self.register.take_model_form(entry, text)
             name = server_round.names[client]
             logs.event("model-form-taken", **server_round.about, client=name)
-        return server_round.asked.model_form
+        return entry.server_round.asked.model_form
 
     def put(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
         """Store a share of a client, or a piece of one.
