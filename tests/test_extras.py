@@ -130,5 +130,6 @@ def test_a_plug_in_names_the_extra_it_lacks(plug_in: str, framework: str, name: 
     )
     said = done.stderr.strip().rpartition("\n")[2]
     assert said == (
-        f"ImportError: securemedian.{plug_in} needs {name}: pip install '.[{plug_in}]' in a clone"
+        f"ImportError: {name} is missing: securemedian.{plug_in} needs it; "
+        f"run pip install '.[{plug_in}]' in a clone"
     )
