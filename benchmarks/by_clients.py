@@ -119,12 +119,13 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name, rows in of.items():
         title = f"{name}: d = {options.dim:,}, {chosen.extension}, {chosen.link}"
         console.print(_table(title, rows))
-    console.print(f"\n{NOTE}")
+    console.print(terminal.prose(f"\n{NOTE}"))
     if any(one["beyond_pool"] for one in results):
-        console.print(BEYOND_POOL)
+        console.print(terminal.prose(BEYOND_POOL))
     console.print(str(chosen.yardstick))
     title = f"Whole rounds by the number of clients, d = {options.dim:,}"
-    console.print(f"saved to {file} and {draw(options.out / NAME, title, growths)}")
+    drawn = draw(options.out / NAME, title, growths)
+    console.print(terminal.prose(f"saved to {file} and {drawn}"))
 
 
 def _more(params: RoundParams, repeat: int) -> dict[str, Any]:

@@ -4,18 +4,21 @@ Every text is printed as it is: brackets are not markup, and only rich's own obj
 """
 
 import argparse
+import re
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, TextIO
 
 from securemedian.common.durable import say
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
+    from rich.constrain import Constrain
     from rich.progress import Progress as Bar
 
 # takes a line for the user
@@ -37,6 +40,21 @@ def unseen(done: int, total: int) -> None:
     """Ignore the progress of something."""
 
 
+def folded(text: str, stream: TextIO) -> str:
+    """Break a line between words where the terminal `stream` ends. Other streams get it whole.
+
+    Commands in backticks stay whole, to be copied.
+    """
+    width = get_terminal_size().columns
+    if len(text) <= width or not stream.isatty():
+        return text
+    kept = re.sub(r"`[^`]*`", lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        kept, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\0", " ")
+
+
 class Teller:
     """Prints lines, and replaces that of a wait on standard error, if that is a terminal."""
 
@@ -50,9 +68,9 @@ class Teller:
         with self._lock:
             self._clear()
             if self._on_stdout:
-                say(f"{self._before}{text}")
+                say(folded(f"{self._before}{text}", sys.stdout))
             else:
-                print(f"{self._before}{text}", file=sys.stderr, flush=True)
+                print(folded(f"{self._before}{text}", sys.stderr), file=sys.stderr, flush=True)
 
     def replace(self, text: str) -> bool:
         """Show a wait's line instead of its earlier one, "" for none. Return whether it can."""
@@ -61,8 +79,6 @@ class Teller:
                 return False
             self._clear()
             if text:
-                from shutil import get_terminal_size
-
                 line = f"{self._before}{text}"[: get_terminal_size().columns - 1]
                 print(line, end="", file=sys.stderr, flush=True)
                 self._waiting = True
@@ -198,7 +214,15 @@ def table(
         )
     for row in rows:
         made.add_row(*row)
-    return Group(f"\n{title}", made, *([note] if note else []))
+    return Group(f"\n{title}", made, *([prose(note)] if note else []))
+
+
+def prose(text: str) -> "Constrain":
+    """Return text that is folded where the terminal ends, also on a console that is wider."""
+    from rich.constrain import Constrain
+
+    real = console()
+    return Constrain(text, real.width if real.is_terminal else None)
 
 
 def figure(value: float | None) -> str:

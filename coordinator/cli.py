@@ -207,8 +207,7 @@ def _open(options: argparse.Namespace) -> None:
         if most < FEW_CLIENTS:
             tell(
                 f"warning: the result of at most {most} clients tells "
-                "much about single updates (the median of two is the smaller value): "
-                f"take {FEW_CLIENTS} or more where you can"
+                f"much about single updates: take {FEW_CLIENTS} or more where you can"
             )
         print(round_id)
 
@@ -287,11 +286,15 @@ def _metrics(coordinator: "Coordinator", options: argparse.Namespace) -> None:
 
 
 def _close(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    coordinator.close_round(_round(coordinator, options))
+    round_id = _round(coordinator, options)
+    coordinator.close_round(round_id)
+    tell(f"round {round_id} is closed: `securemedian round result` waits for its result")
 
 
 def _abort(coordinator: "Coordinator", options: argparse.Namespace) -> None:
-    coordinator.abort_round(_round(coordinator, options), options.reason)
+    round_id = _round(coordinator, options)
+    coordinator.abort_round(round_id, options.reason)
+    tell(f"round {round_id} is aborted, without a result")
 
 
 def _result(coordinator: "Coordinator", options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
 from securemedian.common.security import SWITCH, of_switch
 from securemedian.common.status import COMPILING
-from securemedian.common.terminal import Paragraphs
+from securemedian.common.terminal import Paragraphs, folded
 from securemedian.common.toml import read_toml
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
@@ -122,7 +122,7 @@ def add_verbs(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _doctor(options: argparse.Namespace) -> None:
     wrong = 0
     for finding in examine(options.config):
-        print(finding, flush=True)
+        print(folded(str(finding), sys.stdout), flush=True)
         wrong += finding.level is Level.WRONG
     if wrong:
         raise ConfigError(f"some of the lines above are wrong: {wrong}; do what each says")
@@ -470,8 +470,8 @@ def _link(answers: Sequence[dict[str, Any]]) -> Finding:
     ]
     if compiling:
         return _wait(
-            f"kernels are still compiled at {' and '.join(compiling)}, which takes a minute or two "
-            "after the first start, unless securemedian compile was run: run this again then"
+            f"still compiling kernels, once after the installation: {' and '.join(compiling)}; run "
+            "doctor again in a minute or two"
         )
     if problems:
         return _wrong(f"the servers cannot work together: {'; '.join(problems)}")

@@ -25,6 +25,7 @@ from securemedian.common.security import (
     add_switch,
     check_security,
 )
+from securemedian.common.terminal import Teller
 from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_whole
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -530,16 +531,17 @@ def _left_out() -> list[str]:
 
 
 def _say_floor(floor: int, security: str) -> None:
-    print(
+    tell = Teller(on_stdout=True)
+    tell(
         f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
         "both decide on it"
     )
     methods = list(BOUNDED) if security == Security.BOUNDED else Policy().methods
-    print(f"security is {security}: these files allow rounds of {', '.join(methods)}")
+    tell(f"security is {security}: these files allow rounds of {', '.join(methods)}")
     if security == Security.BOUNDED:
-        print(f"for other methods {WAY_OUT}")
+        tell(f"for other methods {WAY_OUT}")
     else:
-        print(f"with it {COST}; for real data: keygen --security {Security.BOUNDED}")
+        tell(f"with it {COST}; for real data: keygen --security {Security.BOUNDED}")
 
 
 def _join(path: Path, sources: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 
 from securemedian import __version__
 from securemedian.common.durable import unsaid
+from securemedian.common.terminal import folded
 from securemedian.mpc.errors import SecureMedianError, printable
 
 # The verbs with their help, by group and by the module whose add_verbs(subparsers) adds them. They
@@ -133,7 +134,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refused(error: SecureMedianError) -> int:
-    print(f"securemedian: {printable(str(error))}", file=sys.stderr)
+    print(folded(f"securemedian: {printable(str(error))}", sys.stderr), file=sys.stderr)
     return 2
 
 

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.daemons import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]
+NOTEBOOK = ROOT / "examples" / "hospitals.ipynb"
 START = re.compile(r"(?:^|\$\()(?:scripts/run|securemedian) (.*)")
 
 
@@ -88,9 +90,18 @@ def test_every_test_that_a_page_names_is_there() -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def python(page: Path) -> list[str]:
+    """Return the Python of a page or of a notebook."""
+    text = page.read_text("utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=[*IDS, NOTEBOOK.name])
 def test_every_import_of_ours_is_there(page: Path) -> None:
-    for code in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+    for code in python(page):
         try:
             tree = ast.parse(code)
         except SyntaxError:

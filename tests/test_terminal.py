@@ -1,6 +1,7 @@
 """The console of every verb prints values unchanged: brackets are not markup."""
 
 import argparse
+import io
 import json
 import re
 from pathlib import Path
@@ -30,6 +31,17 @@ def test_brackets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(BRACKETS) == 5
     terminal.console(stderr=True).print(BRACKETS)
     assert BRACKETS in capsys.readouterr().err
+
+
+def test_a_terminal_gets_whole_words_and_whole_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"securemedian: {'word ' * 8}`securemedian round open` and {'word ' * 5}end"
+    assert terminal.folded(line, io.StringIO()) == line
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    folded = terminal.folded(line, screen)
+    assert " ".join(folded.split()) == line and "`securemedian round open`" in folded
+    assert max(map(len, folded.splitlines())) <= 40
 
 
 def test_there_is_no_other_console() -> None:
