@@ -116,7 +116,7 @@ def test_a_server_that_would_compile_when_it_starts(
     lacking = [SimpleNamespace(missing=[]), SimpleNamespace(missing=["u8", "u4"])]
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking)
     warning = one(found(folder / "s1.toml", Level.WARNING), "2 kernels are not compiled")
-    assert "run securemedian compile" in warning
+    assert "Run securemedian compile" in warning
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking[:1])
     one(found(folder / "s1.toml", Level.WELL), "all kernels are compiled")
     monkeypatch.setattr(processor, "COMPILES", False)
@@ -175,7 +175,7 @@ INFO = {"peer_problem": "", "peer_linked": True}
 
 def test_a_server_that_compiles_is_waited_for() -> None:
     link = doctor._link([INFO, INFO | {"peer_problem": COMPILING}])
-    assert link.level is Level.WAIT and "compiled at s1" in link.text
+    assert link.level is Level.WAIT and "installation: s1; run doctor again" in link.text
     apart = doctor._link([INFO, INFO | {"peer_problem": "s0 has not appeared yet"}])
     assert apart.level is Level.WRONG
 
