@@ -578,7 +578,7 @@ def test_a_lane_that_meets_holds_the_port_for_a_limited_time(
                     stranger.sendall(token[-1:])
 
 
-def test_a_token_is_good_for_one_connection(pair: Pair) -> None:
+def test_a_token_is_good_for_one_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thief who saw it on the line comes too late; one who comes first has no key."""
     tokens: list[bytes] = []
     accept = pair.port.accept
@@ -601,9 +601,16 @@ def test_a_token_is_good_for_one_connection(pair: Pair) -> None:
         thief = socket.create_connection(pair.line._to)
         thief.sendall(token)
         thieves.append(thief)
+        stolen.set()
         return accept(token, stream)
 
+    def after_the_thief(where: tuple[str, int], limit_s: float) -> socket.socket:
+        stolen.wait(WAIT_S)
+        return socket.create_connection(where, limit_s)
+
     thieves: list[socket.socket] = []
+    stolen = threading.Event()
+    monkeypatch.setattr(transport, "create_connection", after_the_thief)
     pair.port.accept = early  # type: ignore[method-assign]
     robbed = pair.met()
     assert not any(end.sealed for end in robbed) and goes_both_ways(robbed)
