@@ -38,7 +38,7 @@ from securemedian.servers.network.transport import (
     allow,
     authenticate,
 )
-from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.requests import Requests
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage.store import Store
 
@@ -50,7 +50,7 @@ TICK_MS = 100
 # how many requests, and for how long, are taken before the loop looks elsewhere: answers to some
 # take a millisecond each
 MOST_REQUESTS, REQUESTS_S = 64, 0.02
-# how many messages of the peer come before the requests
+# how many messages of the peer come before requests
 MOST_MESSAGES = 256
 # how long a server that stops waits for the peer's answer to its `bye`
 LEAVE_S = 1.0
@@ -100,7 +100,7 @@ class Daemon:
             )
         )
         self._rounds = Rounds(config, store, self._engines, signing, self._send)
-        self._desk = Desk(config, self._rounds, self._engines, self._clients.send)
+        self._requests = Requests(config, self._rounds, self._engines, self._clients.send)
         self._stop_asked = self._reload_asked = False
         self._log = logs.BoundedLog()
 
@@ -172,7 +172,7 @@ class Daemon:
             self._log.event("socket-error", "loop", logging.ERROR, error)
             self._rounds.interrupt(f"could not use a socket: {zmq.strerror(error.errno or 0)}")
         if self._monitor:
-            self._monitor.turn(self._desk, self._rounds, self._engines)
+            self._monitor.turn(self._requests, self._rounds, self._engines)
 
     def _take_messages(self) -> None:
         for _ in range(MOST_MESSAGES):
@@ -188,7 +188,7 @@ class Daemon:
         for _ in range(MOST_REQUESTS):
             if time.monotonic() > begun + REQUESTS_S or not (request := self._clients.recv()):
                 break
-            self._desk.request(*request)
+            self._requests.request(*request)
         self._rounds.flush()
 
     def _take_signals(self) -> None:
@@ -222,7 +222,7 @@ class Daemon:
             return
         self._config = reload.config
         allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
-        self._desk.reload(reload.config)
+        self._requests.reload(reload.config)
         self._rounds.reload(reload.config)
         logs.event(
             "reloaded",

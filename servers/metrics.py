@@ -25,7 +25,7 @@ from securemedian.mpc.errors import ConfigError, from_code
 from securemedian.servers import logs
 from securemedian.servers.computing.engine import Engines
 from securemedian.servers.config import ServerConfig
-from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.requests import Requests
 from securemedian.servers.rounds.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Snapshot:
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, desk: Desk, rounds: Rounds, engines: Engines) -> "Snapshot":
+    def of(cls, requests: Requests, rounds: Rounds, engines: Engines) -> "Snapshot":
         """Return a snapshot. Only the loop's thread may call it."""
         peer = rounds.peer
         live: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class Snapshot:
             dealings,
             progress,
             rounds.register.epsilons,
-            dict(desk.answers),
+            dict(requests.answers),
         )
 
 
@@ -223,12 +223,12 @@ class Monitor:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def turn(self, desk: Desk, rounds: Rounds, engines: Engines) -> None:
+    def turn(self, requests: Requests, rounds: Rounds, engines: Engines) -> None:
         """Note that the loop turns, and take a snapshot each `SNAPSHOT_S`."""
         self._turned = time.monotonic()
         if self._turned >= self._due:
             self._due = self._turned + SNAPSHOT_S
-            self._snapshot = Snapshot.of(desk, rounds, engines)
+            self._snapshot = Snapshot.of(requests, rounds, engines)
 
     def metrics(self) -> bytes:
         from prometheus_client import generate_latest

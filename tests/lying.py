@@ -12,12 +12,12 @@ from securemedian import cli
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.machine.round import ServerRound
-from securemedian.servers.rounds.requests import Answer, Call, Desk
+from securemedian.servers.rounds.requests import Answer, Call, Requests
 from securemedian.servers.rounds.runs import RunKeeper
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 
-true_result, true_model, true_round = Desk._result, Desk._model, Desk._round
+true_result, true_model, true_round = Requests._result, Requests._model, Requests._round
 true_receipt = RunKeeper._receipt
 
 
@@ -32,9 +32,9 @@ def altered(state: RunState) -> RunState:
     return replace(state, model=state.model + 1)
 
 
-def result(desk: Desk, call: Call) -> Answer:
+def result(requests: Requests, call: Call) -> Answer:
     """Answer with other values, and with another record that only this server has signed."""
-    answer = true_result(desk, call)
+    answer = true_result(requests, call)
     if "record" not in answer.fields:
         return answer
     fields, arrays = dict(answer.fields), dict(answer.arrays)
@@ -47,7 +47,7 @@ def result(desk: Desk, call: Call) -> Answer:
         left_out = {"its upload reached only s0": record.included[:1]}
         record = replace(record, included=record.included[1:], left_out=left_out)
     if lie() in ("values and record", "clients"):
-        signing = desk._rounds._keeper._signing
+        signing = requests._rounds._keeper._signing
         again = replace(receipt, encoded=record.encode()).signed("s0", signing)
         fields |= {"record": again.encoded, "signatures": dict(again.signatures)}
     if lie() == "form":
@@ -59,20 +59,20 @@ def result(desk: Desk, call: Call) -> Answer:
     return Answer(fields, arrays)
 
 
-def model(desk: Desk, call: Call) -> Answer:
+def model(requests: Requests, call: Call) -> Answer:
     """Answer with another model."""
-    answer = true_model(desk, call)
+    answer = true_model(requests, call)
     if lie() not in ("model", "model and digest"):
         return answer
     return replace(answer, arrays={**answer.arrays, "model": answer.arrays["model"] + 1})
 
 
-def round_(desk: Desk, call: Call) -> Answer:
+def round_(requests: Requests, call: Call) -> Answer:
     """Answer with the digest of another model than the one that S1 was told."""
-    answer = true_round(desk, call)
+    answer = true_round(requests, call)
     if lie() != "model and digest":
         return answer
-    entry = desk._rounds.register.find(str(answer.fields["round"]), call.key)
+    entry = requests._rounds.register.find(str(answer.fields["round"]), call.key)
     return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
 
 

@@ -34,7 +34,7 @@ from securemedian.servers.machine.events import Failure
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Done, Hello, Message, Open, Opened, RoundMessage
 from securemedian.servers.rounds.register import Entry
-from securemedian.servers.rounds.requests import Desk
+from securemedian.servers.rounds.requests import Requests
 from securemedian.servers.rounds.rounds import Rounds
 from securemedian.servers.storage import database
 from securemedian.servers.storage.store import Store
@@ -213,7 +213,7 @@ class Server:
         self.rounds = Rounds(
             self.config, self.store, self.engines, signing, self.sent.append, clock, clock
         )
-        self.desk = Desk(
+        self.requests = Requests(
             self.config,
             self.rounds,
             self.engines,
@@ -259,7 +259,9 @@ class Server:
             entry = self.rounds.register.get(str(fields.get("round")))
             start = entry.server_round.asked.start if entry else START
             fields = {"start": bytes.fromhex(start)} | fields
-        self.desk.request(b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays))
+        self.requests.request(
+            b"", key, wire.pack(op, fields | {"id": len(self.replies) + 1}, arrays)
+        )
         self.rounds.flush()
         return self.replies[-1] if self.replies else wire.Message("")
 

@@ -352,7 +352,7 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
             for _ in range(data.draw(st.integers(1, 3))):
                 before = len(server.replies)
                 key, parts = data.draw(requests(server))
-                server.desk.request(b"", key, parts)
+                server.requests.request(b"", key, parts)
                 server.rounds.flush()
                 # an `open` is answered when S1 has spoken, and so is `link`
                 waits = bool(server.rounds.live) and server.latest.server_round.state == "opening"
@@ -461,7 +461,9 @@ def test_nothing_piles_up(party: int, state: str, tmp_path: Path) -> None:
             ):
                 server.hear(message)
                 server.sent.clear()
-            server.desk.request(b"", server.keys[0], wire.pack("status", {"id": 1, "round": own}))
+            server.requests.request(
+                b"", server.keys[0], wire.pack("status", {"id": 1, "round": own})
+            )
             server.replies.clear()
 
         # the first of a kind may be kept: the last instance of the peer, the reason of a failure

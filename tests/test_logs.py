@@ -116,7 +116,7 @@ def test_refused_callers_cost_a_server_nothing_that_grows(
 
     def flood(count: int) -> None:
         for number in range(count):
-            server.desk.request(b"", client, bad[number % len(bad)])
+            server.requests.request(b"", client, bad[number % len(bad)])
             server.rounds.control([b"junk"] if number % 2 else control.encode(server.next(late)))
             server.replies.clear()
 

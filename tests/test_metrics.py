@@ -50,7 +50,7 @@ def tally() -> Iterator[Tally]:
 def turn(monitor: Monitor, server: Server) -> None:
     """Let the loop turn, a second later."""
     monitor._due = 0.0
-    monitor.turn(server.desk, server.rounds, server.engines)
+    monitor.turn(server.requests, server.rounds, server.engines)
 
 
 def samples(monitor: Monitor) -> dict[tuple[str, ...], float]:

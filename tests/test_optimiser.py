@@ -1,4 +1,4 @@
-"""Optimisers: against plain Python, over rounds, on disk, through the desk and from flags."""
+"""Optimisers: against plain Python, over rounds, on disk, through requests and from flags."""
 
 import argparse
 import math

@@ -100,7 +100,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def reload(server: Server, **changes: Any) -> None:
     """Let a server take over another configuration."""
     server.config = Reload.of(server.config, replace(server.config, **changes)).config
-    server.desk.reload(server.config)
+    server.requests.reload(server.config)
     server.rounds.reload(server.config)
 
 

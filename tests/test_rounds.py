@@ -909,7 +909,7 @@ def test_who_reads_no_answers_is_named(
     def unread(address: bytes, parts: Sequence[wire.Part]) -> None:
         raise ChannelTimeout("4 answers wait")
 
-    monkeypatch.setattr(s0.desk, "_reply", unread)
+    monkeypatch.setattr(s0.requests, "_reply", unread)
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.ask(s0.keys[0], "info")
         # and likewise where the answer is an error
@@ -926,7 +926,7 @@ def test_a_refusal_that_cannot_be_sent_does_not_end_the_server(
     def gone(address: bytes, parts: Sequence[wire.Part]) -> None:
         raise OSError("no route")
 
-    monkeypatch.setattr(s0.desk, "_reply", gone)
+    monkeypatch.setattr(s0.requests, "_reply", gone)
     with caplog.at_level(logging.INFO, "securemedian"):
         s0.ask(s0.keys[0], "status", round=LONG)
         s0.ask(s0.keys[0], "info")

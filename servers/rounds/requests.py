@@ -1,8 +1,8 @@
 """The requests of clients and the coordinator, who may make them, and their answers.
 
 docs/site.py writes them as a table into docs/wire.md. A new request is a line of `OPS`, a method of
-`Desk` whose docstring tells the answer, and a dataclass for its fields. These have their names on
-the wire.
+`Requests` whose docstring tells the answer, and a dataclass for its fields. These have their names
+on the wire.
 """
 
 import json
@@ -211,8 +211,8 @@ class Answer:
     arrays: Arrays = field(default_factory=dict, repr=False)
 
 
-class Desk:
-    """Answers requests. Used by one thread.
+class Requests:
+    """The requests to a server, which one thread answers.
 
     `reply` sends a frame to a caller's address, and raises ChannelTimeout if the caller reads none.
     """
@@ -787,7 +787,7 @@ class Op:
     """A line of the table of requests."""
 
     # returns the answer, or None if it comes later
-    handler: Callable[[Desk, Call], Answer | None]
+    handler: Callable[[Requests, Call], Answer | None]
     # the dataclass of the request's fields
     fields: type
     # the roles that may ask
@@ -801,23 +801,23 @@ class Op:
 
 
 OPS: dict[str, Op] = {
-    "info": Op(Desk._info, OneCohort),
-    "probe": Op(Desk._probe, OneCohort, arrays=frozenset({"load"})),
-    "link": Op(Desk._link, OneCohort, (COORDINATOR,), leader_only=True),
-    "status": Op(Desk._status, AnyRound, logged=False),
-    "round": Op(Desk._round, OneCohort, (CLIENT,), logged=False),
-    "model": Op(Desk._model, OneRound, leader_only=True),
-    "form": Op(Desk._form, FormFields, (CLIENT,), leader_only=True),
-    "deal": Op(Desk._deal, DealFields, (CLIENT,), frozenset({"share"})),
-    "checked": Op(Desk._checked, OneRound, (CLIENT,), logged=False),
-    "upload": Op(Desk._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
-    "bound": Op(Desk._bound, OneRound, (CLIENT,), logged=False),
-    "folded": Op(Desk._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
-    "decline": Op(Desk._decline, DeclineFields, (CLIENT,)),
-    "tell": Op(Desk._tell, TellFields, (CLIENT,), leader_only=True),
-    "metrics": Op(Desk._metrics, OneRound, leader_only=True),
-    "result": Op(Desk._result, ResultFields, logged=False),
-    "open": Op(Desk._open, Opening, (COORDINATOR,), frozenset({"model"}), leader_only=True),
-    "close": Op(Desk._close, OneRound, (COORDINATOR,), leader_only=True),
-    "abort": Op(Desk._abort, AbortFields, (COORDINATOR,), leader_only=True),
+    "info": Op(Requests._info, OneCohort),
+    "probe": Op(Requests._probe, OneCohort, arrays=frozenset({"load"})),
+    "link": Op(Requests._link, OneCohort, (COORDINATOR,), leader_only=True),
+    "status": Op(Requests._status, AnyRound, logged=False),
+    "round": Op(Requests._round, OneCohort, (CLIENT,), logged=False),
+    "model": Op(Requests._model, OneRound, leader_only=True),
+    "form": Op(Requests._form, FormFields, (CLIENT,), leader_only=True),
+    "deal": Op(Requests._deal, DealFields, (CLIENT,), frozenset({"share"})),
+    "checked": Op(Requests._checked, OneRound, (CLIENT,), logged=False),
+    "upload": Op(Requests._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
+    "bound": Op(Requests._bound, OneRound, (CLIENT,), logged=False),
+    "folded": Op(Requests._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
+    "decline": Op(Requests._decline, DeclineFields, (CLIENT,)),
+    "tell": Op(Requests._tell, TellFields, (CLIENT,), leader_only=True),
+    "metrics": Op(Requests._metrics, OneRound, leader_only=True),
+    "result": Op(Requests._result, ResultFields, logged=False),
+    "open": Op(Requests._open, Opening, (COORDINATOR,), frozenset({"model"}), leader_only=True),
+    "close": Op(Requests._close, OneRound, (COORDINATOR,), leader_only=True),
+    "abort": Op(Requests._abort, AbortFields, (COORDINATOR,), leader_only=True),
 }

@@ -47,7 +47,7 @@ from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import CheckEnded
 from securemedian.servers.rounds import requests
-from securemedian.servers.rounds.requests import Answer, Call, Desk
+from securemedian.servers.rounds.requests import Answer, Call, Requests
 from securemedian.servers.storage.spool import Spool
 from tests.rogue.hooks import (
     Array,
@@ -441,7 +441,7 @@ def _sums(config: ServerConfig, spoils: Spoils) -> None:
 
 
 def _answering(
-    op: str, change: Callable[[Any, Desk, Call, Answer], Answer], victim: str = ""
+    op: str, change: Callable[[Any, Requests, Call, Answer], Answer], victim: str = ""
 ) -> None:
     """Change what the victim, or everybody, is answered.
 
@@ -449,11 +449,11 @@ def _answering(
     """
     true, model = requests.OPS[op].handler, requests.OPS["model"].handler
 
-    def handler(desk: Desk, call: Call) -> Answer | None:
-        answer = true(desk, call)
+    def handler(requests: Requests, call: Call) -> Answer | None:
+        answer = true(requests, call)
         if answer is None or victim not in ("", call.key):
             return answer
-        return change(model, desk, call, answer)
+        return change(model, requests, call, answer)
 
     requests.OPS[op] = changed(requests.OPS[op], handler=handler)
 
@@ -464,9 +464,9 @@ def _models(config: ServerConfig, spoils: Spoils) -> None:
     def other(answer: Answer) -> Answer:
         return changed(answer, arrays=dict(answer.arrays, model=answer.arrays["model"] + 1))
 
-    def start(model: Any, desk: Desk, call: Call, answer: Answer) -> Answer:
+    def start(model: Any, requests: Requests, call: Call, answer: Answer) -> Answer:
         asked = changed(call, fields=requests.OneRound(str(answer.fields["round"])))
-        told = other(model(desk, asked))
+        told = other(model(requests, asked))
         state = RunState.of_arrays(
             policy_from(told.fields["policy"]),
             int(told.fields["number"]) - 1,
@@ -477,13 +477,13 @@ def _models(config: ServerConfig, spoils: Spoils) -> None:
 
     victim = keys_of(config)[VICTIM]
     _answering("round", start, victim)
-    _answering("model", lambda model, desk, call, answer: other(answer), victim)
+    _answering("model", lambda model, requests, call, answer: other(answer), victim)
 
 
 def _result(config: ServerConfig, spoils: Spoils) -> None:
     """Give everybody another result than the one that both servers have signed."""
 
-    def other(model: Any, desk: Desk, call: Call, answer: Answer) -> Answer:
+    def other(model: Any, requests: Requests, call: Call, answer: Answer) -> Answer:
         arrays = {name: array ^ array.dtype.type(1) for name, array in answer.arrays.items()}
         return changed(answer, arrays=arrays)
 
