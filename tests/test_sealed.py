@@ -180,11 +180,11 @@ def test_sealed_lanes_carry_arrays_both_ways_at_once(pair: Pair) -> None:
         assert np.array_equal(came, big) and came.flags.aligned
         assert end.recv("empty", np.uint64, (0,)).size == 0
     assert one.traffic == zero.traffic
-    for end in ends:
+    for lane in ends:
         # an idle one lives on behind a firewall
-        assert end._sealed
-        assert end._sealed._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert end._sealed._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        assert lane._sealed
+        assert lane._sealed._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert lane._sealed._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
     bell = socket.socketpair()
     assert not ends[0].ready(0.0, bell[0])
     ends[1].send([b"now"])

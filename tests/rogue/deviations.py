@@ -449,11 +449,11 @@ def _answering(
     """
     true, model = requests.OPS[op].handler, requests.OPS["model"].handler
 
-    def handler(requests: Requests, call: Call) -> Answer | None:
-        answer = true(requests, call)
+    def handler(server: Requests, call: Call) -> Answer | None:
+        answer = true(server, call)
         if answer is None or victim not in ("", call.key):
             return answer
-        return change(model, requests, call, answer)
+        return change(model, server, call, answer)
 
     requests.OPS[op] = changed(requests.OPS[op], handler=handler)
 
@@ -464,9 +464,9 @@ def _models(config: ServerConfig, spoils: Spoils) -> None:
     def other(answer: Answer) -> Answer:
         return changed(answer, arrays=dict(answer.arrays, model=answer.arrays["model"] + 1))
 
-    def start(model: Any, requests: Requests, call: Call, answer: Answer) -> Answer:
+    def start(model: Any, server: Requests, call: Call, answer: Answer) -> Answer:
         asked = changed(call, fields=requests.OneRound(str(answer.fields["round"])))
-        told = other(model(requests, asked))
+        told = other(model(server, asked))
         state = RunState.of_arrays(
             policy_from(told.fields["policy"]),
             int(told.fields["number"]) - 1,
@@ -477,13 +477,13 @@ def _models(config: ServerConfig, spoils: Spoils) -> None:
 
     victim = keys_of(config)[VICTIM]
     _answering("round", start, victim)
-    _answering("model", lambda model, requests, call, answer: other(answer), victim)
+    _answering("model", lambda model, server, call, answer: other(answer), victim)
 
 
 def _result(config: ServerConfig, spoils: Spoils) -> None:
     """Give everybody another result than the one that both servers have signed."""
 
-    def other(model: Any, requests: Requests, call: Call, answer: Answer) -> Answer:
+    def other(model: Any, server: Requests, call: Call, answer: Answer) -> Answer:
         arrays = {name: array ^ array.dtype.type(1) for name, array in answer.arrays.items()}
         return changed(answer, arrays=arrays)
 
