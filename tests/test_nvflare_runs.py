@@ -63,4 +63,4 @@ def test_the_example_trains_in_the_simulator(pair: Pair, tmp_path: Path) -> None
 def test_a_mistake_ends_the_simulation_with_its_reason(tmp_path: Path) -> None:
     status, printed = simulated(tmp_path, Path("/nowhere"))
     assert status != 0
-    assert "securemedian: cannot read /nowhere/coordinator.toml" in printed
+    assert "cannot read the configuration: /nowhere/coordinator.toml" in printed

@@ -232,7 +232,7 @@ def failing(pair: Pair, **settings: Any) -> str:
 
 def test_an_address_where_nothing_is_is_named(alone: Pair) -> None:
     said = failing(alone, address="127.0.0.1:1", insecure=True)
-    assert "nothing answers at [engine] address 127.0.0.1:1 (Connection refused)" in said
+    assert "nothing answers at [engine] address: 127.0.0.1:1 (Connection refused)" in said
     assert "ray start --head" in said
 
 
@@ -246,12 +246,16 @@ def test_an_address_of_something_else_is_named(alone: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         said = failing(alone, address=address, insecure=True)
-    assert f"the Ray cluster at {address} has not let this server in within" in said
+    assert "has not let this server in within" in said
+    assert f"the Ray cluster at {address}" in said
 
 
 def test_a_cluster_without_room_is_named(alone: Pair, nodes: Any) -> None:
     said = failing(alone, address=nodes.address, insecure=True, workers=5)
-    assert f"the Ray cluster at {nodes.address} has 1 CPUs, and [engine] workers = 5" in said
+    assert (
+        f"the Ray cluster at {nodes.address} has fewer CPUs than [engine] workers = 5 take: 1;"
+        in said
+    )
     assert "lower workers, or add nodes" in said
 
 
