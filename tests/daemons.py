@@ -278,8 +278,8 @@ class Pair:
         self.tell(server, number)
         return self.ended(server)
 
-    def ended(self, server: str) -> int:
-        return self._processes.pop(server).wait(WAIT_S)
+    def ended(self, server: str, limit_s: float = WAIT_S) -> int:
+        return self._processes.pop(server).wait(limit_s)
 
     def events(self, server: str) -> list[dict[str, Any]]:
         """Return what a server has logged."""

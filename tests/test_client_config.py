@@ -48,7 +48,7 @@ def test_samples_load(name: str) -> None:
             'adress = "tcp://127.0.0.1:1"',
             r"\[s0\]: unknown adress",
         ),
-        (KEY, "PASTE HERE the public key of s0", "no public key"),
+        (KEY, "PASTE HERE the public key of s0", "invalid public key"),
         ('name = "a"', 'name = "a"\nreply_timeout_s = 0', "reply_timeout_s"),
         ('name = "a"', 'name = "a"\nretry_limit_s = -1', "retry_limit_s"),
         ('name = "a"', 'name = "a"\npoll_interval_s = true', "poll_interval_s"),
@@ -117,7 +117,7 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     path.write_text(GOOD.replace(KEY, "missing one").replace(OTHER_KEY, "missing other"))
     with pytest.raises(ConfigError) as caught:
         ClientConfig.load(path)
-    assert "[s0]: 'missing one'; [s1]: 'missing other' are not public keys" in str(caught.value)
+    assert "invalid public keys [s0]: 'missing one', [s1]: 'missing other';" in str(caught.value)
 
 
 def test_a_cohort_has_a_state_folder_of_its_own(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Text(NamedTuple):
 
 def classes() -> set[str]:
     """Return the names of the classes of errors that users can cause."""
-    for module in ("servers.network.peer", "clients.client", "laboratory.demo"):
+    for module in ("servers.network.peer", "clients.client", "laboratory.experiments.execution"):
         importlib.import_module(f"securemedian.{module}")
     found, pending = set(OTHERS), [errors.SecureMedianError]
     while pending:

@@ -118,4 +118,7 @@ def test_links_that_became_files_are_named_at_the_first_import(tmp_path: Path) -
             timeout=60,
         )
         said = done.stderr.strip().rpartition("\n")[2]
-        assert said.startswith(f"ImportError: the links in {package} have become text files")
+        assert (
+            said.startswith("ImportError: links that have become text files")
+            and str(package) in said
+        )

@@ -161,7 +161,7 @@ def test_a_connection_that_stalls_is_replaced(
     released()
     where = f"S1 at {line.config.s1.address}"
     # a long upload asks first how much the server takes
-    assert line.told[0].startswith(f"{where} did not answer 'info' within 0.5 s")
+    assert line.told[0].startswith(f"{where} did not answer 'info': no answer within 0.5 s")
     assert "Trying again for" in line.told[0]
     assert line.told[1:] == [f"{where} is back"]
     finish(pair, client, round_id)

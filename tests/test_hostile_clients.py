@@ -249,12 +249,12 @@ def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> N
         ("words", words[:half], -1, 2, "an unknown piece: piece -1"),
         ("words", words[:0], 0, 0, "an unknown piece: piece 0 of 0"),
         ("words", words[:1], 0, 1 << 62, "an unknown piece: piece 0 of"),
-        ("words", words[: half - 1], 0, 2, "send uint64"),
-        ("words", words[:half].astype(np.int64), 0, 2, "send uint64"),
-        ("words", words[None, :half], 0, 2, "send uint64"),
+        ("words", words[: half - 1], 0, 2, "is not uint64"),
+        ("words", words[:half].astype(np.int64), 0, 2, "is not uint64"),
+        ("words", words[None, :half], 0, 2, "is not uint64"),
         ("rotations", words[:half], 0, 2, "seed or words"),
         ("seed", seed, 0, 2, "an unknown piece: piece 0 of 2"),
-        ("seed", seed[:15], 0, 1, "is uint8"),
+        ("seed", seed[:15], 0, 1, "is not uint8"),
     ):
         with pytest.raises(BadUpload, match=why):
             send("client-1", "deal", form, array, to_words, piece=piece, pieces=pieces)

@@ -205,7 +205,7 @@ def test_addresses() -> None:
     assert host_of("tcp://[fd00::7]:7000") == "fd00::7"
     assert listens_ipv6("tcp://*:7000") and listens_ipv6("tcp://[::]:7000-7100")
     assert not listens_ipv6("tcp://0.0.0.0:7000") and not connects_ipv6("tcp://127.0.0.1:1")
-    with pytest.raises(ConfigError, match=r"stands in brackets: 'tcp://fd00::7:7000'; write"):
+    with pytest.raises(ConfigError, match=r"without brackets: 'tcp://fd00::7:7000'; write"):
         check_endpoint("tcp://fd00::7:7000")
 
 

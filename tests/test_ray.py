@@ -225,7 +225,7 @@ def failing(pair: Pair, **settings: Any) -> str:
     pair.configure("s0", engine(kind="ray", **settings))
     begun = time.monotonic()
     pair.start("s0", until="listening")
-    assert pair.ended("s0") == 2
+    assert pair.ended("s0", START_S) == 2
     assert time.monotonic() - begun < START_S / 2
     return pair.output("s0").strip().rpartition("\n")[2]
 

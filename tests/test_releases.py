@@ -242,8 +242,8 @@ def test_a_server_of_the_release_before_is_refused_as_a_peer(parties: Parties, s
     told = f"{later} runs release {securemedian.__version__} (wire version {WIRE}), and here is "
     assert problem.startswith(told) and problem.endswith("update this side")
     problem = parties.pair.caller("client-1", later).ask("info").fields["peer_problem"]
-    assert problem.startswith(f"{server} runs release ") and problem.endswith(f"update {server}")
-    with pytest.raises(VersionsDiffer, match="runs release .*: update "):
+    assert f"{server} runs release " in problem and problem.endswith(f"update {server}")
+    with pytest.raises(VersionsDiffer, match="runs release .*[:;] update "):
         parties.open(RADIX, anew=False, by_older=False)
 
 
@@ -298,7 +298,7 @@ sys.exit(cli.main())
     parties.pair.link()
     for one, other, older in ((server, later, "this side"), (later, server, server)):
         problem = parties.pair.caller("client-1", one).ask("info").fields["peer_problem"]
-        assert problem.startswith(f"{other} runs release ") and problem.endswith(f"update {older}")
+        assert f"{other} runs release " in problem and problem.endswith(f"update {older}")
     who = "S0" if later == "s0" else "s1"
     with pytest.raises(VersionsDiffer, match=f"{who} runs release .*wire version {WIRE + 1} to"):
         parties.open(RADIX, anew=False, by_older=False)

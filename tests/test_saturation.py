@@ -169,4 +169,4 @@ def test_plan_prints_ranges_and_leaves_out_what_cannot_hold_a_model(
     files.write(tmp_path / "start.npy", np.array([1.0, 1e10]))
     plan = ["plan", "--clients", "3", "--model", str(tmp_path / "start.npy")]
     assert cli.main([*plan, "pairwise"]) == 2
-    assert "1e+10 at index 1, and with 2 values" in capsys.readouterr().err
+    assert "1e+10 at index 1. With 2 values and 3 clients" in capsys.readouterr().err

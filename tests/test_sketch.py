@@ -83,5 +83,5 @@ def test_entries_are_minus_one_zero_and_one_with_their_chances() -> None:
 
 
 def test_a_start_within_a_byte_is_refused() -> None:
-    with pytest.raises(InputError, match="coordinate 2"):
+    with pytest.raises(InputError, match="rows: 2;"):
         sketch(COIN, RingShare(np.zeros((1, 4), np.uint64)), 2, ROWS)

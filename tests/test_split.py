@@ -73,7 +73,7 @@ def test_dirichlets_proportions() -> None:
 
 
 def test_dirichlet_that_leaves_a_client_without_images() -> None:
-    with pytest.raises(ConfigError, match="left one of 50 clients without an image"):
+    with pytest.raises(ConfigError, match="one of 50 clients was left without an image"):
         split(LABELS, 50, 1, "dirichlet:0.001")
     # drawn again until it fits
     few = split(LABELS, 5, 1, "dirichlet:0.05")
@@ -110,18 +110,18 @@ def test_labels_of_a_given_number_of_images() -> None:
         (3, "dirichlet:-1", None, "ALPHA above 0"),
         (3, "dirichlet:nan", None, "ALPHA above 0"),
         (3, "dirichlet:inf", None, "ALPHA above 0"),
-        (3, "dirichlet", None, "a split is iid"),
-        (3, "dirichlet:x", None, "not 'dirichlet:x'"),
+        (3, "dirichlet", None, "take iid"),
+        (3, "dirichlet:x", None, "invalid split: 'dirichlet:x'"),
         (3, "similarity:1.1", None, "GAMMA from 0 to 1"),
-        (3, "similarity:x", None, "a split is iid"),
+        (3, "similarity:x", None, "take iid"),
         (3, "labels:0", None, "1 or more"),
-        (3, "labels:x", None, "a split is iid"),
-        (3, "labels:11", None, "10 labels"),
-        (3, "labels:2", 1, "1 images cannot have 2 labels"),
+        (3, "labels:x", None, "take iid"),
+        (3, "labels:11", None, "than the 10 of the data set"),
+        (3, "labels:2", 1, "too few images for 2 labels: 1;"),
         (3, "labels:2", 121, "choose fewer images"),
         (700, "labels:1", None, "choose fewer"),
-        (3, "random", None, "a split is iid"),
-        (3, "iid:2", None, "a split is iid"),
+        (3, "random", None, "take iid"),
+        (3, "iid:2", None, "take iid"),
     ],
 )
 def test_impossible_splits_are_refused(

@@ -192,7 +192,7 @@ def _round(
         updates = players.updates(model, before.number, guessed)
         # a client refuses to submit these
         if np.isnan(updates).any():
-            raise Diverged("an update is not a number")
+            raise Diverged(f"an update is not a number: round {before.number + 1}; lower the rate")
         return updates
 
     model, cost = _model(before), None
@@ -204,7 +204,9 @@ def _round(
         else:
             after, _ = combined(run, before, play(model))
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
-        raise Diverged("the model or its bucket range is no longer finite")
+        raise Diverged(
+            f"the model or its range is not finite any more: round {after.number}; lower the rate"
+        )
     inference = players.inference(model, _model(after), before.number) if run.inference else {}
     return after, cost, inference
 
