@@ -291,7 +291,7 @@ def test_a_message_longer_than_a_server_takes_is_not_sent_and_not_repeated() -> 
     with serving(limited, 1 << 24) as server, connected(server, timeout_s=60) as connection:
         connection.ask("hello")
         start = time.monotonic()
-        with pytest.raises(ConfigError, match="at most 1,048,576 bytes, .* max_message_bytes r"):
+        with pytest.raises(ConfigError, match="at most 1,048,576 bytes: .* max_message_bytes r"):
             connection.ask("upload", {}, long, patience_s=3600)
         assert time.monotonic() - start < 60 and seen == ["hello", "info"]
         # the server was given a larger limit meanwhile

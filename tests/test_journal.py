@@ -219,7 +219,7 @@ def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(durable.os, "fsync", full)
-        with pytest.raises(ConfigError, match="No space left on device$"):
+        with pytest.raises(ConfigError, match="No space left on device.; make room$"):
             kept.keep_own({}, {"network": VECTOR + 1})
     assert np.array_equal(kept.own.arrays["network"], VECTOR)
     kept.close()
