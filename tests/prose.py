@@ -121,13 +121,17 @@ def markdown(path: str, text: str) -> Iterator[Block]:
             yield Block(path, number, begun.pop())
 
 
-def _shown(node: ast.Constant | ast.JoinedStr) -> str:
-    """Return the text of a string; each value in it counts as one word of code."""
+def shown(node: ast.expr) -> str:
+    """Return the text of an expression, with each value between backticks."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
-    return "".join(
-        str(part.value) if isinstance(part, ast.Constant) else "`code`" for part in node.values
-    )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return shown(node.left) + shown(node.right)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(shown, node.values))
+    if isinstance(node, ast.FormattedValue):
+        node = node.value
+    return f"`{ast.unparse(node).replace('`', '')}`"
 
 
 def python(path: str, source: str, strings: bool = True) -> Iterator[Block]:
@@ -147,7 +151,7 @@ def python(path: str, source: str, strings: bool = True) -> Iterator[Block]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant | ast.JoinedStr) or id(node) in inside:
             continue
-        text = _shown(node)
+        text = shown(node)
         if id(node) in documents:
             for block in markdown(path, inspect.cleandoc(text)):
                 yield block._replace(line=node.lineno + block.line - 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from securemedian.mpc import errors
-from tests.prose import ROOT, files
+from tests.prose import ROOT, files, shown
 
 NOT_CAUSED = (
     errors.LocalProtocolError,
@@ -44,19 +44,6 @@ def classes() -> set[str]:
         if not issubclass(cls, NOT_CAUSED):
             found.add(cls.__name__)
     return found
-
-
-def shown(node: ast.expr) -> str:
-    """Return the text of an expression, with each value between backticks."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return shown(node.left) + shown(node.right)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(map(shown, node.values))
-    if isinstance(node, ast.FormattedValue):
-        node = node.value
-    return f"`{ast.unparse(node).replace('`', '')}`"
 
 
 def texts(path: str, source: str, known: set[str]) -> Iterator[Text]:

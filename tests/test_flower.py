@@ -50,6 +50,7 @@ from tests.plugin_contract import (
     fails_on,
     included,
     nothing_is_open,
+    noting,
     shifted,
 )
 
@@ -187,12 +188,7 @@ class TestContract(Contract):
         coordinator: str = "",
         **options: Any,
     ) -> Ran:
-        trained: list[int] = []
-
-        def noted(node: int, model: Arrays) -> Arrays:
-            trained.append(node)
-            return train(node, model)
-
+        trained, noted = noting(train)
         grid = grid_of(pair, noted)
         if of_third is not None:
             grid.configs[3] = {"securemedian-config": of_third} if of_third else {}

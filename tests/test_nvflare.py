@@ -68,6 +68,7 @@ from tests.plugin_contract import (
     fails_on,
     included,
     nothing_is_open,
+    noting,
     shifted,
 )
 
@@ -347,12 +348,7 @@ class TestContract(Contract):
         coordinator: str = "",
         **options: Any,
     ) -> Ran:
-        trained: list[int] = []
-
-        def noted(site: int, model: Arrays) -> Arrays:
-            trained.append(site)
-            return train(site, model)
-
+        trained, noted = noting(train)
         job = Job(pair, folder, noted)
         for one in job.filters(3) if of_third is not None else ():
             one.config = of_third
