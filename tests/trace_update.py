@@ -39,9 +39,10 @@ class Trace:
         self._called.clear()
 
     def files(self) -> set[str]:
-        """Return the files of this repository."""
+        """Return the files of this repository, without those of environments within it."""
         found = {Path(name).resolve() for name in set(self._called) if name.endswith(".py")}
-        return {str(path.relative_to(ROOT)) for path in found if ROOT in path.parents}
+        ours = {str(path.relative_to(ROOT)) for path in found if ROOT in path.parents}
+        return {name for name in ours if not name.startswith(".")}
 
     def end(self) -> None:
         threading.setprofile(None)
