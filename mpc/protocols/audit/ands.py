@@ -29,6 +29,7 @@ in order.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -38,6 +39,7 @@ from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
 from securemedian.mpc.protocols.audit.equality import Equality, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
+from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -53,28 +55,42 @@ STATISTICAL_BITS = 40
 PORTION = 63 << 11
 # x, y and z
 Factors = Sequence[AuthenticatedBits]
+# what the MACs of openings are given to
+Openings = Equality | Opener
 
 
 class AuthenticatedTriples:
     """Authenticated bits x, y, z with z = x y, each of which is handed out once."""
 
-    def __init__(self, x: AuthenticatedBits, y: AuthenticatedBits, z: AuthenticatedBits) -> None:
-        self._factors, self._used = (x, y, z), 0
+    def __init__(self, *factors: AuthenticatedBits) -> None:
+        """Take x, y and z, or nothing."""
+        self._pools: list[Factors] = [factors] if factors else []
 
     def __len__(self) -> int:
         """Return how many are left."""
-        return len(self._factors[0]) - self._used
+        return sum(len(pool[0]) for pool in self._pools)
 
     def __repr__(self) -> str:
         return f"AuthenticatedTriples({len(self)}, <secrets>)"
+
+    def extend(self, others: Self) -> None:
+        """Take all that others have."""
+        self._pools += others._pools
+        others._pools = []
 
     def take(self, count: int) -> tuple[AuthenticatedBits, AuthenticatedBits, AuthenticatedBits]:
         """Hand out x, y and z of the next. Raises LocalProtocolError if there are not as many."""
         if count > len(self):
             raise LocalProtocolError(f"{count} triples are wanted, and {len(self)} are left")
-        some = slice(self._used, self._used + count)
-        self._used += count
-        x, y, z = (factor[some] for factor in self._factors)
+        taken: list[Factors] = []
+        while count or not taken:
+            pool = self._pools.pop(0)
+            some = min(count, len(pool[0]))
+            taken.append([factor[:some] for factor in pool])
+            if some < len(pool[0]):
+                self._pools.insert(0, [factor[some:] for factor in pool])
+            count -= some
+        x, y, z = (AuthenticatedBits.joined(parts) for parts in zip(*taken, strict=True))
         return x, y, z
 
 
@@ -89,13 +105,19 @@ def bucket_size(count: int) -> int:
 class AndMaker:
     """The maker of authenticated triples, and of products with them, of one party on one lane."""
 
-    def __init__(self, party: Party, entropy: Entropy = os_entropy) -> None:
-        """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent."""
+    def __init__(
+        self, party: Party, entropy: Entropy = os_entropy, opener: Opener | None = None
+    ) -> None:
+        """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent.
+
+        The MACs of what is opened while triples are made go to an `opener`, if there is one.
+        """
         sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
         if not isinstance(sender, SoftSpokenSender) or not isinstance(receiver, SoftSpokenReceiver):
             raise LocalProtocolError("authenticated bits are made with SoftSpokenOT alone")
         self._sender, self._receiver = sender, receiver
         self._channel, self._number, self._entropy = party.channel, party.number, entropy
+        self._opener = opener
         # the word of Delta that MACs are made with
         self.delta = np.uint64(sender.delta[0])
         self._scratch = Scratch()
@@ -117,8 +139,9 @@ class AndMaker:
         equality.add(tests)
         equality.settle("leaky ANDs")
         seed = toss(self._channel, self._number, self._entropy)
-        found = self.combined(factors, rotations(seed, size, buckets), equality)
-        equality.settle("openings of buckets of ANDs")
+        openings = self._opener or equality
+        found = self.combined(factors, rotations(seed, size, buckets), openings)
+        openings.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
     def _memory(self, leaky: int) -> Factors:
@@ -176,7 +199,7 @@ class AndMaker:
             packing.unpack_bits(words, factor.bits)
 
     def combined(
-        self, leaky: Factors, turns: Sequence[int], equality: Equality
+        self, leaky: Factors, turns: Sequence[int], equality: Openings
     ) -> list[AuthenticatedBits]:
         """Open what differs within buckets, and return x, y and z of each.
 
@@ -190,7 +213,7 @@ class AndMaker:
         own = y[0] ^ y[1:]
         its, mine = np.empty_like(own), np.empty((len(own), own.shape[1] // 64), np.uint64)
         packing.pack_bits(own.reshape(-1), mine.reshape(-1))
-        theirs = self._channel.exchange("and.buckets", mine)
+        theirs = equality.exchange("and.buckets", mine)
         packing.unpack_bits(theirs.reshape(-1), its.reshape(-1))
         d, total = own ^ its, np.bitwise_xor.reduce
         bits = [total(x), y[0], total(z) ^ total(d & x[1:])]
@@ -210,7 +233,7 @@ class AndMaker:
         a: AuthenticatedBits,
         b: AuthenticatedBits,
         triples: AuthenticatedTriples,
-        equality: Equality,
+        equality: Openings,
     ) -> AuthenticatedBits:
         """Return a b, with as many triples, in one round.
 
@@ -222,7 +245,7 @@ class AndMaker:
         mine = np.empty((2, -(-count // 64)), np.uint64)
         for factor, mask, words in zip((a, b), (x, y), mine, strict=True):
             packing.pack_bits(factor.bits ^ mask.bits, words)
-        theirs = self._channel.exchange("and.openings", mine)
+        theirs = equality.exchange("and.openings", mine)
         for factor, mask, words in zip((a, b), (x, y), theirs, strict=True):
             proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
             halves = factor.macs, mask.macs, factor.keys, mask.keys

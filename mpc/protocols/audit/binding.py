@@ -15,7 +15,7 @@ entries, 0 .. W-2 are bound, because the last follows from them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.audit.equality import Equality
@@ -82,11 +83,18 @@ def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Words:
     return Stream(digest("audit masks", seed, session_id)[:SEED_BYTES]).words(fold_words(shape))
 
 
-def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
+def fold(
+    number: int,
+    upload: DealtUpload,
+    session_id: bytes,
+    coin: bytes,
+    mask: bytes,
+    cumulative: bool = False,
+) -> Words:
     """Return phi, packed: the fold of server `number`'s share of one client's rotated vectors.
 
     It is hidden by the `masks` of the seed that the client shares with that server. The client
-    sends it to the other server.
+    sends it to the other server. It is that of the rows of `mpc.protocols.bisect` if `cumulative`.
 
     SECURITY: once per upload and session, because folds under two tosses differ by what is folded.
     """
@@ -98,7 +106,10 @@ def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask:
             turned = turned_sum(number, [upload], part, start, stop)
             where = places(coin, start, stop)
             vectors.add_to_places(turned, where, shape.bits, shape.per_word, totals)
-    folded = ring.pack(shape.entries(totals.reshape(len(totals), -1))[:-1], shape.bits)
+    entries = shape.entries(totals.reshape(len(totals), -1))[:-1]
+    if cumulative:
+        entries = ring.reduce(np.cumsum(entries, axis=0, dtype=entries.dtype), shape.bits)
+    folded = ring.pack(entries, shape.bits)
     packing.add_packed(masks(mask, session_id, shape), ring.top_bits(shape.bits), folded)
     return folded
 
@@ -170,6 +181,36 @@ class Binder:
         their_at, f = self.verifier.receive(wide.size, self.shape.bits)
         return Bound(start, dim, at, their_at, f)
 
+    def draw(self, start: int, rows: int, dim: int) -> tuple[Bound, Ring]:
+        """Commit to random values (rows, dim) from coordinate `start` on, as the peer does."""
+        count, bits = rows * padded(dim), self.shape.bits
+        at, values = self.prover.draw(count, bits)
+        bound = Bound(start, dim, at, *self.verifier.receive_drawn(count, bits))
+        return bound, values.reshape(rows, -1)[:, :dim].copy()
+
+    def draw_masks(self) -> Ring:
+        """Commit to random values of the shape of R, as the peer does: on one lane alone."""
+        self._masks, values = self.draw(0, *fold_shape(self.shape))
+        return values
+
+    def shift(self, chunk: Bound, change: Ring) -> Bound:
+        """Tell the peer what is added to values that were drawn, as it does: return the chunk.
+
+        SECURITY: once, because two changes of one draw differ by what they turn it into.
+        """
+        wide = np.zeros((len(change), chunk.padded), change.dtype)
+        wide[:, : chunk.dim] = change
+        bits = self.shape.bits
+        theirs = self.prover.exchange("bisect.change", ring.pack(ring.reduce(wide, bits), bits))
+        change = ring.unpack(theirs, bits, wide.size)
+        return replace(chunk, f=self.verifier.shifted(chunk.f, change, bits))
+
+    def shift_masks(self, change: Ring) -> None:
+        """Do so with what `draw_masks` drew."""
+        if self._masks is None:
+            raise LocalProtocolError("no masks were drawn on this lane")
+        self._masks = self.shift(self._masks, change)
+
     def around(
         self, chunk: Bound, found: NDArray[np.uint16], last: int, bits: int
     ) -> tuple[Words, Words]:
@@ -183,7 +224,7 @@ class Binder:
             out = self.prover.empty(2 * chunk.dim, slot_of(own))
             out[:] = 0
             for start, y in product(_pieces(chunk), range(self.shape.slots - 1)):
-                words = self._again(chunk, f, y, start)
+                words = self.again(chunk, f, y, start)
                 kernels.accumulate(words, found, y, last, slot_of(own), start, out)
             if slot_of(bits) < slot_of(own):
                 out = packed(unpacked(out, own, self.prover.mac_bits), slot_of(bits))
@@ -216,14 +257,14 @@ class Binder:
             for y, (start, its) in product(
                 range(len(total)), zip(_pieces(chunk), pieces, strict=True)
             ):
-                add(self._again(chunk, f, y, start), its, total[y])
+                add(self.again(chunk, f, y, start), its, total[y])
 
     def _sides(self, chunk: Bound) -> tuple[None, Ring]:
-        """Return what `_again` takes for tags, and for keys."""
+        """Return what `again` takes for tags, and for keys."""
         count = (self.shape.slots - 1) * chunk.padded
         return None, self.verifier.opened(chunk.f, count, self.shape.bits)
 
-    def _again(self, chunk: Bound, f: Ring | None, y: int, start: int) -> Words:
+    def again(self, chunk: Bound, f: Ring | None, y: int, start: int) -> Words:
         """Return tags, or keys if there is f, of a piece of entry y again.
 
         They are in the memory of the last ones.

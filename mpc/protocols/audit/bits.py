@@ -11,6 +11,7 @@ part, the other bits of MACs and keys mean nothing, and comparisons leave them o
 All that is linear over GF(2) each party computes on its own halves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -43,6 +44,13 @@ class AuthenticatedBits:
     def of_peer(cls, keys: Words) -> Self:
         """Return bits that the peer alone knows, as what this party holds of them."""
         return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return bits one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*map(np.concatenate, zip(*(part.arrays for part in parts), strict=True)))
 
     @property
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -25,6 +25,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
@@ -71,6 +72,10 @@ class Equality:
         # the same order at both: party 0's first
         for array in (own, wanted) if self._number == 0 else (wanted, own):
             self.add(array)
+
+    def exchange(self, label: str, mine: Words) -> Words:
+        """Exchange what the peer's MACs are appended of later."""
+        return self._channel.exchange(label, mine)
 
     def settle(self, what: str) -> None:
         """Compare all that was appended, while the other party does the same, and begin again.

@@ -216,6 +216,10 @@ class _End:
         at, self._used = self._used, self._used + blocks_of(count, bits)
         return at
 
+    def exchange(self, label: str, words: Words) -> Words:
+        """Exchange as many words with the peer."""
+        return self._channel.exchange(label, words)
+
     def empty(self, count: int, slot: int) -> Words:
         """Return memory for tags or keys of `count` elements: (K, n)."""
         return np.empty((words_of(self.mac_bits, slot), count), np.uint64)
@@ -256,10 +260,26 @@ class Prover(_End):
         self._channel.send("mac.values", ring.pack(f, bits))
         return at
 
-    def tags(self, at: int, bits: int, out: Words) -> None:
-        """Write tags again: those of the elements from a position on, into slots of this ring."""
+    def draw(self, count: int, bits: int) -> tuple[int, Ring]:
+        """Commit to random values (n,): return their position and them.
+
+        They are u of the first tree, whose f is 0 and is not sent.
+        """
+        at, dtype = self._next(count, bits), ring.dtype(bits)
+        f = np.empty((self.mac_bits // TREE_BITS, count), dtype)
+        self._expander.commit(at, bits, np.zeros(count, dtype), f, slot_of(bits), None)
+        values = ring.reduce(-f[0], bits)
+        f[1:] += values
+        self._channel.send("mac.random", ring.pack(ring.reduce(f[1:], bits), bits))
+        return at, values
+
+    def tags(self, at: int, bits: int, out: Words, slot: int | None = None) -> None:
+        """Write tags again: those of the elements from a position on.
+
+        They are packed into slots of `slot` bits, or of those of this ring.
+        """
         masks = np.zeros(self.mac_bits, ring.dtype(bits))
-        self._expander.keys(at, bits, masks, None, 0, slot_of(bits), out)
+        self._expander.keys(at, bits, masks, None, 0, slot or slot_of(bits), out)
 
 
 class Verifier(_End):
@@ -289,17 +309,30 @@ class Verifier(_End):
         words = ring.packed_words(self.mac_bits // TREE_BITS * count, bits)
         return self._next(count, bits), self._channel.recv("mac.values", np.uint64, (words,))
 
+    def receive_drawn(self, count: int, bits: int) -> tuple[int, Words]:
+        """Return the position and f (e/4 - 1, n), packed, of what the prover draws."""
+        words = ring.packed_words((self.mac_bits // TREE_BITS - 1) * count, bits)
+        return self._next(count, bits), self._channel.recv("mac.random", np.uint64, (words,))
+
+    def shifted(self, f: Words, values: Ring, bits: int) -> Words:
+        """Return f (e/4, n), packed, of what was drawn plus public values (n,)."""
+        rest = self.mac_bits // TREE_BITS - 1
+        drawn = ring.unpack(f, bits, rest * values.size).reshape(rest, -1)
+        return ring.pack(ring.reduce(np.concatenate([values[None], drawn + values]), bits), bits)
+
     def opened(self, f: Words, count: int, bits: int) -> Ring:
         """Return f of `count` elements unpacked (e/4, n), as `keys` takes it."""
         trees = self.mac_bits // TREE_BITS
         return ring.unpack(f, bits, trees * count).reshape(trees, count)
 
-    def keys(self, at: int, f: Ring, first: int, bits: int, out: Words) -> None:
-        """Write keys again: those of the elements from a position on, into slots of this ring.
+    def keys(
+        self, at: int, f: Ring, first: int, bits: int, out: Words, slot: int | None = None
+    ) -> None:
+        """Write keys again: those of the elements from a position on, as `Prover.tags` does.
 
         Their f are those from column `first` on.
         """
-        self._keys(at, f, first, bits, slot_of(bits), out)
+        self._keys(at, f, first, bits, slot or slot_of(bits), out)
 
     def _keys(self, at: int, f: Ring, first: int, bits: int, slot: int, out: Words) -> None:
         masks = self._masks.astype(ring.dtype(bits))

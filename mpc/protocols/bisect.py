@@ -1,0 +1,443 @@
+"""The authenticated bisect: a bit is opened only if it is the answer to the right question.
+
+Each party s has a share X_s of cumulative counts H(0), .., H(W-2) in Z_2^l, per coordinate, and
+proves to the other that all it opens is made of it. Both are prover and verifier at the same time.
+MACs over Z_2^m are those of `audit.macs`, and MACs of bits those of `audit.bits`.
+
+Ahead of time, when nothing but W, l and the coordinates are known (`Lane.prepare`):
+
+    masks    MACs of uniform a_s, of the shape of X_s. They are made of the first tree.
+    bits     For each step and coordinate, l random bits b_t with MACs over Z_2^(l-t). That it is a
+             bit is proved for each t < l - 1. *Partners* are more such bits: P rows of a prime
+             length L, for N bits. The bits take the last N places of a row, and the one at place j
+             has the partners at j + s_p modulo L. The s_p are tossed when all are fixed. The
+             partners of the first L - N places are *guards*, which are opened. Of the others
+             h = b ^ partner is, so that b - partner = 0 where h is 0, and b + partner - 1 = 0 where
+             it is 1. Both are wrong for one that is not a bit, unless its partner is not, either.
+    ANDs     l - 1 authenticated triples for each step and coordinate (`audit.ands`).
+
+Then X_s is fixed (`bind`): each sends X_s - a_s. Clients prove that it is the sum of their shares
+(`audit.binding`). Each step asks for one count of each coordinate, H(y), at a y that the digits so
+far say, whether H(y) >= k (`ask`):
+
+    open     z_s is X_s(y), minus k at party 0. It sends d_t = b_t ^ bit t of z_s. Because b ^ d is
+             d + (1 - 2 d) b over the ring, z_s - sum_t 2^t (d_t + (1 - 2 d_t) b_t) has to be 0
+             modulo 2^l, and has MACs, whose digest goes along. The peer checks it before it sends
+             anything else. Bit t of z_s is b_t ^ d_t, whose MAC is that of b_t modulo 2.
+    carry    c_1 = a_0 b_0 and c_(t+1) = (a_t ^ c_t)(b_t ^ c_t) ^ c_t for the bits a of z_0 and b of
+             z_1. The sign is a_(l-1) ^ b_(l-1) ^ c_(l-1).
+    digit    Only when the MACs of all that was opened are checked, the shares of the sign are
+             opened, with theirs.
+
+Say that for some t the numbers at places A are not bits, nor the partners at B_p of row p. All pass
+only if A + s_p = B_p modulo L for each p, because only another such number goes with one. A is not
+empty and has no place of a guard. As L is prime, only 0 turns A into itself, and at most one s_p of
+L fits: they pass with a chance of at most L^-P, at most 2^-40.
+
+SECURITY: a lane goes through its phases once. After any failure all that was made is dropped, with
+the session. A second `bind` to the same a would tell a client's shares. What `audit.opening` says
+of digests holds here: each is of values that are opened, or that are 0 if the party is honest.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import LocalProtocolError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import macs
+from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, rotations
+from securemedian.mpc.protocols.audit.binding import Binder, Bound
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.comparing import partners_of
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
+from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import Dealing, toss
+from securemedian.mpc.protocols.kernels import bisecting as kernels
+from securemedian.mpc.protocols.kernels import comparing as proofs
+from securemedian.mpc.protocols.kernels import searching
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
+
+# Elements that are compared at a time, while they are in the cache.
+TILE = 1 << 13
+# The fewest triples that are made at once, where a lane needs as many: of so many, a bucket has 3.
+POOL = 3 << 17
+# Does something once, before the first message that depends on it is sent.
+Mark = Callable[[], None]
+
+
+def steps_of(buckets: int) -> int:
+    """Return how many digits a bucket has: ceil(log2 W)."""
+    return (buckets - 1).bit_length()
+
+
+def pools_of(count: int) -> list[int]:
+    """Return how many triples are made at a time, for `count` of them."""
+    pools = max(1, count // POOL)
+    return [count // pools + (i < count % pools) for i in range(pools)]
+
+
+@dataclass
+class _Bits:
+    """Random bits b_t of one chunk and one step, for one t: where their tags and keys are."""
+
+    at: int
+    their_at: int
+    f: Words = field(repr=False)
+
+
+@dataclass
+class _Chunk:
+    """Coordinates [start, start + dim) of a lane: their masks, then shares, and random bits."""
+
+    bound: Bound
+    # a, then X: (W-1, dim)
+    shares: Ring = field(repr=False)
+    # each step's random numbers of this party (padded,), until the step takes them
+    numbers: dict[int, Ring] = field(repr=False)
+    # by step and t
+    bits: dict[tuple[int, int], _Bits] = field(repr=False)
+
+
+class Once:
+    """Something that is done once by whichever lane comes first, before any lane goes on."""
+
+    def __init__(self, do: Mark) -> None:
+        self._do, self._done, self._lock = do, False, threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._do()
+                self._done = True
+
+
+class Lane:
+    """One lane of one party. The phases are `prepare`, `bind`, and `ask` for each step.
+
+    Used by one thread. Raises LocalProtocolError for a lane of this session that was made before.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        channel: Channel,
+        shape: Dealing,
+        entropy: Entropy = os_entropy,
+    ) -> None:
+        self.party, self.shape = session.party(number, channel), shape
+        self.opener = Opener(
+            channel, self.party.number, digest("bisect", session.session_id, number)
+        )
+        self.prover = Prover(session, number, channel)
+        self.verifier = Verifier(session, number, channel)
+        self.binder = Binder(self.prover, self.verifier, shape)
+        self._ands = AndMaker(self.party, entropy, self.opener)
+        self._entropy, self._lane = entropy, number
+        self._slot = slot_of(shape.bits)
+        self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]
+        self._chunks: list[_Chunk] = []
+        self._triples = AuthenticatedTriples()
+        # a of the masks of folds
+        self._masks: Ring | None = None
+        self._steps, self._bound = list(reversed(range(steps_of(shape.buckets)))), False
+
+    def __repr__(self) -> str:
+        return f"Lane({self._lane}, {len(self._chunks)} chunks, <secrets>)"
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """Return the coordinates [start, stop) of each chunk."""
+        return [(each.bound.start, each.bound.start + each.bound.dim) for each in self._chunks]
+
+    # Ahead of time
+
+    def prepare(self, chunks: Sequence[tuple[int, int]], masks: bool) -> None:
+        """Make all that needs no upload, for chunks [start, stop), while the peer does the same.
+
+        One lane of a session has the `masks` of clients' folds. Raises PeerProtocolError if the
+        peer did not follow the protocol.
+        """
+        if self._chunks or self._masks is not None:
+            raise LocalProtocolError("a lane is prepared once")
+        for start, stop in chunks:
+            bound, shares = self.binder.draw(start, self.shape.slots - 1, stop - start)
+            self.binder.chunks.append(bound)
+            chunk = _Chunk(bound, shares, {}, {})
+            self._make_bits(chunk)
+            self._chunks.append(chunk)
+        if masks:
+            self._masks = self.binder.draw_masks()
+        total = (self.shape.bits - 1) * len(self._steps) * sum(b - a for a, b in chunks)
+        for count in pools_of(total) if total else ():
+            self.opener.what = f"the ANDs of lane {self._lane}"
+            self._triples.extend(self._ands.triples(count))
+
+    def _make_bits(self, chunk: _Chunk) -> None:
+        """Make the random bits of all steps of a chunk, and prove that they are bits."""
+        bits, width, steps = self.shape.bits, chunk.bound.padded, len(self._steps)
+        words = self.party.randomness.words(-(-steps * width * ring.dtype(bits).itemsize // 8))
+        numbers = ring.reduce(words.view(ring.dtype(bits))[: steps * width], bits)
+        chunk.numbers.update(enumerate(numbers.reshape(steps, width)))
+        for t in range(bits):
+            at, their_at, f = self._prove_bits((numbers >> t & 1).astype(np.uint8), t)
+            f = self.verifier.opened(f, steps * width, bits - t)
+            for step in range(steps):
+                first = step * width
+                its = ring.pack(f[:, first : first + width], bits - t)
+                blocks = first // per_block(bits - t)
+                chunk.bits[step, t] = _Bits(at + blocks, their_at + blocks, its)
+
+    def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words]:
+        """Commit to bits over Z_2^(l-t), and prove them: return both positions, and the peer's f.
+
+        Those of Z_2 are bits whatever they are.
+        """
+        bits, count, slot = self.shape.bits - t, values.size, self._slot
+        if bits == 1:
+            return self.prover.send(values, 1), *self.verifier.receive(count, 1)
+        at, tags = self.prover.commit(values, bits, slot)
+        their_at, f = self.verifier.receive(count, bits)
+        keys = self.verifier.empty(count, slot)
+        self.verifier.keys(their_at, self.verifier.opened(f, count, bits), 0, bits, keys, slot)
+        each, length = partners_of(count)
+        drawn = self.party.randomness.words(ring.packed_words(each * length, 1))
+        claims = unpack_bits(drawn, each * length)
+        partner_tags = self.prover.commit(claims, bits, slot)[1]
+        partner_keys = self.verifier.accept(claims.size, bits, slot)
+        seed = toss(self.party.channel, self.party.number, self._entropy)
+        # the proved bits are not turned
+        turns = np.array(rotations(seed, each + 1, length)[1:])
+        rows = zip(claims.reshape(each, length), turns.tolist(), strict=True)
+        opened = np.stack([np.roll(row, -turn) for row, turn in rows])
+        # the guards themselves, and h of the others
+        opened[:, length - count :] ^= values
+        zero = np.zeros_like(self._delta)
+        for piece in self._differences(tags, partner_tags, turns, opened, zero, bits):
+            self.opener.add_own(piece)
+
+        def expect(words: Words) -> None:
+            theirs = unpack_bits(words, opened.size).reshape(opened.shape)
+            given = keys, partner_keys, turns, theirs, self._delta, bits
+            for piece in self._differences(*given):
+                self.opener.add_wanted(piece)
+
+        self.opener.what = f"random bits {t} of lane {self._lane}"
+        self.opener.exchange("bisect.claims", pack_bits(opened.reshape(-1)), expect)
+        return at, their_at, f
+
+    def _differences(
+        self,
+        tags: Words,
+        partners: Words,
+        turns: NDArray[np.int64],
+        opened: Bits,
+        delta: Words,
+        bits: int,
+    ) -> Iterator[Words]:
+        """Yield tags or keys of what must be 0: of guards, and of bits and each of their partners.
+
+        Each piece lies where the one before it lay.
+        """
+        each, length = opened.shape
+        guards = length - tags.shape[1]
+        # guards are partners of nothing; `lower` is for halves, which there are none of
+        nothing, lower = np.zeros(guards, np.uint64), np.zeros(tags.shape[1], np.uint64)
+        memory = np.empty(each * TILE, np.uint64)
+        for first, stop in ((0, guards), (guards, length)):
+            flips = np.ascontiguousarray(opened[:, first:stop])
+            for k, start in product(range(len(tags)), range(0, stop - first, TILE)):
+                out = memory[: each * min(TILE, stop - first - start)].reshape(each, -1)
+                upper = tags[k] if first else nothing
+                rows = upper, lower[: stop - first] if first else nothing
+                its = partners[k].reshape(each, -1), turns + first, flips, start
+                proofs.differences(*rows, *its, delta[k], self._slot, bits, out)
+                yield out
+
+    # After the last upload
+
+    def bind(self, sums: Callable[[int, int], RingShare], masks: Ring | None, used: Mark) -> None:
+        """Fix this party's shares, while the peer does.
+
+        `sums`(start, stop) returns cumulative ones, (W-1, stop - start). `masks` are the sum of
+        those of the clients' folds, on the lane that has them. `used` is called before anything is
+        sent that depends on them. Raises LocalProtocolError if the lane is bound, because two
+        differences with one a tell shares.
+        """
+        if self._bound or (masks is None) != (self._masks is None):
+            raise LocalProtocolError("a lane is bound once, to what it is prepared for")
+        self._bound = True
+        used()
+        for number, chunk in enumerate(self._chunks):
+            with self.party.reading_uploads():
+                total = ring.reduce(sums(*self.ends[number]), self.shape.bits)
+            chunk.bound = self.binder.shift(chunk.bound, total - chunk.shares)
+            self.binder.chunks[number] = chunk.bound
+            chunk.shares = total
+        if masks is not None and self._masks is not None:
+            self.binder.shift_masks(masks - self._masks)
+            self._masks = None
+
+    def folds(self, coin: bytes) -> tuple[Words, Words]:
+        """Return this lane's part of the tags and keys of fold(X) + R, as `Binder.folds` does."""
+        return self.binder.folds(coin)
+
+    def run(self, rank: int, opened: Mark) -> NDArray[np.uint16]:
+        """Return the bucket of the element of rank k in each coordinate of the lane, opened.
+
+        `opened` is called before a share of a sign is sent. Raises PeerDeviated.
+        """
+        if not self._bound:
+            raise LocalProtocolError("a lane is bound before it is asked")
+        thresholds = self.shape.buckets - 1
+        found = np.zeros(sum(chunk.bound.dim for chunk in self._chunks), np.uint16)
+        while self._steps and found.size:
+            # taken, so that none is asked twice
+            step = self._steps.pop(0)
+            rows = np.minimum(found + np.uint16((1 << step) - 1), np.uint16(thresholds - 1))
+            self.opener.what = f"step {step} of lane {self._lane}"
+            negative = self.ask(step, rows, rank, opened)
+            searching.go_up(negative ^ 1, 1 << step, thresholds, found)
+        return found
+
+    def ask(self, step: int, rows: NDArray[np.uint16], rank: int, opened: Mark) -> Bits:
+        """Return 1 where H(y) < k for the y of each coordinate, opened, and 0 elsewhere."""
+        bits = self.shape.bits
+        values, masked = self._masked(step, rows, rank)
+        own = (values, np.empty((bits, rows.size), np.uint64))
+        peers = np.empty((bits, rows.size), np.uint64)
+        for piece in self._zeros(step, rows, masked, rank, own[1], False):
+            self.opener.add_own(piece)
+        theirs = np.empty_like(masked)
+
+        def expect(words: Words) -> None:
+            theirs[:] = ring.unpack(words, bits, rows.size)
+            for piece in self._zeros(step, rows, theirs, rank, peers, True):
+                self.opener.add_wanted(piece)
+
+        # SECURITY: checked before anything else of this step is sent
+        self.opener.exchange("bisect.masked", ring.pack(masked, bits), expect)
+        for chunk, t in product(self._chunks, range(bits)):
+            # taken: no step has them again
+            del chunk.bits[step, t]
+        for t in range(bits):
+            peers[t] ^= masks_of((theirs >> t & 1).astype(np.uint8)) & self._ands.delta
+        sign = self._sign(own, peers)
+        # SECURITY: all openings are checked before a sign is
+        self.opener.settle("the openings of ANDs")
+        opened()
+        self.opener.add_own(sign.macs & MAC_MASK)
+        delta, its_bits = self._ands.delta, np.empty_like(sign.bits)
+
+        def expect_sign(words: Words) -> None:
+            its_bits[:] = unpack_bits(words, rows.size)
+            self.opener.add_wanted((sign.keys ^ masks_of(its_bits) & delta) & MAC_MASK)
+
+        self.opener.exchange("bisect.sign", pack_bits(sign.bits), expect_sign)
+        return sign.bits ^ its_bits
+
+    def _masked(self, step: int, rows: NDArray[np.uint16], rank: int) -> tuple[Ring, Ring]:
+        """Return this party's z, and z ^ b, whose random numbers are taken."""
+        values, masks, at = [], [], 0
+        for chunk in self._chunks:
+            here = rows[None, at : at + chunk.bound.dim].astype(np.intp)
+            values.append(np.take_along_axis(chunk.shares, here, axis=0)[0])
+            masks.append(chunk.numbers.pop(step)[: chunk.bound.dim])
+            at += chunk.bound.dim
+        z = np.concatenate(values)
+        if self.party.number == 0:
+            z -= z.dtype.type(rank)
+        z = ring.reduce(z, self.shape.bits)
+        return z, z ^ np.concatenate(masks)
+
+    def _zeros(
+        self,
+        step: int,
+        rows: NDArray[np.uint16],
+        masked: Ring,
+        rank: int,
+        low: Words,
+        keys: bool,
+    ) -> Iterator[Words]:
+        """Yield tags of what must be 0, and write the MACs of bits b_t to `low` (l, n). Or keys.
+
+        `masked` (n,) are the numbers d of whoever proves. Each piece lies where the one before it
+        lay.
+        """
+        bits, slot, last = self.shape.bits, self._slot, self.shape.buckets - 2
+        asked = sorted({*range((1 << step) - 1, last, 2 << step), last})
+        public = np.zeros_like(masked) - masked
+        if self.party.number == 1:
+            # party 0's number, whose keys these are, is less by k
+            public -= public.dtype.type(rank)
+        public, at = ring.reduce(public, bits), 0
+        for chunk in self._chunks:
+            f, its = self._opened(chunk, step) if keys else (None, [None] * bits)
+            for start in range(0, chunk.bound.dim, macs.PIECE):
+                size = min(macs.PIECE, chunk.bound.dim - start)
+                here = slice(at + start, at + start + size)
+                out, words = (self.prover.empty(size, slot) for _ in range(2))
+                for y in asked:
+                    if (rows[here] == y).any():
+                        kernels.choose(
+                            self.binder.again(chunk.bound, f, y, start), rows[here], y, out
+                        )
+                for t in range(bits):
+                    self._write(chunk.bits[step, t], bits - t, start, its[t], words)
+                    proofs.low_bits(words, slot, low[t, here])
+                    kernels.subtract_bit(words, masked[here], t, slot, out)
+                if keys:
+                    proofs.add_constants(out.copy(), public[here], self._delta, slot, out)
+                kernels.keep_low(out, bits, slot)
+                yield out
+            at += chunk.bound.dim
+
+    def _opened(self, chunk: _Chunk, step: int) -> tuple[Ring, list[Ring | None]]:
+        """Return f of the peer's shares of a chunk, and of its random bits of a step, unpacked."""
+        bits, width = self.shape.bits, chunk.bound.padded
+        count = width * (self.shape.slots - 1)
+        ends = (chunk.bits[step, t].f for t in range(bits))
+        its = [self.verifier.opened(f, width, bits - t) for t, f in enumerate(ends)]
+        return self.verifier.opened(chunk.bound.f, count, bits), [*its]
+
+    def _write(self, its: _Bits, bits: int, start: int, f: Ring | None, out: Words) -> None:
+        """Write the tags, or the keys if there is f, of random bits from `start` on."""
+        first = start // per_block(bits)
+        if f is None:
+            self.prover.tags(its.at + first, bits, out, self._slot)
+        else:
+            self.verifier.keys(its.their_at + first, f, start, bits, out, self._slot)
+
+    def _sign(self, own: tuple[Ring, Words], peers: Words) -> AuthenticatedBits:
+        """Return the signs, from this party's z and its MACs, and the keys of the peer's."""
+        values, own_macs = own
+
+        def both(t: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
+            """Return bit t of z_0, and of z_1."""
+            mine = (values >> t & 1).astype(np.uint8)
+            sides = (
+                AuthenticatedBits.of_own(mine, own_macs[t]),
+                AuthenticatedBits.of_peer(peers[t]),
+            )
+            return sides if self.party.number == 0 else sides[::-1]
+
+        carry = self._multiply(*both(0))
+        for t in range(1, self.shape.bits - 1):
+            a, b = both(t)
+            carry ^= self._multiply(a ^ carry, b ^ carry)
+        a, b = both(self.shape.bits - 1)
+        return a ^ b ^ carry
+
+    def _multiply(self, a: AuthenticatedBits, b: AuthenticatedBits) -> AuthenticatedBits:
+        """Return a b, whose openings are checked with the next message."""
+        return self._ands.multiply(a, b, self._triples, self.opener)

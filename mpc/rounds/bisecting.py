@@ -1,0 +1,225 @@
+"""A round of `bucketed` in which a server that deviates learns nothing beyond the result.
+
+A `Bisection` takes a round through these phases, which both servers do at the same time:
+
+    prepare  Ahead of time: all that needs no upload (`protocols.bisect`), in a session of its own.
+    bind     The set of clients is fixed. Each server tells its share of the cumulative histogram,
+             and the sum of the masks of the clients, both less what was drawn ahead.
+    toss     A coin is tossed, when both servers have told. Clients send folds of their shares under
+             it, each to the server that does not hold the share.
+    compare  Each server sends a digest of the tags of its fold, which the other one compares.
+    run      The digits are opened, step by step.
+
+SECURITY: a bisection ends with the first error, or when a client's fold is not that of the servers.
+Nothing of it may be used after that: the next one has a session of its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import RingShare, Words
+from securemedian.mpc.errors import (
+    InputError,
+    LocalProtocolError,
+    PeerDeviated,
+    PeerProtocolError,
+)
+from securemedian.mpc.protocols import dealing, ring
+from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.audit.macs import unpacked
+from securemedian.mpc.protocols.bisect import Lane, Mark, Once
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
+from securemedian.mpc.rounds.lanes import run_lanes
+
+Chunks = Sequence[tuple[int, int]]
+
+
+class Bisection:
+    """One server's end of one session. `session_id` is its id, which clients are told."""
+
+    def __init__(self, lanes: Sequence[Lane], session_id: bytes, entropy: Entropy) -> None:
+        self.session_id = session_id
+        self._lanes, self._shape, self._entropy = lanes, lanes[0].shape, entropy
+        self._number, self._channel = lanes[0].party.number, lanes[0].party.channel
+        self._uploads: Sequence[DealtUpload] = ()
+        self._masks: Sequence[bytes] = ()
+        self._coin = b""
+        # the next phase that is allowed
+        self._next = "bind"
+
+    def __repr__(self) -> str:
+        return f"Bisection({self.session_id.hex()}, before {self._next or 'nothing'})"
+
+    @classmethod
+    def prepare(
+        cls,
+        session: Session,
+        channels: Sequence[Channel],
+        chunks: Chunks,
+        shape: dealing.Dealing,
+        session_id: bytes,
+        entropy: Entropy = os_entropy,
+    ) -> Self:
+        """Make all that needs no upload, of `chunks` [start, stop) that both servers agreed on.
+
+        Lanes, of which each has a channel, take turns at them. `session` is that of an audit, and
+        has no other lanes. `session_id` is 16 bytes that both agreed on and no other session has.
+        Raises PeerDeviated if the peer did not follow the protocol.
+        """
+        lanes = [Lane(session, i, channel, shape, entropy) for i, channel in enumerate(channels)]
+        found = cls(lanes, session_id, entropy)
+        with found._phase("prepare"):
+            run_lanes(channels, lambda i: lanes[i].prepare(chunks[i :: len(lanes)], i == 0))
+        found._next = "bind"
+        return found
+
+    def bind(self, uploads: Sequence[DealtUpload], masks: Sequence[bytes], used: Mark) -> None:
+        """Fix the set: the `uploads` of all included clients, in the order that both agreed on.
+
+        `masks` are the seeds of 16 bytes that the clients gave to this server. `used` stores, for
+        good, that this session has been used. It is called before anything is sent.
+        """
+        if not len(uploads) == len(masks) > 0:
+            raise InputError(
+                f"one mask per upload is needed: {len(masks)} masks for {len(uploads)} clients; "
+                "give as many of both"
+            )
+        self._begin("bind")
+        self._uploads, self._masks = uploads, masks
+        seeds = [binding.masks(seed, self.session_id, self._shape) for seed in masks]
+        total = binding.weighted(seeds, [1] * len(seeds), self._shape)
+        once = Once(used)
+
+        def work(i: int) -> None:
+            self._lanes[i].bind(self._sums, None if i else total, once)
+
+        with self._phase("bind"):
+            self._run(work)
+        self._next = "toss"
+
+    def _sums(self, start: int, stop: int) -> RingShare:
+        """Return this server's share of the cumulative histogram: (W-1, stop - start)."""
+        total = dealing.sums(self._number, self._uploads, [1] * len(self._uploads), start, stop)
+        return RingShare(np.cumsum(total, axis=0, dtype=total.dtype))
+
+    def toss(self) -> bytes:
+        """Return the coin for the clients' folds, 16 bytes, which neither server chose.
+
+        SECURITY: all changes of both servers are in before it begins.
+        """
+        self._begin("toss")
+        with self._phase("toss"):
+            self._coin = dealing.toss(self._channel, self._number, self._entropy)
+        self._next = "compare"
+        return self._coin
+
+    def compare(self, folds: Sequence[Words]) -> list[bool]:
+        """Return whose folds agree with what the servers hold; both servers get the same list.
+
+        `folds` are what the clients sent to this server, packed (`fold`), in the order of the
+        uploads. If any client's is False, this session has ended. Raises PeerDeviated if all
+        clients agree with both servers, and the sums do not, and InputError for other folds than
+        one for each client.
+        """
+        words = (binding.fold_words(self._shape),)
+        if [fold.shape for fold in folds] != [words] * len(self._uploads):
+            raise InputError(
+                f"one fold per client is compared: {len(self._uploads)} folds of {words[0]} "
+                "words; give as many"
+            )
+        self._begin("compare")
+        with self._phase("compare"):
+            agreed = self._sums_agree(folds)
+            agree = [True] * len(folds) if agreed else self._who_agrees(folds)
+            if not agreed and all(agree):
+                raise PeerDeviated("the sums of the clients' shares do not agree")
+        self._next = "run" if agreed else ""
+        return agree
+
+    def _sums_agree(self, folds: Sequence[Words]) -> bool:
+        """Return whether both servers' sums are those of the clients, as both say."""
+        parts: dict[int, tuple[Words, Words]] = {}
+
+        def work(i: int) -> None:
+            parts[i] = self._lanes[i].folds(self._coin)
+
+        self._run(work)
+        bits, lane = self._shape.bits, self._lanes[0]
+        tags, keys = (
+            np.stack([unpacked(words, bits) for words in each]).sum(axis=0, dtype=ring.dtype(bits))
+            for each in zip(*parts.values(), strict=True)
+        )
+        theirs = binding.weighted(folds, [1] * len(folds), self._shape)
+        keys -= lane.verifier.constant(theirs.reshape(-1))
+        lane.opener.add_macs(ring.reduce(tags, bits), ring.reduce(keys, bits))
+        _, right = lane.opener.tell("bisect.folds", np.empty(0, np.uint64))
+        theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
+        return right and theirs_right[0] == 1
+
+    def _who_agrees(self, folds: Sequence[Words]) -> list[bool]:
+        """Return whose folds are those of both servers, client by client.
+
+        Each tells its own, which the clients should have sent to the other: they are hidden by
+        masks that the other does not know.
+        """
+        verdicts = np.empty(len(folds), np.uint8)
+        told = zip(self._uploads, self._masks, folds, strict=True)
+        for place, (upload, mask, theirs) in enumerate(told):
+            own = fold(self._number, upload, self.session_id, self._coin, mask)
+            verdicts[place] = (self._channel.exchange("bisect.fold", own) == theirs).all()
+        found = verdicts & self._channel.exchange("bisect.verdicts", verdicts)
+        return [one == 1 for one in found.tolist()]
+
+    def run(self, opened: Mark) -> NDArray[np.uint16]:
+        """Return the buckets of the medians (dim,), opened.
+
+        `opened` stores, for good, that a share of a sign has been sent. It is called before one is,
+        on any lane. Raises PeerDeviated if the other server deviates.
+        """
+        self._begin("run")
+        rank, once = ring.median_rank(len(self._uploads)), Once(opened)
+        ends = [lane.ends for lane in self._lanes]
+        found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
+
+        def work(i: int) -> None:
+            mine, at = self._lanes[i].run(rank, once), 0
+            for start, stop in ends[i]:
+                found[start:stop] = mine[at : at + stop - start]
+                at += stop - start
+
+        with self._phase("run"):
+            self._run(work)
+        self._next = ""
+        return found
+
+    def _begin(self, phase: str) -> None:
+        """Begin a phase. Raises LocalProtocolError if another is next."""
+        if self._next != phase:
+            raise LocalProtocolError(f"{phase} is not the next phase of a session: {self!r}")
+        # whatever happens, it is not begun again
+        self._next = ""
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Call what the peer must not send a deviation."""
+        try:
+            yield
+        except PeerDeviated:
+            raise
+        except PeerProtocolError as error:
+            raise PeerDeviated(f"{name}: {error}") from error
+
+    def _run(self, work: Callable[[int], None]) -> None:
+        run_lanes([lane.party.channel for lane in self._lanes], work)
+
+
+def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
+    """Return what a client sends to the other server than `number`: see `binding.fold`."""
+    return binding.fold(number, upload, session_id, coin, mask, cumulative=True)
