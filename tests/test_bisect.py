@@ -1,14 +1,14 @@
 """The authenticated bisect: results are numpy's, and a server that deviates learns nothing."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.protocols import ring
+from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import DealtUpload, deal
 from securemedian.mpc.protocols.party import Session
@@ -19,6 +19,7 @@ from securemedian.mpc.rounds.bisecting import Bisection, fold
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from tests.parties import run_both
+from tests.test_ot import Lying
 
 RNG = np.random.default_rng(41)
 
@@ -147,3 +148,142 @@ def test_results_are_numpys(buckets: int, clients: int, dim: int, most: int) -> 
     for found in run_both(round_.run):
         assert (found == round_.medians()).all()
     assert sorted(round_.marks) == ["opened 0", "opened 1", "used 0", "used 1"]
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("buckets", range(4, 17))
+def test_small_rounds_are_numpys(buckets: int, honest_audits: int) -> None:
+    """Run 60 in all, or as many as `--honest-audits` asks for: some end, and begin again."""
+    for _ in range(-(-honest_audits // 13)):
+        clients = int(RNG.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 65]))
+        most = int(RNG.choice([clients, 2 * clients, 127]))
+        round_ = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets, most)
+        who = list(range(clients))
+        while len(who) > 1 and RNG.integers(3) == 0:
+            # sessions that end before they are bound, or after it, tell nothing and cost nothing
+            if RNG.integers(2):
+                run_both(round_.prepare)
+            else:
+                run_both(partial(round_.bind, who=who))
+                who.pop(int(RNG.integers(len(who))))
+            round_.again()
+        for found in run_both(partial(round_.run, who=who)):
+            assert (found == round_.medians(who)).all()
+
+
+# Deviations. Server 0 is honest.
+
+Change = Callable[[str, np.ndarray], None]
+
+
+class Ear(Lying):
+    """A channel that keeps the labels that are sent on it, and what is received."""
+
+    def __init__(self, channel: Channel, change: Change = lambda label, array: None) -> None:
+        super().__init__(channel, change)
+        self.received: list[tuple[str, np.ndarray]] = []
+
+    def recv(self, label: str, *given: Any) -> np.ndarray:
+        array = super().recv(label, *given)
+        self.received.append((label, array))
+        return array
+
+
+@dataclass
+class Deviation:
+    """A flip of a bit of one of server 1's messages, and what the honest server 0 makes of it."""
+
+    label: str
+    said: str
+    # the first message that server 0 must not send any more
+    never: str
+    # in which phase
+    phase: str = "prepare"
+    # of how many such messages in that phase
+    number: int = 0
+    # all words, where a flip may do nothing
+    everywhere: bool = False
+
+
+ALL = [
+    Deviation("mac.values", "random bits", "bisect.change", everywhere=True),
+    Deviation("bisect.claims", "random bits", "bisect.change"),
+    Deviation("bisect.claims", "random bits", "bisect.change", number=2),
+    Deviation("ot.corrections", "corrections", "bisect.change", everywhere=True),
+    Deviation("and.tables", "leaky ANDs", "bisect.change", everywhere=True),
+    Deviation("and.tops", "leaky ANDs", "bisect.change"),
+    Deviation("and.buckets", "buckets of ANDs", "bisect.change"),
+    Deviation("opening.digest", "buckets of ANDs", "bisect.change"),
+    Deviation("mac.random", "the sums of the clients' shares", "bisect.masked", everywhere=True),
+    Deviation("bisect.change", "the sums of the clients'", "bisect.masked", "bind"),
+    Deviation("toss.open", "committed", "bisect.folds", "toss"),
+    Deviation("bisect.folds", "the sums of the clients'", "bisect.masked", "compare"),
+    Deviation("bisect.answer", "compare", "bisect.masked", "compare"),
+    Deviation("bisect.masked", "step 3 of lane 0", "and.openings", "run"),
+    Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run"),
+    Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run", 1),
+    Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run", 2),
+    Deviation("opening.digest", "step 3 of lane 0", "bisect.sign", "run"),
+    Deviation("bisect.sign", "step 3 of lane 0", "", "run"),
+    Deviation("bisect.masked", "step 2 of lane 0", "", "run", 1),
+    Deviation("and.openings", "step 1 of lane 0", "", "run", 8),
+    Deviation("bisect.sign", "step 0 of lane 0", "", "run", 3),
+]
+
+
+@pytest.mark.parametrize("deviation", ALL, ids=lambda d: f"{d.label}-{d.number}")
+def test_a_message_that_is_changed_is_found(deviation: Deviation) -> None:
+    """The honest server says so, and the bits that it opens are of what has been right."""
+    round_ = Round(RNG.integers(0, 16, (4, 64)), lanes=1)
+    phase, seen = ["prepare"], [0]
+
+    def change(label: str, array: np.ndarray) -> None:
+        if (label, phase[0]) == (deviation.label, deviation.phase):
+            if seen[0] == deviation.number:
+                if deviation.everywhere:
+                    array ^= np.uint64(0x0101010101010101)
+                else:
+                    array.reshape(-1).view(np.uint8)[0] ^= 1
+            seen[0] += 1
+
+    ear = Ear(round_.pairs[0][0])
+    round_.pairs = [(ear, Lying(round_.pairs[0][1], change))]
+
+    def run(number: int) -> None:
+        held: list[Bisection] = []
+        try:
+            deviates(round_, number, phase, held)
+        except SecureMedianError as error:
+            if number == 0:
+                assert isinstance(error, PeerDeviated) and deviation.said in str(error)
+        else:
+            # it has its digits, which are the right ones
+            assert number == 1 and deviation.label == "bisect.sign"
+        for ended in held:
+            # dropped: no phase begins again
+            for name in ("bind", "toss", "compare", "run"):
+                with pytest.raises(LocalProtocolError):
+                    ended._begin(name)
+
+    run_both(run)
+    assert seen[0] > deviation.number
+    assert deviation.never not in ear.sent
+    if deviation.phase == "run":
+        # a share of a sign for each step that went well
+        done = deviation.number // (3 if deviation.label == "and.openings" else 1)
+        assert ear.sent.count("bisect.sign") == done + (deviation.label == "bisect.sign")
+
+
+def deviates(round_: Round, number: int, phase: list[str], held: list[Bisection]) -> None:
+    """Go through all phases, in step with the other server."""
+    one = round_.prepare(number)
+    held.append(one)
+    phase[0] = "bind"
+    one.bind(round_.uploads[number], round_.masks[number], lambda: None)
+    phase[0] = "toss"
+    coin = one.toss()
+    folds = round_.folds(number, coin)
+    phase[0] = "compare"
+    one.compare(folds)
+    phase[0] = "run"
+    one.run(lambda: None)

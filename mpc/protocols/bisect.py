@@ -87,8 +87,8 @@ def pools_of(count: int) -> list[int]:
 
 
 @dataclass
-class _Bits:
-    """Random bits b_t of one chunk and one step, for one t: where their tags and keys are."""
+class _Committed:
+    """Elements of one chunk that both parties have committed to, and the peer's f, packed."""
 
     at: int
     their_at: int
@@ -105,7 +105,7 @@ class _Chunk:
     # each step's random numbers of this party (padded,), until the step takes them
     numbers: dict[int, Ring] = field(repr=False)
     # by step and t
-    bits: dict[tuple[int, int], _Bits] = field(repr=False)
+    bits: dict[tuple[int, int], _Committed] = field(repr=False)
 
 
 class Once:
@@ -196,7 +196,7 @@ class Lane:
                 first = step * width
                 its = ring.pack(f[:, first : first + width], bits - t)
                 blocks = first // per_block(bits - t)
-                chunk.bits[step, t] = _Bits(at + blocks, their_at + blocks, its)
+                chunk.bits[step, t] = _Committed(at + blocks, their_at + blocks, its)
 
     def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words]:
         """Commit to bits over Z_2^(l-t), and prove them: return both positions, and the peer's f.
@@ -222,7 +222,8 @@ class Lane:
         opened = np.stack([np.roll(row, -turn) for row, turn in rows])
         # the guards themselves, and h of the others
         opened[:, length - count :] ^= values
-        zero = np.zeros_like(self._delta)
+        words, zero = pack_bits(opened.reshape(-1)), np.zeros_like(self._delta)
+        self.opener.begin(words)
         for piece in self._differences(tags, partner_tags, turns, opened, zero, bits):
             self.opener.add_own(piece)
 
@@ -233,7 +234,7 @@ class Lane:
                 self.opener.add_wanted(piece)
 
         self.opener.what = f"random bits {t} of lane {self._lane}"
-        self.opener.exchange("bisect.claims", pack_bits(opened.reshape(-1)), expect)
+        self.opener.exchange("bisect.claims", words, expect)
         return at, their_at, f
 
     def _differences(
@@ -315,7 +316,8 @@ class Lane:
         bits = self.shape.bits
         values, masked = self._masked(step, rows, rank)
         own = (values, np.empty((bits, rows.size), np.uint64))
-        peers = np.empty((bits, rows.size), np.uint64)
+        peers, sent = np.empty((bits, rows.size), np.uint64), ring.pack(masked, bits)
+        self.opener.begin(sent)
         for piece in self._zeros(step, rows, masked, rank, own[1], False):
             self.opener.add_own(piece)
         theirs = np.empty_like(masked)
@@ -326,7 +328,7 @@ class Lane:
                 self.opener.add_wanted(piece)
 
         # SECURITY: checked before anything else of this step is sent
-        self.opener.exchange("bisect.masked", ring.pack(masked, bits), expect)
+        self.opener.exchange("bisect.masked", sent, expect)
         for chunk, t in product(self._chunks, range(bits)):
             # taken: no step has them again
             del chunk.bits[step, t]
@@ -336,6 +338,8 @@ class Lane:
         # SECURITY: all openings are checked before a sign is
         self.opener.settle("the openings of ANDs")
         opened()
+        words = pack_bits(sign.bits)
+        self.opener.begin(words)
         self.opener.add_own(sign.macs & MAC_MASK)
         delta, its_bits = self._ands.delta, np.empty_like(sign.bits)
 
@@ -343,7 +347,7 @@ class Lane:
             its_bits[:] = unpack_bits(words, rows.size)
             self.opener.add_wanted((sign.keys ^ masks_of(its_bits) & delta) & MAC_MASK)
 
-        self.opener.exchange("bisect.sign", pack_bits(sign.bits), expect_sign)
+        self.opener.exchange("bisect.sign", words, expect_sign)
         return sign.bits ^ its_bits
 
     def _masked(self, step: int, rows: NDArray[np.uint16], rank: int) -> tuple[Ring, Ring]:
@@ -382,36 +386,41 @@ class Lane:
             public -= public.dtype.type(rank)
         public, at = ring.reduce(public, bits), 0
         for chunk in self._chunks:
-            f, its = self._opened(chunk, step) if keys else (None, [None] * bits)
-            for start in range(0, chunk.bound.dim, macs.PIECE):
-                size = min(macs.PIECE, chunk.bound.dim - start)
+            ends = {y: self._row(chunk, y) for y in asked}
+            bound, random = chunk.bound, [chunk.bits[step, t] for t in range(bits)]
+            f = {y: self._opened(end, bound, bits, keys) for y, end in ends.items()}
+            its = [self._opened(end, bound, bits - t, keys) for t, end in enumerate(random)]
+            for start in range(0, bound.dim, macs.PIECE):
+                size = min(macs.PIECE, bound.dim - start)
                 here = slice(at + start, at + start + size)
                 out, words = (self.prover.empty(size, slot) for _ in range(2))
-                for y in asked:
+                for y, end in ends.items():
                     if (rows[here] == y).any():
-                        kernels.choose(
-                            self.binder.again(chunk.bound, f, y, start), rows[here], y, out
-                        )
-                for t in range(bits):
-                    self._write(chunk.bits[step, t], bits - t, start, its[t], words)
+                        self._write(end, bits, start, f[y], words)
+                        kernels.choose(words, rows[here], y, out)
+                for t, end in enumerate(random):
+                    self._write(end, bits - t, start, its[t], words)
                     proofs.low_bits(words, slot, low[t, here])
                     kernels.subtract_bit(words, masked[here], t, slot, out)
                 if keys:
                     proofs.add_constants(out.copy(), public[here], self._delta, slot, out)
                 kernels.keep_low(out, bits, slot)
                 yield out
-            at += chunk.bound.dim
+            at += bound.dim
 
-    def _opened(self, chunk: _Chunk, step: int) -> tuple[Ring, list[Ring | None]]:
-        """Return f of the peer's shares of a chunk, and of its random bits of a step, unpacked."""
-        bits, width = self.shape.bits, chunk.bound.padded
-        count = width * (self.shape.slots - 1)
-        ends = (chunk.bits[step, t].f for t in range(bits))
-        its = [self.verifier.opened(f, width, bits - t) for t, f in enumerate(ends)]
-        return self.verifier.opened(chunk.bound.f, count, bits), [*its]
+    def _row(self, chunk: _Chunk, y: int) -> _Committed:
+        """Return where the tags and keys of a row of a chunk's shares are."""
+        bound, bits = chunk.bound, self.shape.bits
+        blocks = y * bound.padded // per_block(bits)
+        f = bound.f.reshape(-1, self.shape.slots - 1, bound.padded * bits // 64)[:, y]
+        return _Committed(bound.at + blocks, bound.their_at + blocks, f.reshape(-1))
 
-    def _write(self, its: _Bits, bits: int, start: int, f: Ring | None, out: Words) -> None:
-        """Write the tags, or the keys if there is f, of random bits from `start` on."""
+    def _opened(self, end: _Committed, bound: Bound, bits: int, keys: bool) -> Ring | None:
+        """Return f of what the peer committed to, if keys are made of it."""
+        return self.verifier.opened(end.f, bound.padded, bits) if keys else None
+
+    def _write(self, its: _Committed, bits: int, start: int, f: Ring | None, out: Words) -> None:
+        """Write tags, or keys if there is f, of elements from `start` on."""
         first = start // per_block(bits)
         if f is None:
             self.prover.tags(its.at + first, bits, out, self._slot)

@@ -158,8 +158,12 @@ class Bisection:
         )
         theirs = binding.weighted(folds, [1] * len(folds), self._shape)
         keys -= lane.verifier.constant(theirs.reshape(-1))
-        lane.opener.add_macs(ring.reduce(tags, bits), ring.reduce(keys, bits))
-        _, right = lane.opener.tell("bisect.folds", np.empty(0, np.uint64))
+        coin = np.frombuffer(self._coin, np.uint64)
+        lane.opener.begin(coin)
+        lane.opener.add_own(ring.reduce(tags, bits))
+        wanted = ring.reduce(keys, bits)
+        # what is folded is known by the coin, which both send along
+        _, right = lane.opener.tell("bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted))
         theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
         return right and theirs_right[0] == 1
 

@@ -1,17 +1,21 @@
-"""The opening of authenticated values: each message carries a digest of what proves the one before.
+"""The opening of authenticated values, each with a digest of the MACs that prove it.
 
-A party that opens a value also sends SHA-256 of its MACs, or of its tags. The other party computes
+A party that opens a value also sends a digest of its MACs, or of its tags. The other party computes
 from its keys what they have to be, and compares. So digests go one way: the one who checks opens
 nothing of its own, and says at most that they differ. An honest party's digest is a function of
 what it opens and of the other's keys and Delta. It tells the other party nothing, whatever that one
 has sent before. A value that is not opened must not be compared so: its digest would let the other
 party test guesses of it (`audit.equality`).
 
-MACs of a message may go with the next one if that is as random as the first: what reveals more
-waits for `settle`. Every digest is bound to the session, the lane, the party and its number.
+A digest is of a universal hash (`audit.equality.Compared`), whose key is a hash of what is opened.
+Say that some of it is wrong. The wrong tags differ from the right ones by what is known times
+Delta, so that their hashes are the same for one key in 2^90. There are no other keys than to open
+something else. It is bound to the session, the lane, the party and its number, too.
+
+MACs of a message may go with the next one if that is as random as the first. What reveals more
+waits for `settle`.
 """
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -19,10 +23,11 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.errors import PeerDeviated
+from securemedian.mpc.errors import LocalProtocolError, PeerDeviated
+from securemedian.mpc.protocols.audit.equality import DIGEST_BYTES, Compared
 from securemedian.mpc.protocols.channel import Channel
 
-DIGEST_WORDS = hashlib.sha256().digest_size // 8
+DIGEST_WORDS = DIGEST_BYTES // 8
 
 
 class Opener:
@@ -32,48 +37,63 @@ class Opener:
         """Take 32 bytes that no other lane of any session has."""
         self._channel, self._number, self._context = channel, number, context
         self._count, self.what = 0, "openings"
-        self._begin()
+        self._open(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
     def __repr__(self) -> str:
         return f"Opener({self._count} digests, <secrets>)"
 
-    def _begin(self) -> None:
-        """Begin the digests of both parties."""
-        own, peers = (
-            hashlib.sha256(digest("opening", self._context, who, self._count))
-            for who in (self._number, 1 - self._number)
+    def _open(self, mine: Words, theirs: Words) -> None:
+        """Begin the digests of what was opened."""
+        self._own, self._wanted = (
+            self._hash(self._number, mine),
+            self._hash(1 - self._number, theirs),
         )
-        self._own, self._wanted = own, peers
-        self._count += 1
+        # whether MACs of it wait for the next message
+        self._waiting = False
+
+    def _hash(self, who: int, words: Words) -> Compared:
+        """Return the hash of the MACs of what party `who` opens."""
+        return Compared(digest("opening", self._context, who, self._count, words.tobytes()))
+
+    def begin(self, mine: Words) -> None:
+        """Begin the digest of what the next message opens, which goes with it.
+
+        Raises LocalProtocolError if MACs of the last message wait.
+        """
+        if self._waiting:
+            raise LocalProtocolError("MACs of what was opened are not compared")
+        self._own = self._hash(self._number, mine)
 
     def add_own(self, array: NDArray[np.generic]) -> None:
         """Append a contiguous array of MACs of what this party opens."""
-        self._own.update(array.data)
+        self._own.update(array)
 
     def add_wanted(self, array: NDArray[np.generic]) -> None:
         """Append a contiguous array of what the peer's MACs have to be."""
-        self._wanted.update(array.data)
+        self._wanted.update(array)
 
     def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
-        """Append the MACs of what this party opened, and what those of the peer have to be."""
+        """Append MACs of what was opened last, whose digest goes with the next message."""
         self.add_own(own)
         self.add_wanted(wanted)
+        self._waiting = True
 
     def tell(
         self, label: str, mine: Words, expect: Callable[[Words], None] | None = None
     ) -> tuple[Words, bool]:
-        """Send words (n,) with the digest so far, and return the peer's and whether its is right.
+        """Send words with the digest so far, and return the peer's and whether its digest is right.
 
-        `expect` may append to what is wanted once the peer's words are known: the digest then is of
-        this message, too.
+        If the digest is of this message, after `begin`, `expect` appends what is wanted of it.
         """
-        digested = np.frombuffer(self._own.digest(), np.uint64)
-        message = self._channel.exchange(label, np.concatenate([mine.reshape(-1), digested]))
+        own = np.frombuffer(self._own.digest(), np.uint64)
+        message = self._channel.exchange(label, np.concatenate([mine.reshape(-1), own]))
         theirs = message[:-DIGEST_WORDS].reshape(mine.shape)
         if expect is not None:
+            self._wanted = self._hash(1 - self._number, theirs)
             expect(theirs)
         agreed = message[-DIGEST_WORDS:].tobytes() == self._wanted.digest()
-        self._begin()
+        self._count += 1
+        self._open(mine, theirs)
         return theirs, agreed
 
     def exchange(
