@@ -14,6 +14,7 @@ import pytest
 
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.kernels import (
+    bisecting,
     comparing,
     extension,
     gaussian,
@@ -332,6 +333,19 @@ def test_packed_tags(slot: int, components: int) -> None:
             d, b = rows - 2 * lower_rows, np.roll(others, -turn, axis=1)
             want = np.where(flip, d + b - delta_bits, d - b) % (1 << bits)
             assert (unpacked(told, slot, components) == want[:, start:]).all()
+
+    chosen = tags.copy()
+    asked = RNG.integers(0, 3, count).astype(np.uint16)
+    bisecting.choose(partners, asked, 2, chosen)
+    assert (chosen == np.where(asked == 2, partners, tags)).all()
+    for bit, bits in product(range(0, slot, 3), (slot - 1, slot)):
+        given = public if slot == 16 else public.astype(np.uint8)
+        out = tags.copy()
+        bisecting.subtract_bit(partners, given, bit, slot, out)
+        bisecting.keep_low(out, bits, slot)
+        times = np.where(given >> bit & 1, 1, -1) << bit
+        want = (rows + times * others) % (1 << bits)
+        assert (unpacked(out, slot, components) == want).all()
 
     lowest = np.empty(count, np.uint64)
     comparing.low_bits(tags, slot, lowest)

@@ -253,16 +253,16 @@ class Lane:
         each, length = opened.shape
         guards = length - tags.shape[1]
         # guards are partners of nothing; `lower` is for halves, which there are none of
-        nothing, lower = np.zeros(guards, np.uint64), np.zeros(tags.shape[1], np.uint64)
+        nothing, lower = np.zeros(guards, np.uint64), np.zeros(length, np.uint64)
         memory = np.empty(each * TILE, np.uint64)
         for first, stop in ((0, guards), (guards, length)):
             flips = np.ascontiguousarray(opened[:, first:stop])
             for k, start in product(range(len(tags)), range(0, stop - first, TILE)):
                 out = memory[: each * min(TILE, stop - first - start)].reshape(each, -1)
                 upper = tags[k] if first else nothing
-                rows = upper, lower[: stop - first] if first else nothing
-                its = partners[k].reshape(each, -1), turns + first, flips, start
-                proofs.differences(*rows, *its, delta[k], self._slot, bits, out)
+                rows = partners[k].reshape(each, -1)
+                given = start, delta[k], self._slot, bits, out
+                proofs.differences(upper, lower, rows, turns + first, flips, *given)
                 yield out
 
     # After the last upload
@@ -308,7 +308,7 @@ class Lane:
             rows = np.minimum(found + np.uint16((1 << step) - 1), np.uint16(thresholds - 1))
             self.opener.what = f"step {step} of lane {self._lane}"
             negative = self.ask(step, rows, rank, opened)
-            searching.go_up(negative ^ 1, 1 << step, thresholds, found)
+            searching.go_up(negative ^ np.uint8(1), 1 << step, thresholds, found)
         return found
 
     def ask(self, step: int, rows: NDArray[np.uint16], rank: int, opened: Mark) -> Bits:

@@ -11,6 +11,7 @@ from multiprocessing import active_children, get_context, parent_process
 
 from securemedian.mpc.protocols.kernels import (
     ands,
+    bisecting,
     comparing,
     extension,
     gaussian,
@@ -211,8 +212,8 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.use_native(params.native_aes)
-    modules = [ands, comparing, gaussian, macs, packing, planes, searching, sketching, tables]
-    modules.append(vectors)
+    modules = [ands, bisecting, comparing, gaussian, macs, packing, planes, searching, sketching]
+    modules += [tables, vectors]
     modules += [aes, hashing, leaves, native_macs] if native else [extension]
     if processor.use_native(True):
         modules.append(weighing)

@@ -19,9 +19,8 @@ waits for `settle`.
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError, PeerDeviated
 from securemedian.mpc.protocols.audit.equality import DIGEST_BYTES, Compared
@@ -64,15 +63,15 @@ class Opener:
             raise LocalProtocolError("MACs of what was opened are not compared")
         self._own = self._hash(self._number, mine)
 
-    def add_own(self, array: NDArray[np.generic]) -> None:
+    def add_own(self, array: Ring) -> None:
         """Append a contiguous array of MACs of what this party opens."""
         self._own.update(array)
 
-    def add_wanted(self, array: NDArray[np.generic]) -> None:
+    def add_wanted(self, array: Ring) -> None:
         """Append a contiguous array of what the peer's MACs have to be."""
         self._wanted.update(array)
 
-    def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
+    def add_macs(self, own: Ring, wanted: Ring) -> None:
         """Append MACs of what was opened last, whose digest goes with the next message."""
         self.add_own(own)
         self.add_wanted(wanted)
