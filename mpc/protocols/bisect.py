@@ -386,18 +386,17 @@ class Lane:
             public -= public.dtype.type(rank)
         public, at = ring.reduce(public, bits), 0
         for chunk in self._chunks:
-            ends = {y: self._row(chunk, y) for y in asked}
             bound, random = chunk.bound, [chunk.bits[step, t] for t in range(bits)]
-            f = {y: self._opened(end, bound, bits, keys) for y, end in ends.items()}
+            f = {y: self.binder.row(bound, y) if keys else None for y in asked}
             its = [self._opened(end, bound, bits - t, keys) for t, end in enumerate(random)]
             for start in range(0, bound.dim, macs.PIECE):
                 size = min(macs.PIECE, bound.dim - start)
                 here = slice(at + start, at + start + size)
                 out, words = (self.prover.empty(size, slot) for _ in range(2))
-                for y, end in ends.items():
+                for y in asked:
                     if (rows[here] == y).any():
-                        self._write(end, bits, start, f[y], words)
-                        kernels.choose(words, rows[here], y, out)
+                        again = self.binder.again(bound, f[y], y, start)
+                        kernels.choose(again, rows[here], y, out)
                 for t, end in enumerate(random):
                     self._write(end, bits - t, start, its[t], words)
                     proofs.low_bits(words, slot, low[t, here])
@@ -407,13 +406,6 @@ class Lane:
                 kernels.keep_low(out, bits, slot)
                 yield out
             at += bound.dim
-
-    def _row(self, chunk: _Chunk, y: int) -> _Committed:
-        """Return where the tags and keys of a row of a chunk's shares are."""
-        bound, bits = chunk.bound, self.shape.bits
-        blocks = y * bound.padded // per_block(bits)
-        f = bound.f.reshape(-1, self.shape.slots - 1, bound.padded * bits // 64)[:, y]
-        return _Committed(bound.at + blocks, bound.their_at + blocks, f.reshape(-1))
 
     def _opened(self, end: _Committed, bound: Bound, bits: int, keys: bool) -> Ring | None:
         """Return f of what the peer committed to, if keys are made of it."""

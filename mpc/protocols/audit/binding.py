@@ -16,7 +16,6 @@ entries, 0 .. W-2 are bound, because the last follows from them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +136,8 @@ class Bound:
     at: int
     their_at: int
     f: Words = field(repr=False)
+    # packed: what the peer has added to values that were drawn, whose f lacks the first tree's
+    change: Words | None = field(default=None, repr=False)
 
     @property
     def padded(self) -> int:
@@ -200,10 +201,8 @@ class Binder:
         """
         wide = np.zeros((len(change), chunk.padded), change.dtype)
         wide[:, : chunk.dim] = change
-        bits = self.shape.bits
-        theirs = self.prover.exchange("bisect.change", ring.pack(ring.reduce(wide, bits), bits))
-        change = ring.unpack(theirs, bits, wide.size)
-        return replace(chunk, f=self.verifier.shifted(chunk.f, change, bits))
+        words = ring.pack(ring.reduce(wide, self.shape.bits), self.shape.bits)
+        return replace(chunk, change=self.prover.exchange("bisect.change", words))
 
     def shift_masks(self, change: Ring) -> None:
         """Do so with what `draw_masks` drew."""
@@ -220,12 +219,14 @@ class Binder:
         the ring of `bits` bits, which are no more than those of the dealing.
         """
         own, sides = self.shape.bits, []
-        for f in self._sides(chunk):
+        for keys in (False, True):
             out = self.prover.empty(2 * chunk.dim, slot_of(own))
             out[:] = 0
-            for start, y in product(_pieces(chunk), range(self.shape.slots - 1)):
-                words = self.again(chunk, f, y, start)
-                kernels.accumulate(words, found, y, last, slot_of(own), start, out)
+            for y in range(self.shape.slots - 1):
+                f = self.row(chunk, y) if keys else None
+                for start in _pieces(chunk):
+                    words = self.again(chunk, f, y, start)
+                    kernels.accumulate(words, found, y, last, slot_of(own), start, out)
             if slot_of(bits) < slot_of(own):
                 out = packed(unpacked(out, own, self.prover.mac_bits), slot_of(bits))
             sides.append(out)
@@ -252,20 +253,25 @@ class Binder:
         own = use_native(True) and self.prover.mac_bits == macs.MAC_BITS
         add = (native if own else kernels).add_to_places
         pieces = [np.ascontiguousarray(where[:, i : i + macs.PIECE]) for i in _pieces(chunk)]
-        for total, f in zip(totals, self._sides(chunk), strict=True):
+        for total, keys in zip(totals, (False, True), strict=True):
             # entry by entry, whose tables stay in the cache
-            for y, (start, its) in product(
-                range(len(total)), zip(_pieces(chunk), pieces, strict=True)
-            ):
-                add(self.again(chunk, f, y, start), its, total[y])
+            for y in range(len(total)):
+                f = self.row(chunk, y) if keys else None
+                for start, its in zip(_pieces(chunk), pieces, strict=True):
+                    add(self.again(chunk, f, y, start), its, total[y])
 
-    def _sides(self, chunk: Bound) -> tuple[None, Ring]:
-        """Return what `again` takes for tags, and for keys."""
-        count = (self.shape.slots - 1) * chunk.padded
-        return None, self.verifier.opened(chunk.f, count, self.shape.bits)
+    def row(self, chunk: Bound, y: int) -> Ring:
+        """Return f of row y (e/4, padded), unpacked: `again` makes keys of it."""
+        bits, rows = self.shape.bits, self.shape.slots - 1
+        f = chunk.f.reshape(-1, rows, chunk.padded * bits // 64)[:, y]
+        found = ring.unpack(f.reshape(-1), bits, len(f) * chunk.padded).reshape(len(f), -1)
+        if chunk.change is None:
+            return found
+        change = ring.unpack(chunk.change.reshape(rows, -1)[y], bits, chunk.padded)
+        return ring.reduce(np.concatenate([change[None], found + change]), bits)
 
     def again(self, chunk: Bound, f: Ring | None, y: int, start: int) -> Words:
-        """Return tags, or keys if there is f, of a piece of entry y again.
+        """Return tags, or keys if there is f, of a piece of row y again.
 
         They are in the memory of the last ones.
         """
@@ -274,11 +280,11 @@ class Binder:
         if self._memory.size < words * count:
             self._memory = np.empty(words * macs.PIECE, np.uint64)
         out = self._memory[: words * count].reshape(words, count)
-        first = y * chunk.padded + start
+        at = (y * chunk.padded + start) // per_block(bits)
         if f is None:
-            self.prover.tags(chunk.at + first // per_block(bits), bits, out)
+            self.prover.tags(chunk.at + at, bits, out)
         else:
-            self.verifier.keys(chunk.their_at + first // per_block(bits), f, first, bits, out)
+            self.verifier.keys(chunk.their_at + at, f, start, bits, out)
         return out
 
 

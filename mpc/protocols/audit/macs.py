@@ -314,12 +314,6 @@ class Verifier(_End):
         words = ring.packed_words((self.mac_bits // TREE_BITS - 1) * count, bits)
         return self._next(count, bits), self._channel.recv("mac.random", np.uint64, (words,))
 
-    def shifted(self, f: Words, values: Ring, bits: int) -> Words:
-        """Return f (e/4, n), packed, of what was drawn plus public values (n,)."""
-        rest = self.mac_bits // TREE_BITS - 1
-        drawn = ring.unpack(f, bits, rest * values.size).reshape(rest, -1)
-        return ring.pack(ring.reduce(np.concatenate([values[None], drawn + values]), bits), bits)
-
     def opened(self, f: Words, count: int, bits: int) -> Ring:
         """Return f of `count` elements unpacked (e/4, n), as `keys` takes it."""
         trees = self.mac_bits // TREE_BITS
