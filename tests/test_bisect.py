@@ -18,10 +18,11 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
 from securemedian.mpc.protocols.audit import comparing
+from securemedian.mpc.protocols.audit.ands import AuthenticatedTriples, bucket_size
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed
 from securemedian.mpc.protocols.audit.opening import Opener
-from securemedian.mpc.protocols.bisect import Lane
+from securemedian.mpc.protocols.bisect import POOL, Lane, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, deal
@@ -665,3 +666,63 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     honest, passed = run_both(run)
     assert honest == trials
     check_rate(passed, trials, (count + 1.0) ** -partners)
+
+
+def test_a_digest_is_good_for_one_place() -> None:
+    """The same MACs have others for another party, number, opening, lane and session."""
+    channel, macs = local_pair()[0], np.arange(8, dtype=np.uint64)
+
+    def of(context: bytes, who: int, count: int, words: np.ndarray) -> bytes:
+        opener = Opener(channel, 0, context)
+        opener._count = count
+        hashed = opener._hash(who, words)
+        hashed.update(macs)
+        return hashed.digest()
+
+    first, second = sessions()[0], sessions()[0]
+    contexts = [
+        Lane(session, lane, channel, Dealing(64, 4, 2)).opener._context
+        for session, lane in ((first, 0), (first, 1), (second, 0))
+    ]
+    zero, one = np.zeros(1, np.uint64), np.ones(1, np.uint64)
+    found = {of(context, 0, 3, zero) for context in contexts}
+    found |= {of(contexts[0], *place) for place in ((1, 3, zero), (0, 4, zero), (0, 3, one))}
+    assert len(found) == 6
+
+
+def test_macs_that_wait_are_not_dropped() -> None:
+    opener = Opener(local_pair()[0], 0, bytes(32))
+    opener.begin(np.zeros(1, np.uint64))
+    opener.add_macs(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
+    with pytest.raises(LocalProtocolError, match="not compared"):
+        opener.begin(np.zeros(1, np.uint64))
+
+
+def test_masks_of_folds_are_of_one_session() -> None:
+    """Else two folds under two coins would differ by what is folded."""
+    round_ = Round(RNG.integers(0, 16, (1, 64)))
+    upload, mask = round_.uploads[0][0], round_.masks[0][0]
+    one, other = (fold(0, upload, id_, bytes(16), mask) for id_ in (bytes(16), bytes(15) + b"1"))
+    assert (one != other).mean() > 0.9
+
+
+def test_triples_are_handed_out_once() -> None:
+    """From several pools, in their order, and none beyond the last."""
+    words = np.arange(10, dtype=np.uint64)
+    bits = AuthenticatedBits(np.zeros(10, np.uint8), words, words + np.uint64(100))
+    triples = AuthenticatedTriples()
+    triples.extend(AuthenticatedTriples(*[bits[:4]] * 3))
+    triples.extend(AuthenticatedTriples(*[bits[4:]] * 3))
+    seen = [triples.take(count)[2] for count in (3, 0, 5, 2)]
+    assert np.concatenate([each.macs for each in seen]).tolist() == words.tolist()
+    assert [len(each) for each in seen] == [3, 0, 5, 2] and not len(triples)
+    with pytest.raises(LocalProtocolError, match="1 triples are wanted, and 0"):
+        triples.take(1)
+
+
+def test_small_models_take_larger_buckets_of_ands() -> None:
+    assert pools_of(10) == [10] and pools_of(POOL) == [POOL]
+    assert sum(pools_of(5 * POOL + 3)) == 5 * POOL + 3 and len(pools_of(5 * POOL + 3)) == 5
+    for count in (1, 1000, POOL, 10 * POOL):
+        for each in pools_of(count):
+            assert each ** (bucket_size(each) - 1) << bucket_size(each) >= 1 << 40
