@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
-from securemedian.mpc.protocols.audit import comparing
+from securemedian.mpc.protocols.audit import binding, comparing
 from securemedian.mpc.protocols.audit.ands import AuthenticatedTriples, bucket_size
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed
@@ -41,7 +42,7 @@ from tests.uniformity import check_uniform
 RNG = np.random.default_rng(41)
 
 
-def sessions(entropy: Any = os_entropy) -> list[Session]:
+def sessions(native_aes: bool = True) -> list[Session]:
     """Return both ends of an audit's session, made without public keys, in no time."""
     deltas = RNG.integers(0, 2, (2, 128)).astype(np.uint8)
     deltas[:, 63] = 1, 0
@@ -54,9 +55,8 @@ def sessions(entropy: Any = os_entropy) -> list[Session]:
         )
     ]
     id_ = RNG.bytes(32)
-    return [
-        Session(j, id_, trees[j], deltas[j], holes[j], entropy, ProtocolParams()) for j in (0, 1)
-    ]
+    params = ProtocolParams(native_aes=native_aes)
+    return [Session(j, id_, trees[j], deltas[j], holes[j], os_entropy, params) for j in (0, 1)]
 
 
 @dataclass
@@ -165,6 +165,21 @@ def test_results_are_numpys(buckets: int, clients: int, dim: int, most: int) -> 
     for found in run_both(round_.run):
         assert (found == round_.medians()).all()
     assert sorted(round_.marks) == ["opened 0", "opened 1", "used 0", "used 1"]
+
+
+def test_base_ots_and_any_processor() -> None:
+    """Take real base OTs, and AES of OpenSSL."""
+    round_ = Round(chosen(16, 5, 100), lanes=1)
+    given = round_.session_id, ProtocolParams()
+    round_.sessions = list(
+        run_both(lambda j: Session.establish(j, round_.pairs[0][j], *given, audit=True))
+    )
+    for found in run_both(round_.run):
+        assert (found == round_.medians()).all()
+    round_.again()
+    round_.sessions = sessions(native_aes=False)
+    for found in run_both(round_.run):
+        assert (found == round_.medians()).all()
 
 
 @pytest.mark.timeout(0)
@@ -447,6 +462,47 @@ def test_a_server_that_is_bound_to_another_sum_is_found(
     errors: dict[int, BaseException] = {}
     rogue_run(round_, errors)
     assert all("the sums of the clients' shares" in str(errors[j]) for j in (0, 1))
+
+
+def test_a_client_that_helps_moves_the_sum_that_was_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the claim says: server 1 adds e to its share, and client 3 the fold of e to its own.
+
+    All that is opened are the digits of the bucket of H + e, with e fixed before the coin.
+    """
+    round_, e = Round(RNG.integers(0, 16, (8, 64)), lanes=1), RNG.integers(0, 16, (15, 64))
+    e, true = e.astype(np.uint8), Bisection._sums
+    ear = Ear(round_.pairs[0][1])
+    round_.pairs = [(round_.pairs[0][0], ear)]
+
+    def sums(self: Bisection, start: int, stop: int) -> Any:
+        found = true(self, start, stop)
+        return found + e[:, start:stop] if self._number == 1 else found
+
+    monkeypatch.setattr(Bisection, "_sums", sums)
+
+    def run(number: int) -> np.ndarray:
+        one = round_.bind(number)
+        coin = one.toss()
+        folds = round_.folds(number, coin)
+        if number == 0:
+            totals = np.zeros((15, binding.TABLES, binding.BUCKETS), np.uint8)
+            for (y, t), g in product(np.ndindex(15, binding.TABLES), [binding.places(coin, 0, 64)]):
+                np.add.at(totals[y, t], g[t], e[y])
+            count = totals.size
+            moved = ring.unpack(folds[3], 4, count) + totals.reshape(-1)
+            folds[3] = ring.pack(ring.reduce(moved, 4), 4)
+        assert one.compare(folds) == [True] * 8
+        return one.run(lambda: None)
+
+    found = run_both(run)[0]
+    counts = (round_.index[:, None] <= np.arange(15)[None, :, None]).sum(axis=0) + e
+    below = (counts - 4) % 16 >= 8
+    wanted = np.zeros(64, int)
+    for step in (8, 4, 2, 1):
+        wanted += np.where(below[wanted + step - 1, np.arange(64)], step, 0)
+    assert (found == wanted).all()
+    # of one word of 64 coordinates each
+    assert [len(words) for words in ear.of("bisect.sign")] == [1 + 4] * 4
 
 
 # What is used once

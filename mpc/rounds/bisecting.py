@@ -46,7 +46,8 @@ class Bisection:
 
     def __init__(self, lanes: Sequence[Lane], session_id: bytes, entropy: Entropy) -> None:
         self.session_id = session_id
-        self._lanes, self._shape, self._entropy = lanes, lanes[0].shape, entropy
+        self._lanes: Sequence[Lane] = lanes
+        self._shape, self._entropy = lanes[0].shape, entropy
         self._number, self._channel = lanes[0].party.number, lanes[0].party.channel
         self._uploads: Sequence[DealtUpload] = ()
         self._masks: Sequence[bytes] = ()
@@ -140,7 +141,10 @@ class Bisection:
             agree = [True] * len(folds) if agreed else self._who_agrees(folds)
             if not agreed and all(agree):
                 raise PeerDeviated("the sums of the clients' shares do not agree")
-        self._next = "run" if agreed else ""
+        if agreed:
+            self._next = "run"
+        else:
+            self._drop()
         return agree
 
     def _sums_agree(self, folds: Sequence[Words]) -> bool:
@@ -200,7 +204,7 @@ class Bisection:
 
         with self._phase("run"):
             self._run(work)
-        self._next = ""
+        self._drop()
         return found
 
     def _begin(self, phase: str) -> None:
@@ -212,13 +216,18 @@ class Bisection:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Call what the peer must not send a deviation."""
+        """Call what the peer must not send a deviation, and drop all if this fails."""
         try:
             yield
-        except PeerDeviated:
+        except BaseException as error:
+            self._drop()
+            if isinstance(error, PeerProtocolError) and not isinstance(error, PeerDeviated):
+                raise PeerDeviated(f"{name}: {error}") from error
             raise
-        except PeerProtocolError as error:
-            raise PeerDeviated(f"{name}: {error}") from error
+
+    def _drop(self) -> None:
+        """Forget all that was made, and what was bound to it."""
+        self._lanes, self._uploads, self._masks = (), (), ()
 
     def _run(self, work: Callable[[int], None]) -> None:
         run_lanes([lane.party.channel for lane in self._lanes], work)
