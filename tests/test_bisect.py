@@ -505,7 +505,7 @@ def test_a_client_that_helps_moves_the_sum_that_was_fixed(monkeypatch: pytest.Mo
     assert [len(words) for words in ear.of("bisect.sign")] == [1 + 4] * 4
 
 
-# What is used once
+# Use once
 
 
 def test_a_session_is_used_once() -> None:
@@ -584,7 +584,7 @@ def test_a_mark_is_stored_before_anything_that_it_is_about(mark: str, label: str
         assert isinstance(channel, Ear) and label not in channel.sent
 
 
-# What digests tell
+# Digests
 
 
 @pytest.mark.parametrize("lies", ["none", "claims", "ANDs"])

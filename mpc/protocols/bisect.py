@@ -35,8 +35,8 @@ empty and has no place of a guard. As L is prime, only 0 turns A into itself, an
 L fits: they pass with a chance of at most L^-P, at most 2^-40.
 
 SECURITY: a lane goes through its phases once. After any failure all that was made is dropped, with
-the session. A second `bind` to the same a would tell a client's shares. What `audit.opening` says
-of digests holds here: each is of values that are opened, or that are 0 if the party is honest.
+the session. A second `bind` to the same a would tell a client's shares. Each digest is of values
+that are opened, or that are 0 if the party is honest, as `audit.opening` demands.
 """
 
 import threading

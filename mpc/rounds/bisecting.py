@@ -166,7 +166,7 @@ class Bisection:
         lane.opener.begin(coin)
         lane.opener.add_own(ring.reduce(tags, bits))
         wanted = ring.reduce(keys, bits)
-        # what is folded is known by the coin, which both send along
+        # the coin names the fold, and both send it along
         _, right = lane.opener.tell("bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted))
         theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
         return right and theirs_right[0] == 1

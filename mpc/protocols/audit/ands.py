@@ -55,7 +55,7 @@ STATISTICAL_BITS = 40
 PORTION = 63 << 11
 # x, y and z
 Factors = Sequence[AuthenticatedBits]
-# what the MACs of openings are given to
+# takes the MACs of openings
 Openings = Equality | Opener
 
 

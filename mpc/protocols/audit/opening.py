@@ -9,11 +9,11 @@ party test guesses of it (`audit.equality`).
 
 A digest is of a universal hash (`audit.equality.Compared`), whose key is a hash of what is opened.
 Say that some of it is wrong. The wrong tags differ from the right ones by what is known times
-Delta, so that their hashes are the same for one key in 2^90. There are no other keys than to open
-something else. It is bound to the session, the lane, the party and its number, too.
+Delta, so that their hashes are the same for one key in 2^90. A party gets another key only if it
+opens something else. The digest is bound to the session, the lane, the party and its number, too.
 
-MACs of a message may go with the next one if that is as random as the first. What reveals more
-waits for `settle`.
+MACs of a message may go with the next one if that is as random as the first. A message that reveals
+more waits for `settle`.
 """
 
 from collections.abc import Callable
