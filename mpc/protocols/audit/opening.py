@@ -8,9 +8,10 @@ has sent before. A value that is not opened must not be compared so: its digest 
 party test guesses of it (`audit.equality`).
 
 A digest is of a universal hash (`audit.equality.Compared`), whose key is a hash of what is opened.
-Say that some of it is wrong. The wrong tags differ from the right ones by what is known times
-Delta, so that their hashes are the same for one key in 2^90. A party gets another key only if it
-opens something else. The digest is bound to the session, the lane, the party and its number, too.
+Say that some of it is wrong. The right tags are then a known function of Delta, which depends on
+it. For any two Delta they have the same hash for one key in 2^100, so that a forgery still has to
+guess Delta. A party gets another key only if it opens something else. The digest is bound to the
+session, the lane, the party and its number, too.
 
 MACs of a message may go with the next one if that is as random as the first. A message that reveals
 more waits for `settle`.
