@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
 from securemedian.mpc.protocols.audit import binding, comparing
-from securemedian.mpc.protocols.audit.ands import AuthenticatedTriples, bucket_size
+from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, bucket_size
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed
 from securemedian.mpc.protocols.audit.opening import Opener
@@ -587,7 +588,7 @@ def test_a_mark_is_stored_before_anything_that_it_is_about(mark: str, label: str
 # Digests
 
 
-@pytest.mark.parametrize("lies", ["none", "claims", "ANDs"])
+@pytest.mark.parametrize("lies", ["none", "claims", "buckets", "ANDs", "signs"])
 def test_a_digest_is_what_the_other_server_computes_by_itself(
     lies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,6 +621,20 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
             out[70] ^= 1
         return out
 
+    def combined(self: AndMaker, leaky: Any, *given: Any) -> Any:
+        if self._number == 1 and lies == "buckets":
+            leaky[1].bits[-1] ^= 1
+        return true_combined(self, leaky, *given)
+
+    def sign(self: Lane, *given: Any) -> AuthenticatedBits:
+        found = true_sign(self, *given)
+        if self.party.number == 1 and lies == "signs":
+            found.bits[3] ^= 1
+        return found
+
+    true_combined, true_sign = AndMaker.combined, Lane._sign
+    monkeypatch.setattr(AndMaker, "combined", combined)
+    monkeypatch.setattr(Lane, "_sign", sign)
     rogue: list[threading.Thread] = []
     monkeypatch.setattr(Opener, "tell", tell)
     monkeypatch.setattr(Lane, "_multiply", multiply)
@@ -635,30 +650,66 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
     errors: dict[int, BaseException] = {}
     rogue_run(round_, errors)
     assert (0 in errors) == (lies != "none")
+    assert lies == "none" or isinstance(errors[0], PeerDeviated)
     assert told and all(right for _, right in told)
 
 
-def test_what_is_received_is_uniform() -> None:
-    """Changes, masked numbers and openings tell nothing of the other server's shares."""
-    dim = 1 << 13
-    round_ = Round(np.full((3, dim), 2), buckets=4, lanes=1, chunk=dim)
+def heard() -> tuple[Round, list[Ear], dict[int, np.ndarray]]:
+    """Go through a round of 4 buckets, as far as it goes: return what each server received.
+
+    And the numbers of their random bits.
+    """
+    round_ = Round(np.full((3, 1 << 13), 2), buckets=4, lanes=1, chunk=1 << 13)
     ears = [Ear(channel) for channel in round_.pairs[0]]
     round_.pairs = [(ears[0], ears[1])]
-    run_both(round_.run)
+    numbers: dict[int, np.ndarray] = {}
+
+    def run(number: int) -> None:
+        one = round_.prepare(number)
+        numbers[number] = np.concatenate([*one._lanes[0]._chunks[0].numbers.values()])
+        one.bind(round_.uploads[number], round_.masks[number], lambda: None)
+        # what is heard without a mask ends a round
+        with suppress(SecureMedianError):
+            one.compare(round_.folds(number, one.toss()))
+            one.run(lambda: None)
+
+    run_both(run)
+    return round_, ears, numbers
+
+
+def what_is_received_is_uniform() -> None:
+    """Raise Leak unless what each server receives tells nothing of what the other one has."""
+    round_, ears, numbers = heard()
+    bits, dim = round_.shape.bits, 1 << 13
     for ear, other in zip(ears, (1, 0), strict=True):
         sums = dealing.sums(other, round_.uploads[other], [1] * 3, 0, dim)
         secret = np.cumsum(sums, axis=0, dtype=np.uint8)[1]
-        known = {f"bit {t}": secret >> t & 1 for t in range(2)}
-        masked = ear.of("bisect.masked")[0][:-4]
-        numbers = ring.unpack(masked, round_.shape.bits, dim)
-        check_uniform({f"d{t}": numbers >> t & 1 for t in range(round_.shape.bits)}, known)
+        known = {f"bit {t}": secret >> t & 1 for t in range(bits)}
+        row, masks = (
+            ring.unpack(words, bits, 3 * size)
+            for words, size in zip(ear.of("bisect.change"), (dim, 2560), strict=True)
+        )
+        check_uniform(columns(row.reshape(3, -1)[1], bits), known)
+        seeds = [binding.masks(s, round_.session_id, round_.shape) for s in round_.masks[other]]
+        total = binding.weighted(seeds, [1] * 3, round_.shape).reshape(-1)
+        check_uniform(columns(masks[: total.size], bits), columns(total, bits, "R"))
+        last = comparing.partners_of(2 * dim)[1]
+        h = unpack_bits(ear.of("bisect.claims")[0], last)[last - 2 * dim :]
+        check_uniform({"h": h}, {"b": numbers[other] & 1})
+        masked = ear.of("bisect.masked")
+        if masked:
+            check_uniform(columns(ring.unpack(masked[0], bits, dim), bits), known)
         for opened in ear.of("and.openings"):
-            a, b = opened[:-4].reshape(2, -1)
-            bits = {"a": unpack_bits(a, dim), "b": unpack_bits(b, dim)}
-            check_uniform(bits, known)
-        change = ring.unpack(ear.of("bisect.change")[0], round_.shape.bits, 3 * dim)
-        row = change.reshape(3, -1)[1]
-        check_uniform({f"c{t}": row >> t & 1 for t in range(round_.shape.bits)}, known)
+            a, b = (unpack_bits(words, dim) for words in opened[:-4].reshape(2, -1))
+            check_uniform({"a": a, "b": b}, known)
+
+
+def columns(values: np.ndarray, bits: int, name: str = "seen") -> dict[str, np.ndarray]:
+    return {f"{name} {t}": values >> t & 1 for t in range(bits)}
+
+
+def test_what_is_received_is_uniform() -> None:
+    what_is_received_is_uniform()
 
 
 # Bits
@@ -695,16 +746,28 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
     count: int, partners: int, wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Party 0 commits to 2 and to as many partners that are 2, and claims that all are 0."""
-    lanes = small_lanes(monkeypatch, partners, 48)
-    trials, length = 1000, count + 1
+    lanes, trials = small_lanes(monkeypatch, partners, 48), 1000
+    passed = passing(lanes, count, partners, wrong, wrong, trials)
+    check_rate(passed, trials, (count + 1.0) ** -partners)
+
+
+def test_guards_find_that_all_partners_are_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = small_lanes(monkeypatch, 1, 48)
+    assert passing(lanes, 6, 1, 6, 7, 20) == 0
+
+
+def passing(
+    lanes: list[Lane], count: int, partners: int, wrong: int, wrong_partners: int, trials: int
+) -> int:
+    """Return how often party 0 passes with so many numbers, and partners in each row, of 2."""
     values = np.zeros(count, np.uint8)
     values[:wrong] = 2
-    others = np.zeros((partners, length), np.uint8)
-    others[:, :wrong] = 2
+    others = np.zeros((partners, count + 1), np.uint8)
+    others[:, :wrong_partners] = 2
 
     def run(number: int) -> int:
         lane, passed = lanes[number], 0
-        lane.party.randomness.words = (  # type: ignore[method-assign]
+        lane.party.randomness.words = (  # type: ignore[method-assign, assignment]
             lambda size: np.zeros(size, np.uint64)
         )
         true = lane.prover
@@ -721,7 +784,7 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
 
     honest, passed = run_both(run)
     assert honest == trials
-    check_rate(passed, trials, (count + 1.0) ** -partners)
+    return int(passed)
 
 
 def test_a_digest_is_good_for_one_place() -> None:

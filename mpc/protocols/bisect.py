@@ -71,6 +71,8 @@ from securemedian.mpc.protocols.prg import Entropy, os_entropy
 TILE = 1 << 13
 # The fewest triples that are made at once, where a lane needs as many: of so many, a bucket has 3.
 POOL = 3 << 17
+# Portions of OTs of ANDs that are checked at once.
+PORTIONS = 8
 # Does something once, before the first message that depends on it is sent.
 Mark = Callable[[], None]
 
@@ -142,7 +144,7 @@ class Lane:
         self.prover = Prover(session, number, channel)
         self.verifier = Verifier(session, number, channel)
         self.binder = Binder(self.prover, self.verifier, shape)
-        self._ands = AndMaker(self.party, entropy, self.opener)
+        self._ands = AndMaker(self.party, entropy, self.opener, PORTIONS)
         self._entropy, self._lane = entropy, number
         self._slot = slot_of(shape.bits)
         self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]

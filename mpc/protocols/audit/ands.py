@@ -106,18 +106,23 @@ class AndMaker:
     """The maker of authenticated triples, and of products with them, of one party on one lane."""
 
     def __init__(
-        self, party: Party, entropy: Entropy = os_entropy, opener: Opener | None = None
+        self,
+        party: Party,
+        entropy: Entropy = os_entropy,
+        opener: Opener | None = None,
+        portions: int = 1,
     ) -> None:
         """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent.
 
-        The MACs of what is opened while triples are made go to an `opener`, if there is one.
+        The MACs of what is opened while triples are made go to an `opener`, if there is one. So
+        many `portions` of OTs are checked at once: the more, the fewer rounds.
         """
         sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
         if not isinstance(sender, SoftSpokenSender) or not isinstance(receiver, SoftSpokenReceiver):
             raise LocalProtocolError("authenticated bits are made with SoftSpokenOT alone")
         self._sender, self._receiver = sender, receiver
         self._channel, self._number, self._entropy = party.channel, party.number, entropy
-        self._opener = opener
+        self._opener, self._together = opener, portions * PORTION
         # the word of Delta that MACs are made with
         self.delta = np.uint64(sender.delta[0])
         self._scratch = Scratch()
@@ -132,8 +137,8 @@ class AndMaker:
         size = bucket or bucket_size(buckets)
         leaky = size * buckets
         factors, tests = self._memory(leaky), self._scratch.array("T", leaky)
-        for start in range(0, leaky, PORTION):
-            some = slice(start, start + PORTION)
+        for start in range(0, leaky, self._together):
+            some = slice(start, start + self._together)
             self.leaky([factor[some] for factor in factors], tests[some])
         equality = Equality(self._channel, self._number, self._entropy)
         equality.add(tests)
@@ -155,7 +160,7 @@ class AndMaker:
         ]
 
     def leaky(self, factors: Factors, tests: Words) -> None:
-        """Make leaky ANDs, PORTION of them at most: write their factors and T (n,)."""
+        """Make leaky ANDs, whose OTs are checked at once: write their factors and T (n,)."""
         x, y, z = factors
         count, delta = len(tests), self.delta
         own, key0, key1 = hashes = [
@@ -175,18 +180,24 @@ class AndMaker:
 
         The hashes are of the MACs of x, of its keys, and of those ^ Delta.
         """
-        x, *rest = factors
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
-        choices = (
-            receiver.extend_correlated(x.macs, hashes[0]),
-            *(receiver.low.extend_correlated(each.macs) for each in rest),
-        )
+        pieces = [slice(i, i + PORTION) for i in range(0, len(hashes[0]), PORTION)]
+        for some in pieces:
+            x, *rest = (factor[some] for factor in factors)
+            choices = (
+                receiver.extend_correlated(x.macs, hashes[0][some]),
+                *(receiver.low.extend_correlated(each.macs) for each in rest),
+            )
+            for factor, words in zip((x, *rest), choices, strict=True):
+                packing.unpack_bits(words, factor.bits)
         for each in receivers:
             each.seal()
-        sender.extend_correlated(x.keys, *hashes[1:])
-        for half in rest:
-            sender.low.extend_correlated(half.keys)
+        for some in pieces:
+            x, *rest = (factor[some] for factor in factors)
+            sender.extend_correlated(x.keys, *(each[some] for each in hashes[1:]))
+            for half in rest:
+                sender.low.extend_correlated(half.keys)
         for end in senders:
             end.challenge()
         for each in receivers:
@@ -195,8 +206,6 @@ class AndMaker:
             each.prove()
         for end in senders:
             end.verify()
-        for factor, words in zip(factors, choices, strict=True):
-            packing.unpack_bits(words, factor.bits)
 
     def combined(
         self, leaky: Factors, turns: Sequence[int], equality: Openings
