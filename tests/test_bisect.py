@@ -668,7 +668,7 @@ def heard() -> tuple[Round, list[Ear], dict[int, np.ndarray]]:
         one = round_.prepare(number)
         numbers[number] = np.concatenate([*one._lanes[0]._chunks[0].numbers.values()])
         one.bind(round_.uploads[number], round_.masks[number], lambda: None)
-        # what is heard without a mask ends a round
+        # without a mask, a round ends sooner
         with suppress(SecureMedianError):
             one.compare(round_.folds(number, one.toss()))
             one.run(lambda: None)

@@ -44,6 +44,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
 from tests import test_ands as authenticated
 from tests import test_binding as binding
+from tests import test_bisect as bisecting
 from tests import test_comparing as comparing
 from tests import test_dealing as dealings
 from tests import test_macs as macs
@@ -708,6 +709,44 @@ MASKS: dict[str, Mask] = {
         ),
         (comparing.claims_received,),
     ),
+    # The authenticated bisect
+    "a of a bound share": Mask(
+        "the other party reads the share of every count, and so the counts",
+        (("Lane.bind", "total - chunk.shares", "total"),),
+        (bisecting.what_is_received_is_uniform,),
+    ),
+    "a of the masks of folds": Mask(
+        "the other party reads the sum of the masks of folds, and so the fold of what is shared",
+        (("Lane.bind", "masks - self._masks", "masks"),),
+        (bisecting.what_is_received_is_uniform,),
+    ),
+    "random bits on the bits of a share": Mask(
+        "the other party reads the bits of the share of every count that is asked",
+        (("Lane._masked", "z ^ np.concatenate(masks)", "z"),),
+        (bisecting.what_is_received_is_uniform,),
+    ),
+    "drawn random bits": Mask(
+        "the random bits on the bits of a share are 0",
+        (
+            (
+                "Lane._make_bits",
+                "self.party.randomness.words(-(-steps * width * ring.dtype(bits).itemsize // 8))",
+                "np.zeros(-(-steps * width * ring.dtype(bits).itemsize // 8), np.uint64)",
+            ),
+        ),
+        (bisecting.what_is_received_is_uniform,),
+    ),
+    "partners on random bits": Mask(
+        "the other party reads the random bits, and later what they hide",
+        (
+            (
+                "Lane._prove_bits",
+                "self.party.randomness.words(ring.packed_words(each * length, 1))",
+                "np.zeros(ring.packed_words(each * length, 1), np.uint64)",
+            ),
+        ),
+        (bisecting.what_is_received_is_uniform,),
+    ),
     # Commitments and digests
     "the nonce of a commitment": Mask(
         "a party that waits guesses the other's share, and chooses its own by it",
@@ -858,6 +897,16 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "audit.verdicts": "whose folds are not those of the servers, which both find",
     "audit.hidden": ("a scalar on a digest",),
     "audit.proof": "a hash of a point that the peer computes too, if the digests are the same",
+    "mac.random": ("u on a committed value", "leaves under MACs"),
+    "bisect.claims": ("partners on random bits",),
+    "bisect.change": ("a of a bound share", "a of the masks of folds"),
+    "bisect.folds": "the coin, and a digest that the peer computes too, if the clients are honest",
+    "bisect.answer": "whether a digest is right, which nothing but deviations and folds decides",
+    "bisect.fold": ("masks of a client's folds",),
+    "bisect.verdicts": "whose folds are not those of the servers, which both find",
+    "bisect.masked": ("random bits on the bits of a share", "drawn random bits"),
+    "bisect.sign": "a bit of the result, and a digest that the peer computes by itself",
+    "opening.digest": "a digest that the peer computes by itself",
     "toss.tokens": "digests of a secret and of a coin that both know",
     "dealing.guards": "vectors that are thrown away",
     "dealing.turns": ("partners' positions on turns", "slots of dealt vectors"),
@@ -906,6 +955,16 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Stream(coin, nonce=table, block=start // 8).words(-(-out.size // 4))",
     ): "public places",
     ("compare", "keys -= verifier.constant(theirs.reshape(-1))"): "keys of a verifier",
+    (
+        "Bisection._sums_agree",
+        "keys -= lane.verifier.constant(theirs.reshape(-1))",
+    ): "keys of a verifier",
+    ("Lane.ask", "*"): "keys of a verifier, for what was opened",
+    ("Lane._sign", "*"): "sums of one's own halves",
+    (
+        "Lane.ask.expect_sign",
+        "sign.keys ^ masks_of(its_bits) & delta",
+    ): "keys of a verifier",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     (
         "open_passed",
@@ -1269,7 +1328,7 @@ def test_every_message_is_listed() -> None:
         for path in sources().values()
         for node in ast.walk(parsed(path.read_text("utf-8")))
         if isinstance(node, ast.Call)
-        and called(node) in {"send", "exchange", *OPENS}
+        and called(node) in {"send", "exchange", "tell", *OPENS}
         and node.args
         and isinstance(node.args[0], ast.Constant)
         and (called(node) not in OPENS or "open" in str(node.args[0].value))

@@ -180,7 +180,9 @@ class Lane:
             self._chunks.append(chunk)
         if masks:
             self._masks = self.binder.draw_masks()
-        total = (self.shape.bits - 1) * len(self._steps) * sum(b - a for a, b in chunks)
+        total = (
+            (self.shape.bits - 1) * len(self._steps) * sum(stop - start for start, stop in chunks)
+        )
         for count in pools_of(total) if total else ():
             self.opener.what = f"the ANDs of lane {self._lane}"
             self._triples.extend(self._ands.triples(count))
