@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import zmq
@@ -78,7 +79,7 @@ DESCRIPTORS = 4 + 5
 
 
 class Connection:
-    """A CURVE DEALER to one server, for one thread at a time.
+    """A CURVE DEALER to one server, for one request at a time, on any thread.
 
     A monitor watches it, because zmq alone would try a refused key for ever and report nothing.
     """
@@ -108,7 +109,7 @@ class Connection:
         # libzmq's sockets belong to the process that opened them
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._cancelled = threading.Event()
+        self._cancelled, self._turn = threading.Event(), threading.RLock()
         # whether the server has been reached before, so that it is worth waiting for
         self.reached = False
         # how many connections there have been to it
@@ -160,19 +161,21 @@ class Connection:
         arrays: Mapping[str, NDArray[Any]] | None = None,
         patience_s: float = 0.0,
         progress: Progress = unseen,
+        stop: threading.Event | None = None,
     ) -> wire.Message:
         """Send one request and return its answer.
 
         Without an answer, or if the server has no room to store it, the request is repeated with
-        growing pauses for `patience_s` seconds, if the server has been reached before. Raises the
-        error that the server answers with, ServerUnreachable if it does not answer, and
-        LocalProtocolError in a fork of the process that has connected.
+        growing pauses for `patience_s` seconds, if the server has been reached before, and until
+        `stop` is set. Raises the error that the server answers with, ServerUnreachable if it does
+        not answer, and LocalProtocolError in a fork of the process that has connected.
         """
         check_process(self._pid, f"the connection to {self._where}")
-        deadline = time.monotonic() + patience_s
+        deadline, stop = time.monotonic() + patience_s, stop or self._cancelled
         for pause in pauses():
             try:
-                reply = self._ask_once(op, fields or {}, arrays, progress)
+                with self._turn:
+                    reply = self._ask_once(op, fields or {}, arrays, progress, stop)
                 full = reply.type == "error" and reply.fields.get("code") == NotStored.code
                 if self._told and not full:
                     self._told = False
@@ -182,8 +185,8 @@ class Connection:
                     raise from_code(str(code), f"{self.label}: {message}")
                 break
             except (ServerUnreachable, NotStored) as error:
-                self.outlast(error, deadline)
-            self._cancelled.wait(pause)
+                self.outlast(error, -inf if stop.is_set() else deadline)
+            stop.wait(pause)
         return reply
 
     def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
@@ -201,12 +204,13 @@ class Connection:
         fields: Mapping[str, Any],
         arrays: Mapping[str, NDArray[Any]] | None,
         progress: Progress,
+        stop: threading.Event,
     ) -> wire.Message:
-        self._check_cancelled()
+        self._check_cancelled(stop)
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
-        self._check_size(op, wire.size(parts))
+        self._check_size(op, wire.size(parts), stop)
         try:
             # earlier events of the connection do not concern this request
             self._take_events()
@@ -215,7 +219,7 @@ class Connection:
                 self._socket.send_multipart(parts)
             except zmq.Again:
                 raise self._no_answer(op) from None
-            reply = self._reply(op, number, wire.size(parts), before, progress)
+            reply = self._reply(op, number, wire.size(parts), before, progress, stop)
             # such as that of the connection on which the answer came
             self._take_events()
         except ServerUnreachable:
@@ -225,14 +229,14 @@ class Connection:
             raise
         return reply
 
-    def _check_size(self, op: str, size: int) -> None:
+    def _check_size(self, op: str, size: int, stop: threading.Event) -> None:
         """Raise ConfigError if a request is longer than what the server takes, as it says itself.
 
         It would be sent whole, and again, before it is refused.
         """
         if size <= self._most_bytes:
             return
-        said = self._ask_once("info", {}, None, unseen).fields.get("max_message_bytes")
+        said = self._ask_once("info", {}, None, unseen, stop).fields.get("max_message_bytes")
         self._most_bytes = said if type(said) is int else size
         if size > self._most_bytes:
             raise ConfigError(
@@ -244,10 +248,6 @@ class Connection:
     def address(self) -> str:
         return self._server.address
 
-    def pause(self, seconds: float) -> None:
-        """Wait, unless it is cancelled."""
-        self._cancelled.wait(seconds)
-
     def cancel(self) -> None:
         """Send nothing any more, and end the wait for an answer. Any thread may call it."""
         self._cancelled.set()
@@ -255,11 +255,18 @@ class Connection:
     def close(self) -> None:
         """Close the sockets, except in a fork: they are those of the process that opened them."""
         if self._pid == os.getpid():
-            self._socket.disable_monitor()
-            self._socket.close()
+            with self._turn:
+                self._socket.disable_monitor()
+                self._socket.close()
 
     def _reply(
-        self, op: str, number: int, size: int, before: int, progress: Progress
+        self,
+        op: str,
+        number: int,
+        size: int,
+        before: int,
+        progress: Progress,
+        stop: threading.Event,
     ) -> wire.Message:
         """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
@@ -274,7 +281,7 @@ class Connection:
         wait = Wait(self._report, lambda: f"the answer to {op!r} from {self._where}", deadline)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                self._check_cancelled()
+                self._check_cancelled(stop)
                 if (taken := min(size, self._acknowledged() - before)) > sent:
                     sent = taken
                     latest = begun + max(self._timeout_s, MESSAGE_S)
@@ -318,8 +325,8 @@ class Connection:
         finally:
             borrowed.detach()
 
-    def _check_cancelled(self) -> None:
-        if self._cancelled.is_set():
+    def _check_cancelled(self, stop: threading.Event) -> None:
+        if stop.is_set() or self._cancelled.is_set():
             raise ServerUnreachable(f"the connection was closed here: {self._where}; open another")
 
     def _take_events(self) -> None:
@@ -412,10 +419,7 @@ class Service:
         # is called between two looks of a wait
         self.meanwhile: Callable[[], object] = lambda: None
         self._closed = False
-        self.servers = self.connect()
-
-    def connect(self) -> tuple[Connection, ...]:
-        return connect(self.config, self.keys, report=lambda text: self.report(text))
+        self.servers = connect(config, self.keys, report=lambda text: self.report(text))
 
     def close(self) -> None:
         if self._closed:
@@ -518,7 +522,7 @@ class Service:
 def connect(
     config: ClientConfig,
     keys: KeyPair,
-    timeout_s: float = float("inf"),
+    timeout_s: float = inf,
     report: Report = lambda text: None,
 ) -> tuple[Connection, Connection]:
     """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""

@@ -296,7 +296,7 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
         return
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
-    # a client deals over connections of its own
+    # a client of release 1.0 deals over connections of its own
     if most < 2 * callers:
         yield _wrong(
             f"{text}: raise the hard limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"

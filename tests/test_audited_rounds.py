@@ -138,7 +138,7 @@ def test_a_client_whose_fold_is_wrong_is_left_out(pair: Pair, opened: ExitStack)
         client.submit(update(number), round_id)
     liar = clients[1]._journal
     (upheld,) = liar.upheld.values()
-    liar._upheld[round_id] = replace(upheld, rotations=upheld.rotations ^ np.uint64(1))
+    liar._rounds[round_id].upheld = replace(upheld, rotations=upheld.rotations ^ np.uint64(1))
     one, _, other = results(clients, round_id)
     assert np.array_equal(one, other)
     assert clients[0].left_out(round_id) == {"client-2": MISFOLDED}
@@ -187,7 +187,7 @@ def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
     join = in_background(lambda: results(clients[:2], round_id))
     await_folds(pair)
     # these have answered what the server forgets
-    wait_until(lambda: all(client._journal._coins for client in clients[:2]))
+    wait_until(lambda: all(one._journal._rounds[round_id].coins for one in clients[:2]))
     pair.stop(server, signal.SIGKILL)
     pair.start(server)
     pair.link()
