@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.daemons import Pair
     from tests.parties import Lanes
 
 
@@ -63,3 +64,15 @@ def lanes() -> "Lanes":
     from tests.parties import make_parties
 
     return make_parties(lanes=2)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["Pair"]:
+    """Run S0 and S1 for the tests of a module, as its `PAIR` says."""
+    from tests.daemons import Pair, running
+
+    made = Pair(tmp_path_factory.mktemp("pair") / "keys", **getattr(request.module, "PAIR", {}))
+    with running(made):
+        yield made

@@ -24,18 +24,12 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 from securemedian.plugins import rounds as plugin
 from securemedian.servers.machine.members import MISFOLDED, SILENT
-from tests.daemons import Pair, in_background, running, wait_until
+from tests.daemons import Pair, in_background, wait_until
 
 pytestmark = pytest.mark.slow
 
 DIM = 200
 MODEL = np.zeros(DIM, np.float32)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("pair"), clients=3)) as made:
-        yield made
 
 
 @pytest.fixture

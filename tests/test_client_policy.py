@@ -3,7 +3,6 @@
 It refuses before anything is trained or shared, and both servers are told.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.operating import keygen
 from securemedian.plugins import rounds as plugin
-from tests.daemons import WAIT_S, Pair, running
+from tests.daemons import WAIT_S, Pair
 
 WHY = "its own policy refuses the round"
 MODEL = np.zeros(40, np.float32)
@@ -163,13 +162,6 @@ def _with_policy(folder: Path, lines: str) -> Path:
     path = folder / "client-1.toml"
     path.write_text(f"{path.read_text().partition('[policy]')[0]}[policy]\n{lines}\n")
     return path
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("policy"), clients=3)
-    with running(made):
-        yield made
 
 
 def config(pair: Pair, **table: Any) -> ClientConfig:

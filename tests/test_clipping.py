@@ -1,6 +1,5 @@
 """The norm bound of a mean that adapts to the clients: who is clipped, and how it moves."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +21,14 @@ from securemedian.mpc.rounds.params import MAX_CLIENTS, RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.run_state import FIRST_STEP, LEAST_STEP, RunState, finish
 from securemedian.servers.rounds.runs import begin
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import make_parties, run_both
 
 DIM = 300
 SIZES = (4.0, 4.0, 1.0, 1.0, 1.0)
 NAMES = [f"c{number}" for number in range(len(SIZES))]
 SMALL = ProtocolParams(lanes=2, chunk=128)
+PAIR = {"clients": 5}
 
 
 def drawn(seed: int, around: Any = 0.0) -> np.ndarray:
@@ -254,12 +254,6 @@ def test_a_count_has_no_noise() -> None:
 
 
 # Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("clipping"), clients=5)) as servers:
-        yield servers
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -28,7 +27,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import ROOT, WAIT_S, Pair, running
+from tests.daemons import ROOT, WAIT_S, Pair
 from tests.test_receipts import RECORD
 
 START = np.arange(3, dtype=np.float32)
@@ -414,12 +413,6 @@ def test_the_sample_is_a_plan() -> None:
         for line in (ROOT / "docs" / "samples" / "run.toml").read_text().splitlines()
         if line.startswith(names) or line.startswith("[")
     }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("coordinate"))) as started:
-        yield started
 
 
 @pytest.mark.slow

@@ -24,19 +24,14 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import Pair, running, wait_until
+from tests.daemons import Pair, wait_until
 
 pytestmark = pytest.mark.slow
 
 DIM = 500
 MODEL = np.zeros(DIM, np.float32)
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("dealing"), clients=11)) as servers:
-        yield servers
+PAIR = {"clients": 11}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from securemedian.clients.connection import Connection
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import DuplicateUpload, InputError, ServerUnreachable
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, wait_until
 from tests.soak.proxy import CALM, LOOPBACK, Proxies, Trouble
 
 pytestmark = pytest.mark.slow
@@ -35,15 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dealt": {"method": "bucketed", "uploads": "dealt"},
     "shares": {"method": "pairwise"},
 }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    # a dealing takes several pieces
-    settings = SETTINGS | {"max_message_bytes": 400_000}
-    folder = tmp_path_factory.mktemp("going-on")
-    with running(Pair(folder, clients=2, settings=settings)) as servers:
-        yield servers
+# a dealing takes several pieces
+PAIR: dict[str, Any] = {"clients": 2, "settings": SETTINGS | {"max_message_bytes": 400_000}}
 
 
 @pytest.fixture

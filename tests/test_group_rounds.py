@@ -33,12 +33,7 @@ pytestmark = pytest.mark.slow
 DIM, CLIENTS = 300, 6
 STARTS = np.stack([np.full(DIM, 1, np.float32), np.full(DIM, -1, np.float32)])
 PARAMS = RoundParams(Bucketed(groups=2), dim=DIM, max_clients=CLIENTS)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("groups"), clients=CLIENTS)) as servers:
-        yield servers
+PAIR = {"clients": CLIENTS}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ If a client shares something invalid, the servers leave it out with its reason. 
 of the others, bit by bit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from securemedian.mpc.protocols import dealing, ring, share
 from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.protocols.share import WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import Pair, running, wait_until
+from tests.daemons import Pair, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +34,7 @@ DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 MODEL = np.zeros(DIM, np.float32)
 HONEST = ("client-1", "client-2", "client-3")
 HOSTILE = "client-4"
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("hostile"), clients=4)) as servers:
-        yield servers
+PAIR = {"clients": 4}
 
 
 def update(name: str) -> NDArray[np.float32]:

@@ -1,6 +1,5 @@
 """Hospitals of different sizes: nobody honest is too long, and who is left out counts as faulty."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import Held, Open, Ready, Uploaded, Verdicts
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import make_parties, run_both
 from tests.servers_alone import START, Server, held
 
@@ -42,6 +41,7 @@ BOUNDED: list[dict[str, Any]] = [
     {"method": "radix", "neighbours": 1},
     {"method": "zeno", "validator": "c4", "clusters": 1},
 ]
+PAIR = {"clients": 9}
 
 
 def label(options: dict[str, Any]) -> str:
@@ -227,12 +227,6 @@ def test_the_servers_compute_with_those_who_are_left(tmp_path: Path) -> None:
 
 
 # Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("left_out"), clients=9)) as servers:
-        yield servers
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,11 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.run_state import RunState
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import Lanes, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
+
+PAIR = {"clients": 4}
 
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
@@ -106,12 +107,6 @@ def test_the_sum_alone_is_opened() -> None:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "commit.ring", "open.ring"]
         assert looks_uniform(heard[2][1])
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("mean"), clients=4)) as started:
-        yield started
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from securemedian.clients import files, update
 from securemedian.common.model_form import MAX_FORM_BYTES, FormEntry, ModelForm
 from securemedian.mpc.errors import InputError, PeerProtocolError, SecureMedianError
 from securemedian.mpc.rounds.methods.radix import Radix
-from tests.daemons import WAIT_S, Pair, in_background, running
+from tests.daemons import WAIT_S, Pair, in_background
 from tests.test_own_model import member, toml
 
 PARAMS = RoundParams(Radix(), dim=8, max_clients=2)
@@ -161,12 +161,6 @@ def test_train_keeps_layers_local_over_restarts() -> None:
 
 
 # With servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("form") / "keys", clients=3)) as started:
-        yield started
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from securemedian.nvflare import SecureMedian, SecureMedianFilter, tasks
 from securemedian.plugins.rounds import Arrays
-from tests.daemons import ROOT, Pair, running
+from tests.daemons import ROOT, Pair
 from tests.plugin_contract import (
     SHIFTS,
     START,
@@ -307,12 +306,6 @@ class Job:
 def formats() -> None:
     """Register what NVFlare's processes write and read messages with."""
     fobs_initialize()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("nvflare") / "keys")) as started:
-        yield started
 
 
 def secure(pair: Pair, **options: Any) -> SecureMedian:

@@ -31,7 +31,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, wait_until
 
 PAGE = (ROOT / "docs" / "own-model.md").read_text("utf-8")
 PARAMS = RoundParams(Radix(), dim=5, max_clients=2)
@@ -174,12 +174,6 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
 
 
 # With servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("own") / "keys")) as started:
-        yield started
 
 
 def toml(pair: Pair, name: str) -> str:

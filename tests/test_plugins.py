@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from securemedian.plugins.rounds import (
     same_form,
     submit,
 )
-from tests.daemons import ROOT, Pair, running
+from tests.daemons import ROOT, Pair
 from tests.prose import literals
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
@@ -72,12 +71,6 @@ def test_a_lease_is_for_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write"):
         Lease(tmp_path / "missing" / "coordinator.round", "flwr stop")
     assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("plugins") / "keys")) as started:
-        yield started
 
 
 def options(**changes: Any) -> TrainingPlan:

@@ -34,7 +34,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.rounds.runs import begin
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
+from tests.daemons import ROOT, WAIT_S, Pair, in_background
 from tests.parties import make_parties, run_both, shared
 
 PAGE = (ROOT / "docs" / "predictions.md").read_text("utf-8")
@@ -267,12 +267,6 @@ def test_a_worker_warms_up_for_predictions_alone(capsys: pytest.CaptureFixture[s
 
 
 # With servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("predictions") / "keys")) as started:
-        yield started
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Values that a method would cut: an error before the upload, or cut with a warning."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 
 FIXED = Radix(encoding="fixed", word_bits=32, fraction_bits=16)
 # the values that 1.0.0 published for three clients that agreed on 1e10, d = 2
@@ -110,12 +109,6 @@ def test_a_difference_counts_where_differences_are_shared() -> None:
     check_range(model + 1.0, current, str, saturate=False)
     with pytest.raises(InputError, match="differences to the model"):
         check_range(np.zeros(2), current, str, saturate=False)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("cut") / "keys", clients=3)) as started:
-        yield started
 
 
 @pytest.mark.slow

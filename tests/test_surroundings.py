@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,19 +26,12 @@ from securemedian.common.durable import is_locked, lock_folder
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, LocalProtocolError, NotFinite
 from securemedian.plugins import rounds
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, wait_until
 
 pytestmark = pytest.mark.slow
 
 MODEL = np.array([1.0, -2.0], np.float32)
 RADIX: dict[str, Any] = {"method": "radix", "dim": 2, "max_clients": 3, "min_clients": 2}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("surroundings"), clients=3)
-    with running(made):
-        yield made
 
 
 def config(pair: Pair, name: str = "client-1", **changed: Any) -> ClientConfig:
