@@ -1104,4 +1104,4 @@ def test_a_server_that_signs_something_else_fails_the_round_for_good(s0: Server,
     refused = s0.ask(s0.keys[0], "result", round=round_id)
     assert refused.fields["code"] == "round-failed" and not refused.arrays
     # the run goes on from where the round began
-    assert s0.rounds._keeper.current("default").digest == s0.latest.before.digest
+    assert s0.rounds.register.runs["default"].digest == s0.latest.before.digest

@@ -51,10 +51,9 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
 def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
     """Its number goes on, too, so that a failed attempt at it binds as before."""
     server = Server(0, tmp_path, BUCKETED)
-    keeper = server.rounds._keeper
     first = begin(RunState(), BUCKETED, COORDINATE, False, MODEL)
     after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
-    keeper.keep("default", after)
+    server.rounds.register.runs["default"] = after
 
     def opened(model: np.ndarray | None, **more: Any) -> Any:
         arrays = {} if model is None else {"model": model}

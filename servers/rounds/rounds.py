@@ -44,7 +44,7 @@ from securemedian.servers.network.peer import PeerWatch, Told
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.runner import RoundRunner, event_of
-from securemedian.servers.rounds.runs import Opening, RunKeeper
+from securemedian.servers.rounds.runs import Opening, begin_as_asked, finish_round
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store
@@ -91,10 +91,8 @@ class Rounds:
         self._config, self._engines, self._clock = config, engines, clock
         self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
-        self._keeper = RunKeeper(config.party, store, signing)
         self._runner = RoundRunner(
             self.register,
-            self._keeper,
             engines,
             lambda message: self._peer_control.send(message),
             clock,
@@ -133,7 +131,7 @@ class Rounds:
 
         It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
         """
-        if models := self._keeper.current(cohort).models:
+        if models := self.register.runs[cohort].models:
             return models[0].size
         latest = self.register.latest(cohort)
         return latest.server_round.params.dim if latest else 0
@@ -175,7 +173,7 @@ class Rounds:
             else:
                 self._runner.answer(made, when_opened)
             return
-        before = self._keeper.begin(opening, params, model)
+        before = begin_as_asked(self.register.runs[cohort], opening, params, model)
         params = before.settled(params)
         self.peer.require(params)
         if entry := self.register.live_of(cohort):
@@ -401,7 +399,9 @@ class Rounds:
                 event = self._verdicts(entry, result)
             case _:
                 try:
-                    entry.result = self._keeper.finish(entry, result)
+                    entry.result, entry.after = finish_round(
+                        entry.server_round, entry.before, result, self._signing
+                    )
                     event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:
                     event = events.Failure(error.code, str(error))

@@ -28,7 +28,6 @@ from securemedian.servers.machine.events import Action, Effect, Event, Failure, 
 from securemedian.servers.machine.step import fold
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
-from securemedian.servers.rounds.runs import RunKeeper
 from securemedian.servers.storage.database import Row
 
 # the wait before an event that could not be stored is tried again
@@ -55,21 +54,19 @@ class RoundRunner:
     def __init__(
         self,
         register: Register,
-        keeper: RunKeeper,
         engines: Engines,
         send: Callable[[RoundMessage], None],
         clock: Callable[[], float],
     ) -> None:
-        self._register, self._keeper, self._engines = register, keeper, engines
+        self._register, self._engines = register, engines
         self._send, self._clock = send, clock
         self._bounded_log = logs.BoundedLog(clock)
+        # `Register.commit` does the others
         self._effects: dict[Effect, Callable[[Entry], None]] = {
             Effect.LOG: self._log,
-            Effect.BEGIN: self._begin,
             Effect.PREPARE: self._prepare,
             Effect.CHECK: self._check,
             Effect.START: self._start,
-            Effect.PUBLISH: self._publish,
             Effect.DROP_SESSION: lambda entry: self._engine(entry).drop(),
             Effect.DROP_UPLOADS: self._drop_uploads,
             Effect.ANSWER: self._answer,
@@ -143,8 +140,7 @@ class RoundRunner:
     def _feed(self, queue: _Queue, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
         entry = queue.entry
         changed, actions = fold(entry.server_round, events, self._clock())
-        if self._register.commit(entry, changed, actions, rows):
-            logs.event("clients-released", logging.WARNING, **changed.about)
+        self._register.commit(entry, changed, actions, rows)
         for action in actions:
             try:
                 self._do(entry, action)
@@ -166,16 +162,11 @@ class RoundRunner:
     def _do(self, entry: Entry, action: Action) -> None:
         if not isinstance(action, Effect):
             self._send(action)
-        # the transaction has bound the clients
-        elif action is not Effect.BIND:
+        elif action in self._effects:
             self._effects[action](entry)
 
     def _engine(self, entry: Entry) -> Engine:
         return self._engines.of(entry.server_round.cohort)
-
-    def _begin(self, entry: Entry) -> None:
-        self._register.begin(entry.server_round.cohort)
-        self._keeper.keep(entry.server_round.cohort, entry.before)
 
     def _prepare(self, entry: Entry) -> None:
         """Let the engine prepare the round, at both servers, while the clients train."""
@@ -245,10 +236,6 @@ class RoundRunner:
                 "the session that was prepared is gone: the link broke; wait, for the servers "
                 "make another"
             )
-
-    def _publish(self, entry: Entry) -> None:
-        if entry.after:
-            self._keeper.keep(entry.server_round.cohort, entry.after)
 
     def _drop_uploads(self, entry: Entry) -> None:
         entry.spool.drop()
