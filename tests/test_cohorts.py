@@ -337,10 +337,10 @@ def test_what_cannot_be_stored_of_one_round_does_not_wait_before_the_others(
     world.send_all("default")
     real = Register.commit
 
-    def full(self: Register, entry: Entry, changed: Any, *more: Any) -> bool:
+    def full(self: Register, entry: Entry, changed: Any, *more: Any) -> None:
         if changed.cohort == "default":
             raise NotStored("no room")
-        return real(self, entry, changed, *more)
+        real(self, entry, changed, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Register, "commit", full)

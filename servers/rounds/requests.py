@@ -285,7 +285,7 @@ class Requests:
         if not set(message.arrays) <= op.arrays:
             names = quoted(", ".join(message.arrays))
             raise FrameError(f"{call.op!r} has arrays that it does not take: {names}")
-        fields = build(op.fields, message.fields, call.op)
+        fields: Any = build(op.fields, message.fields, call.op)
         return replace(call, fields=fields, arrays=message.arrays)
 
     def _answer(self, call: Call, answer: Answer) -> None:
@@ -305,8 +305,8 @@ class Requests:
         """
         known, reason = call.op in OPS, str(error)
         if logged and not (known and OPS[call.op].polled):
-            told = {"caller": call.name, "op": call.op, "code": error.code, "reason": reason}
-            self._log.event("request-refused", call.key, **told)
+            told: dict[str, Any] = {"op": call.op, "code": error.code, "reason": reason}
+            self._log.event("request-refused", call.key, caller=call.name, **told)
         # an invented name must not become a label
         self.answers[call.op if known else "unknown", error.code] += 1
         try:
