@@ -51,8 +51,6 @@ BEYOND_POOL = (
 PANELS = {
     "before": ("before the last upload", "seconds"),
     "after": ("after the last upload", "seconds"),
-    "seconds": ("a round, estimated", "seconds"),
-    "OTs": ("oblivious transfers", "million OTs"),
     "MB": ("between the servers, both ways", "megabytes"),
 }
 

@@ -151,12 +151,12 @@ def test_plan_prints_ranges_and_leaves_out_what_cannot_hold_a_model(
 ) -> None:
     def row(method: Method) -> forecast.Forecast:
         params = RoundParams(method, dim=2, max_clients=3)
-        return forecast.Forecast(method.name, params, 3, Cost(), 0, 0, 0, 0, 0, 0)
+        return forecast.Forecast(params, 3, Cost(), 0, 0, 0, 0, 0, 0)
 
     rows = [row(method) for method in (Bucketed(), Pairwise(), Pairwise(), FIXED)]
     assert forecast.ranges(rows) == [
         "pairwise: values from -8,589,934,592 to below 8,589,934,592",
-        "radix: values from -16,384 to below 16,384",
+        "radix fixed: values from -16,384 to below 16,384",
     ]
     monkeypatch.setattr(forecast, "seconds_per_byte", lambda: 1e-9)
     files.write(tmp_path / "start.npy", np.array([1.0, 1e10]))
