@@ -91,12 +91,8 @@ class Rounds:
         self._config, self._engines, self._clock = config, engines, clock
         self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
-        self._runner = RoundRunner(
-            self.register,
-            engines,
-            lambda message: self._peer_control.send(message),
-            clock,
-        )
+        tell = lambda message: self._peer_control.send(message)  # noqa: E731
+        self._runner = RoundRunner(self.register, engines, tell, clock)
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
         )
@@ -230,17 +226,12 @@ class Rounds:
         `text` is the form of the client's own model, or "". Raises what
         `Register.take_model_form` raises.
         """
-        server_round = entry.server_round
+        here = entry.server_round
         entry.informed.add(client)
-        first = not server_round.asked.model_form and text
-        if (
-            first
-            and server_round.state is State.OPEN
-            and server_round.params.exchange.fixed is None
-        ):
+        takes = here.state is State.OPEN and here.params.exchange.fixed is None
+        if text and takes and not here.asked.model_form:
             self.register.take_model_form(entry, text)
-            name = server_round.names[client]
-            logs.event("model-form-taken", **server_round.about, client=name)
+            logs.event("model-form-taken", **here.about, client=here.names[client])
         return entry.server_round.asked.model_form
 
     def put(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
@@ -286,14 +277,13 @@ class Rounds:
         Raises what `members.check_decline` raises.
         """
         self.flush()
-        server_round = entry.server_round
-        if client in server_round.declined:
+        here = entry.server_round
+        if client in here.declined:
             return
-        members.check_decline(server_round, client)
+        members.check_decline(here, client)
         self._runner.feed(entry, [events.Declined(client, reason)])
-        name = server_round.names[client]
-        about = server_round.about
-        logs.event("client-declined", logging.WARNING, **about, client=name, reason=reason)
+        told = here.about | {"client": here.names[client], "reason": reason}
+        logs.event("client-declined", logging.WARNING, **told)
         self._go_on()
 
     def flush(self) -> None:
@@ -303,47 +293,40 @@ class Rounds:
         """
         shares, self._shares = self._shares, []
         for entry in dict.fromkeys(share.entry for share in shares):
-            self._store_all(entry, [share for share in shares if share.entry is entry])
+            of_round = [share for share in shares if share.entry is entry]
+            if not self._store(entry, of_round):
+                # those before it have closed the round
+                late = [share for share in of_round if not self._store(entry, [share])]
+                for share in late:
+                    closed = "the round has just been closed: it has all its clients"
+                    share.when_stored(RoundClosed(f"{closed}; wait for the next"))
         if shares:
             self._go_on()
 
-    def _store_all(self, entry: Entry, shares: Sequence[_Share]) -> None:
-        try:
-            self._store(entry, shares)
-        except LocalProtocolError:
-            # those before it have closed the round
-            for share in shares:
-                try:
-                    self._store(entry, [share])
-                except LocalProtocolError:
-                    closed = RoundClosed(
-                        "the round has just been closed: it has all its clients; wait for the next"
-                    )
-                    share.when_stored(closed)
-
-    def _store(self, entry: Entry, shares: Sequence[_Share]) -> None:
+    def _store(self, entry: Entry, shares: Sequence[_Share]) -> bool:
+        """Store shares and answer them, and return True unless the round takes no more of them."""
+        error: SecureMedianError | None = None
         if not entry.server_round.live:
-            raise LocalProtocolError("the round has ended")
+            return False
         try:
             entry.spool.sync()
-            self._runner.feed(
-                entry, [share.event for share in shares], [share.row for share in shares]
-            )
+            rows = [share.row for share in shares]
+            self._runner.feed(entry, [share.event for share in shares], rows)
         except LocalProtocolError:
-            raise
-        except SecureMedianError as error:
+            return False
+        except SecureMedianError as failed:
+            error = failed
             for share in reversed(shares):
                 entry.spool.discard(share.row)
-                share.when_stored(error)
-            return
         for share in shares:
             about = entry.server_round.about
             name = entry.server_round.names[share.row.client]
-            if share.row.kind == DEALING:
+            if error is None and share.row.kind == DEALING:
                 logs.event("dealing-stored", **about, client=name)
-            else:
+            elif error is None:
                 logs.event("upload-stored", **about, client=name)
-            share.when_stored(None)
+            share.when_stored(error)
+        return True
 
     def _flush_of(self, client: str) -> None:
         """Commit first the earlier shares of the same client."""
@@ -409,15 +392,14 @@ class Rounds:
         self._peer_control.release(entry)
 
     def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
-        names, clients = entry.server_round.names, list(entry.server_round.under_check)
+        here, clients = entry.server_round, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         silent = [key for key, none in zip(clients, checked.silent, strict=False) if none]
         level = logging.WARNING if failed else logging.INFO
-        told = entry.server_round.about | {
-            "checked": [names[key] for key in clients],
-            "failed": [names[key] for key in failed],
-        }
-        if entry.server_round.folding:
+        lists = {"checked": clients, "failed": failed}
+        told = {what: [here.names[key] for key in keys] for what, keys in lists.items()}
+        told = here.about | told
+        if here.folding:
             logs.event("clients-folded", level, **told)
         else:
             logs.event("clients-checked", level, **told)
@@ -425,28 +407,15 @@ class Rounds:
 
     def _deviated(self, entry: Entry, error: PeerDeviated) -> events.Failure:
         """Log and sign what the other server has done, which fails the round for good."""
-        server_round = entry.server_round
-        deviation = Deviation(
-            SERVICE,
-            self._config.name,
-            server_round.cohort,
-            server_round.round_id,
-            server_round.params.digest.hex(),
-            cut(str(error)),
-            self._wall(),
-        ).signed(self._signing)
-        logs.event(
-            "peer-deviated",
-            logging.ERROR,
-            **server_round.about,
-            peer=self.peer.name,
-            reason=str(error),
-            record=deviation["record"],
-            signature=deviation["signature"],
-        )
+        here, reason = entry.server_round, str(error)
+        of = here.cohort, here.round_id, here.params.digest.hex()
+        found = Deviation(SERVICE, self._config.name, *of, cut(reason), self._wall())
+        deviation = found.signed(self._signing)
+        told = here.about | {"peer": self.peer.name, "reason": reason} | deviation
+        logs.event("peer-deviated", logging.ERROR, **told)
         reason = (
             f"the peer deviated: {self._config.name} has signed that {self.peer.name} does not "
-            f"follow the protocol ({error})"
+            f"follow the protocol ({reason})"
         )
         return events.Failure(error.code, reason, deviation)
 
@@ -478,10 +447,9 @@ class Rounds:
         for one in list(self._queue):
             entry, use = one
             engine = self._engines.of(entry.server_round.cohort)
-            in_use = use is not None and use in [
-                step.use(other.server_round) for other in self.live
-            ]
-            if in_use or engine.stopping or not self._runner.idle(entry):
+            in_use = [step.use(other.server_round) for other in self.live]
+            taken = use is not None and use in in_use
+            if taken or engine.stopping or not self._runner.idle(entry):
                 continue
             self._queue.remove(one)
             kept = None if entry.server_round.adrift else engine.opened_session
@@ -500,7 +468,6 @@ class Rounds:
 
     def interrupt(self, why: str) -> None:
         """Interrupt all rounds, to be tried again, because something failed at this server."""
+        interrupted = events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
         for entry in self.live:
-            self._runner.take(
-                entry, events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
-            )
+            self._runner.take(entry, interrupted)

@@ -117,14 +117,8 @@ class RoundRunner:
                     self._feed(queue, [queue.events[0]])
                 except NotStored as error:
                     queue.again = self._clock() + AGAIN_S
-                    self._bounded_log.event(
-                        "not-stored",
-                        "disk",
-                        logging.ERROR,
-                        **about,
-                        waiting=len(queue.events),
-                        reason=str(error),
-                    )
+                    told = about | {"waiting": len(queue.events), "reason": str(error)}
+                    self._bounded_log.event("not-stored", "disk", logging.ERROR, **told)
                     return
                 except PeerProtocolError as error:
                     self._bounded_log.event("message-refused", "peer", **about, reason=str(error))
@@ -151,13 +145,9 @@ class RoundRunner:
                     queue.events.insert(1 if queue.taking else 0, event)
                     return
                 # go on with the other actions, such as deleting uploads
-                logs.event(
-                    "action-failed",
-                    logging.ERROR,
-                    **entry.server_round.about,
-                    action=action if isinstance(action, Effect) else type(action).__name__,
-                    reason=event.reason,
-                )
+                name = action if isinstance(action, Effect) else type(action).__name__
+                told = entry.server_round.about | {"action": name, "reason": event.reason}
+                logs.event("action-failed", logging.ERROR, **told)
 
     def _do(self, entry: Entry, action: Action) -> None:
         if not isinstance(action, Effect):
@@ -174,43 +164,36 @@ class RoundRunner:
 
     def _check(self, entry: Entry) -> None:
         """Let the engine check clients, or toss for it first, at both servers."""
-        server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
-        clients, shape = server_round.under_check, server_round.params.dealing
-        coin = server_round.check.coin if server_round.check else b""
+        here, spool, engine = entry.server_round, entry.spool, self._engine(entry)
+        clients, params, shape = here.under_check, here.params, here.params.dealing
+        coin = here.check.coin if here.check else b""
         self._require_session(entry)
-        if shape and server_round.folding:
-            limits, params = server_round.limits, server_round.params
+        examine = spool.examination(clients)
+        if shape and here.folding:
             # a check must not take longer than run_s
-            limit_s = min(params.deadline_s, limits.run_s / 2)
-            folds = Folds(clients, fold_words(shape))
-            engine.bind(self._input(entry), folds, limit_s, spool.examination(clients))
+            limit_s = min(params.deadline_s, here.limits.run_s / 2)
+            engine.bind(self._input(entry), Folds(clients, fold_words(shape)), limit_s, examine)
         elif shape and not coin:
-            engine.toss(server_round.tokens_of)
+            engine.toss(here.tokens_of)
         elif shape:
             # before anything is opened under the coin
-            logs.event(
-                "check-begun",
-                **server_round.about,
-                clients=[server_round.names[key] for key in clients],
-                coin=logs.fingerprint("coin", coin),
-            )
+            names = [here.names[key] for key in clients]
+            mark = logs.fingerprint("coin", coin)
+            logs.event("check-begun", **here.about, clients=names, coin=mark)
             halves = [spool.dealing(key) for key in clients]
-            examine = spool.examination(clients)
-            note = spool.noting(clients)
-            engine.check_dealings(shape, halves, coin, examine, note)
+            engine.check_dealings(shape, halves, coin, examine, spool.noting(clients))
         else:
-            params, opening = server_round.params, bytes.fromhex(server_round.toss_opening)
             uploads = [spool.get(key) for key in clients]
             weights = [params.method.weight_of(key) for key in clients]
-            given = RoundInput(params, uploads, weights, opening=opening)
-            engine.check_values(given, spool.examination(clients))
+            opening = bytes.fromhex(here.toss_opening)
+            engine.check_values(RoundInput(params, uploads, weights, opening=opening), examine)
 
     def _start(self, entry: Entry) -> None:
-        server_round, engine = entry.server_round, self._engine(entry)
-        if server_round.new_session:
-            engine.prepare(server_round.session, server_round.params)
+        here, engine = entry.server_round, self._engine(entry)
+        if here.new_session:
+            engine.prepare(here.session, here.params)
         self._require_session(entry)
-        engine.start(self._input(entry), entry.spool.examination(server_round.included))
+        engine.start(self._input(entry), entry.spool.examination(here.included))
 
     def _input(self, entry: Entry) -> RoundInput:
         """Return what the chosen clients of a round have sent, and what the method needs of it."""
@@ -254,42 +237,27 @@ class RoundRunner:
         when_opened(server_round, error)
 
     def _log(self, entry: Entry) -> None:
-        server_round = entry.server_round
-        details: dict[str, Any] = server_round.about | {"number": server_round.number}
-        if server_round.state is State.OPEN and server_round.repeats:
-            details |= {"repeats": server_round.whom_it_repeats()}
-        if server_round.state in (State.STARTING, State.RUNNING):
-            details |= {
-                "attempt": server_round.attempt,
-                "session": logs.fingerprint("session", server_round.session),
-            }
-        if server_round.state is State.QUEUED and server_round.reason:
-            details |= {
-                "setbacks": server_round.setbacks,
-                "code": server_round.code,
-                "reason": server_round.reason,
-            }
-        if server_round.state in (State.RUNNING, State.PUBLISHED):
-            details |= {
-                "included": [server_round.names[key] for key in server_round.included],
-                "left_out": server_round.left_out,
-            }
-        if server_round.state is State.PUBLISHED:
-            details |= {"cost": entry.result.cost if entry.result else {}}
-            if entry.result and entry.result.unchanged_groups:
-                details |= {"unchanged_groups": list(entry.result.unchanged_groups)}
-        if server_round.state is State.FAILED:
-            details |= {
-                "code": server_round.code,
-                "reason": server_round.reason,
-                "opened": server_round.opened,
-                "left_out": server_round.left_out,
-            }
-        logs.event(
-            f"round-{server_round.state}",
-            logging.WARNING if server_round.state is State.FAILED else logging.INFO,
-            **details,
-        )
+        here, state, result = entry.server_round, entry.server_round.state, entry.result
+        failed = state is State.FAILED
+        why = {"code": here.code, "reason": here.reason}
+        told: dict[str, Any] = here.about | {"number": here.number}
+        if state is State.OPEN and here.repeats:
+            told |= {"repeats": here.whom_it_repeats()}
+        if state in (State.STARTING, State.RUNNING):
+            session = logs.fingerprint("session", here.session)
+            told |= {"attempt": here.attempt, "session": session}
+        if state is State.QUEUED and here.reason:
+            told |= {"setbacks": here.setbacks} | why
+        if state in (State.RUNNING, State.PUBLISHED):
+            included = [here.names[key] for key in here.included]
+            told |= {"included": included, "left_out": here.left_out}
+        if state is State.PUBLISHED:
+            told |= {"cost": result.cost if result else {}}
+            if result and result.unchanged_groups:
+                told |= {"unchanged_groups": list(result.unchanged_groups)}
+        if failed:
+            told |= why | {"opened": here.opened, "left_out": here.left_out}
+        logs.event(f"round-{state}", logging.WARNING if failed else logging.INFO, **told)
 
 
 def _event_of(error: Exception) -> Failure | Interrupted:
