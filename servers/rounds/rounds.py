@@ -297,9 +297,11 @@ class Rounds:
             if not self._store(entry, of_round):
                 # those before it have closed the round
                 late = [share for share in of_round if not self._store(entry, [share])]
+                closed = RoundClosed(
+                    "the round has just been closed: it has all its clients; wait for the next"
+                )
                 for share in late:
-                    closed = "the round has just been closed: it has all its clients"
-                    share.when_stored(RoundClosed(f"{closed}; wait for the next"))
+                    share.when_stored(closed)
         if shares:
             self._go_on()
 
