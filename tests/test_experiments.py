@@ -367,7 +367,7 @@ def test_experiments_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_byzfls_protocol_shows_the_worst_attack_at_each_level(digits: data.Dataset) -> None:
     """No level, method or number of attackers is left out, and attackers hold no images."""
     made = design(digits, "byzfl", methods=["mean", "radix"], attackers=2)
-    curves = catalogue.EXPERIMENTS["byzfl"].curves(made)
+    curves = catalogue.EXPERIMENTS["byzfl"].shape.curves(made)
     assert len(curves) == len(catalogue.SIMILAR) * 2 * 2 * len(made.attacks)
     assert {curve.x for curve in curves} == {1, 2} == {c.runs[0].attackers for c in curves}
     assert all(curve.runs[0].holders == 10 - curve.runs[0].attackers for curve in curves)
@@ -375,7 +375,7 @@ def test_byzfls_protocol_shows_the_worst_attack_at_each_level(digits: data.Datas
     results = [
         catalogue.CurveResult(curve, [[0.0, accuracy[curve.runs[0].attack]]]) for curve in curves
     ]
-    show = catalogue.EXPERIMENTS["byzfl"].rows
+    show = catalogue.EXPERIMENTS["byzfl"].shape.rows
     assert show is not None
     rows = show(results)
     assert len(rows) == len(catalogue.SIMILAR) * 2
@@ -390,7 +390,7 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
     made = design(digits, rounds=5, seeds=[1, 2], attacks=["none", "bitflip"])
     curves = {
         (curve.runs[0].attack, curve.runs[0].method): curve
-        for curve in catalogue.EXPERIMENTS["fig4"].curves(made)
+        for curve in catalogue.EXPERIMENTS["fig4"].shape.curves(made)
     }
 
     def below(attack: str, *accuracies: list[float]) -> float | None:

@@ -251,7 +251,8 @@ def _run(
     from securemedian.laboratory.experiments import summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
-    curves = experiment.curves(design)
+    shape = experiment.shape
+    curves = shape.curves(design)
     wanted = {run.run_id: run for curve in curves for run in curve.runs}
     records = _records(wanted, design, folder, fresh, console)
 
@@ -264,9 +265,9 @@ def _run(
     ]
     summary = summaries.summary(experiment, design, results, records, report.command())
     table = summaries.table(summary)
-    if experiment.rows:
-        table = summaries.rows(experiment.figure, experiment.rows(results))
-    return summary, experiment.picture(design, results, experiment.measured), table
+    if shape.rows:
+        table = summaries.rows(experiment.figure, shape.rows(results))
+    return summary, shape.picture(design, results, shape.measured), table
 
 
 def _records(
