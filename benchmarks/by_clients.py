@@ -7,10 +7,8 @@ parts before and after its last upload are told apart, because clients wait for 
 import argparse
 import math
 import statistics
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from securemedian.benchmarks import settings
+from securemedian.benchmarks.kind import Found, Result, run, timed
+from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, run_before
 from securemedian.clients import upload
 from securemedian.clients.flags import add_methods, given_methods
 from securemedian.clients.upload import Round
-from securemedian.common import terminal
 from securemedian.laboratory import plots, report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols.audit import binding
@@ -32,9 +31,6 @@ from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import ServerConfig
 
-# of JSON and picture
-NAME = "clients"
-WAYS = ("bytes_s0_to_s1", "bytes_s1_to_s0")
 DEFAULT_METHODS = ("bucketed", "radix", "pairwise", "mean")
 NOTE = (
     "s before, after: seconds before and after the last upload. Before it the servers make "
@@ -54,7 +50,6 @@ PANELS = {
     "MB": ("between the servers, both ways", "megabytes"),
 }
 
-Result = Mapping[str, Any]
 # a value per number of clients, by a word of PANELS
 Growth = Mapping[str, Mapping[int, float]]
 
@@ -70,7 +65,7 @@ def add_kinds(kinds: Any) -> None:
     )
     shown = ", ".join(DEFAULT_METHODS)
     add_methods(clients, _add_options, only=SWEPT, default=shown, several=True)
-    clients.set_defaults(run=partial(run, clients))
+    clients.set_defaults(run=partial(_run, clients))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -86,19 +81,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     settings.add_out(parser)
 
 
-def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Time all rounds, print a table per method, and save the JSON and the picture."""
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     methods, options = given_methods(parser, options)
     methods = methods or [(name, {}) for name in DEFAULT_METHODS]
-    chosen = settings.read(options)
-    plots.check()
+    run("clients", partial(_measure, methods), options)
+
+
+def _measure(
+    methods: Sequence[tuple[str, dict[str, Any]]], options: argparse.Namespace, chosen: Settings
+) -> Found:
     counts = sorted(set(options.clients))
     points = [
         Point("median", method, None, clients, options.dim, given)
         for method, given in methods
         for clients in counts
     ]
-    file = report.check_writable(options.out / f"{NAME}.json")
     measured = settings.measure(points, chosen)
     results = [
         one | _more(round_params(point), chosen.repeat)
@@ -111,19 +108,17 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         name = f"{label} ({at // len(counts) + 1})" if label in of else label
         of[name] = results[at : at + len(counts)]
     growths = {name: _growth(rows) for name, rows in of.items()}
+    where = f"d = {options.dim:,}, {chosen.extension}, {chosen.link}"
+    printed = [report.table(f"{name}: {where}", [*map(_row, rows)]) for name, rows in of.items()]
+    beyond = [BEYOND_POOL] if any(one["beyond_pool"] for one in results) else []
     exponents = {name: exponents_of(growth) for name, growth in growths.items()}
-    report.save(file, asdict(chosen), results, exponents=exponents)
-    console = terminal.console(width=terminal.TABLE_WIDTH)
-    for name, rows in of.items():
-        title = f"{name}: d = {options.dim:,}, {chosen.extension}, {chosen.link}"
-        console.print(_table(title, rows))
-    console.print(terminal.prose(f"\n{NOTE}"))
-    if any(one["beyond_pool"] for one in results):
-        console.print(terminal.prose(BEYOND_POOL))
-    console.print(str(chosen.yardstick))
-    title = f"Whole rounds by the number of clients, d = {options.dim:,}"
-    drawn = draw(options.out / NAME, title, growths)
-    console.print(terminal.prose(f"saved to {file} and {drawn}"))
+    return Found(
+        results,
+        [*printed, f"\n{NOTE}", *beyond, str(chosen.yardstick)],
+        f"Whole rounds by the number of clients, d = {options.dim:,}",
+        _panels(growths),
+        {"exponents": exponents},
+    )
 
 
 def _more(params: RoundParams, repeat: int) -> dict[str, Any]:
@@ -147,13 +142,7 @@ def client_seconds(params: RoundParams, repeat: int) -> float:
     policy = run.policy if params.uses_range else None
     current = Round("1-0", 1, params, 0, each[0].model, each[0].scale, policy)
     update = np.random.default_rng(1).normal(0, 0.03, params.dim).astype(np.float32)
-    seconds = []
-    # the first one compiles
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        _take_part(current, update)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median_low(seconds[1:])
+    return timed(partial(_take_part, current, update), repeat)
 
 
 def _take_part(current: Round, update: Any) -> None:
@@ -183,23 +172,19 @@ def _growth(rows: Sequence[Result]) -> Growth:
     }
 
 
-def _table(title: str, rows: Sequence[Result]) -> Any:
-    columns = (
-        *("clients", "s before", "s after", "M OTs", "MB to S1", "MB to S0", "rounds"),
-        *("dealt", "sent", "client"),
-    )
-    cells = [
-        [
-            f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
-            *map(terminal.figure, (one["before_seconds"], one["after_seconds"])),
-            *(terminal.figure(one[name] / 1e6) for name in ("ots", *WAYS)),
-            f"{one['rounds']:,}",
-            *(terminal.figure(one[f"client_bytes_{when}"] / 1e6) for when in ("ahead", "after")),
-            terminal.figure(one["client_seconds"] * 1e3),
-        ]
-        for one in rows
-    ]
-    return terminal.table(title, columns, cells)
+def _row(one: Result) -> dict[str, Any]:
+    return {
+        "clients": f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
+        "s before": one["before_seconds"],
+        "s after": one["after_seconds"],
+        "M OTs": one["ots"] / 1e6,
+        "MB to S1": one["bytes_s0_to_s1"] / 1e6,
+        "MB to S0": one["bytes_s1_to_s0"] / 1e6,
+        "rounds": f"{one['rounds']:,}",
+        "dealt": one["client_bytes_ahead"] / 1e6,
+        "sent": one["client_bytes_after"] / 1e6,
+        "client": one["client_seconds"] * 1e3,
+    }
 
 
 def exponent(values: Iterable[tuple[int, float]]) -> float | None:
@@ -225,22 +210,22 @@ def draw(stem: Path, title: str, growths: Mapping[str, Growth]) -> Path:
 
     There is a line per name, and the legend has the exponents of its quantities.
     """
+    return plots.save(stem, title, _panels(growths))
+
+
+def _panels(growths: Mapping[str, Growth]) -> list[Panel]:
     labels = {name: _label(name, exponents_of(growth)) for name, growth in growths.items()}
-    panels = [
-        Panel(
-            PANELS[what][0],
-            "clients",
-            PANELS[what][1],
-            [
-                Line(labels[name], [*growth[what]], [*growth[what].values()])
-                for name, growth in growths.items()
-            ],
-            log_x=True,
-            log_y=True,
-        )
-        for what in next(iter(growths.values()))
+
+    def lines(what: str) -> list[Line]:
+        of = {labels[name]: growth[what] for name, growth in growths.items()}
+        return [Line(label, [*points], [*points.values()]) for label, points in of.items()]
+
+    first = next(iter(growths.values()))
+    return [
+        Panel(title, "clients", unit, lines(what), log_x=True, log_y=True)
+        for what, (title, unit) in PANELS.items()
+        if what in first
     ]
-    return plots.save(stem, title, panels)
 
 
 def _label(name: str, exponents: Mapping[str, float | None]) -> str:

@@ -106,19 +106,6 @@ def started(params: RoundParams, **tables: str) -> Iterator[Service]:
         yield service
 
 
-COLUMNS = (
-    "workers",
-    "lanes",
-    "shards",
-    "round, s",
-    "check, s",
-    "door, s",
-    "of threads",
-    "of 1 worker",
-    "MB/s sent",
-)
-
-
 def add_kinds(kinds: Any) -> None:
     scale = kinds.add_parser(
         "scale",
@@ -187,7 +174,7 @@ def run(options: argparse.Namespace) -> None:
     points.insert(0, {"workers": 0, "lanes": options.lanes, "shards": 0, **_middle(beside)})
     report.save(file, {"round": params.to_dict()}, points)
     title = f"{params.method.label}, {options.clients} clients, d = {options.dim:,}"
-    console.print(terminal.table(title, list(COLUMNS), rows(points)))
+    console.print(report.table(title, rows(points)))
     for line in limits(points):
         console.print(line)
     console.print(f"saved to {file}")
@@ -227,21 +214,21 @@ def _middle(rounds: Sequence[Round]) -> Round:
     return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
 
 
-def rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
+def rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the table's rows, with each number of workers beside threads and one worker."""
     one = next((_seconds(point) for point in points if point["workers"] == 1), None)
     return [
-        [
-            str(point["workers"] or "threads"),
-            str(point["lanes"]),
-            str(point["shards"] or ""),
-            terminal.figure(point["cost"]["seconds"]),
-            terminal.figure(point["cost"]["checking_seconds"]),
-            terminal.figure(point["cost"]["uploads_seconds"]),
-            terminal.figure(point.get("of_threads", 1.0)),
-            terminal.figure(_seconds(point) / one if one and point["workers"] else None),
-            terminal.figure(_rate(point)),
-        ]
+        {
+            "workers": str(point["workers"] or "threads"),
+            "lanes": str(point["lanes"]),
+            "shards": str(point["shards"] or ""),
+            "round, s": point["cost"]["seconds"],
+            "check, s": point["cost"]["checking_seconds"],
+            "door, s": point["cost"]["uploads_seconds"],
+            "of threads": point.get("of_threads", 1.0),
+            "of 1 worker": _seconds(point) / one if one and point["workers"] else None,
+            "MB/s sent": _rate(point),
+        }
         for point in points
     ]
 

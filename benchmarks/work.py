@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
@@ -150,8 +150,6 @@ def round_params(point: Point) -> RoundParams:
 
 def weight(point: Point) -> float:
     """Return about how many seconds a repetition takes, for a progress bar."""
-    if point.bench == "bytes":
-        return (point.count or 0) * 1e-9
     if point.bench != "median":
         return (point.count or 0) * (1e-6 if point.bench == "compare" else 2e-8)
     params = round_params(point)
@@ -219,9 +217,11 @@ def _median(
     if auditor:
         auditor.prove(params.method.public(outcome.values)[0])
         checking = checking.after(auditor.cost.as_checking())
-    seconds = 0.0
-    if party.number == 0 and params.uses_range:
-        seconds = _publish(params, params.method.public(outcome.values), groups)
+    before, start = run_before(params), time.perf_counter()
+    if leads := party.number == 0 and params.uses_range:
+        values = params.method.public(outcome.values)
+        run_state.finish(before, params, values, params.max_clients, groups)
+    seconds = time.perf_counter() - start if leads else 0.0
     return Repetition(outcome.cost.after(checking).after(ahead), seconds, early)
 
 
@@ -261,13 +261,6 @@ def run_before(params: RoundParams) -> run_state.RunState:
     if params.method.groups > 1:
         return run_state.RunState.of_groups([before] * params.method.groups)
     return before
-
-
-def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
-    before = run_before(params)
-    start = time.perf_counter()
-    run_state.finish(before, params, values, params.max_clients, groups)
-    return time.perf_counter() - start
 
 
 def _uploads(

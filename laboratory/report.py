@@ -1,4 +1,4 @@
-"""The results of a benchmark in a JSON file.
+"""The results of a benchmark as a table and in a JSON file.
 
 The JSON says on which machine and by which command its figures were measured.
 """
@@ -11,16 +11,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 def megabytes(result: Mapping[str, Any]) -> float:
     """Return the megabytes of both directions together, preprocessing included."""
     return float(result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / 1e6
+
+
+def table(title: str, rows: Sequence[Mapping[str, str | float | None]], note: str = "") -> "Group":
+    """Return a table of rows, whose names are its columns, with three digits of each figure."""
+    cells = [
+        [one if isinstance(one, str) else terminal.figure(one) for one in row.values()]
+        for row in rows
+    ]
+    return terminal.table(title, list(rows[0]), cells, note)
 
 
 def check_writable(path: Path) -> Path:
