@@ -10,7 +10,6 @@ import statistics
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, r
 from securemedian.clients import upload
 from securemedian.clients.flags import add_methods, given_methods
 from securemedian.clients.upload import Round
-from securemedian.laboratory import plots, report
+from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.dealing import DealtUpload, deal
@@ -52,6 +51,7 @@ PANELS = {
 
 # a value per number of clients, by a word of PANELS
 Growth = Mapping[str, Mapping[int, float]]
+Exponents = Mapping[str, float | None]
 
 
 def add_kinds(kinds: Any) -> None:
@@ -111,12 +111,15 @@ def _measure(
     where = f"d = {options.dim:,}, {chosen.extension}, {chosen.link}"
     printed = [report.table(f"{name}: {where}", [*map(_row, rows)]) for name, rows in of.items()]
     beyond = [BEYOND_POOL] if any(one["beyond_pool"] for one in results) else []
-    exponents = {name: exponents_of(growth) for name, growth in growths.items()}
+    exponents = {
+        name: {what: exponent(values.items()) for what, values in growth.items()}
+        for name, growth in growths.items()
+    }
     return Found(
         results,
         [*printed, f"\n{NOTE}", *beyond, str(chosen.yardstick)],
         f"Whole rounds by the number of clients, d = {options.dim:,}",
-        _panels(growths),
+        _panels(growths, exponents),
         {"exponents": exponents},
     )
 
@@ -200,34 +203,25 @@ def exponent(values: Iterable[tuple[int, float]]) -> float | None:
     return statistics.linear_regression(*logs).slope
 
 
-def exponents_of(growth: Growth) -> dict[str, float | None]:
-    """Return the exponent of each quantity."""
-    return {what: exponent(values.items()) for what, values in growth.items()}
-
-
-def draw(stem: Path, title: str, growths: Mapping[str, Growth]) -> Path:
-    """Draw quantities by the number of clients on logarithmic axes, and return the picture's path.
-
-    There is a line per name, and the legend has the exponents of its quantities.
-    """
-    return plots.save(stem, title, _panels(growths))
-
-
-def _panels(growths: Mapping[str, Growth]) -> list[Panel]:
-    labels = {name: _label(name, exponents_of(growth)) for name, growth in growths.items()}
-
-    def lines(what: str) -> list[Line]:
-        of = {labels[name]: growth[what] for name, growth in growths.items()}
-        return [Line(label, [*points], [*points.values()]) for label, points in of.items()]
-
-    first = next(iter(growths.values()))
+def _panels(growths: Mapping[str, Growth], exponents: Mapping[str, Exponents]) -> list[Panel]:
+    """Return a panel per quantity, whose legend has the exponents of each line."""
+    labels = {name: _label(name, of) for name, of in exponents.items()}
     return [
-        Panel(title, "clients", unit, lines(what), log_x=True, log_y=True)
+        Panel(
+            title,
+            "clients",
+            unit,
+            [
+                Line(labels[name], [*growth[what]], [*growth[what].values()])
+                for name, growth in growths.items()
+            ],
+            log_x=True,
+            log_y=True,
+        )
         for what, (title, unit) in PANELS.items()
-        if what in first
     ]
 
 
-def _label(name: str, exponents: Mapping[str, float | None]) -> str:
+def _label(name: str, exponents: Exponents) -> str:
     told = [f"{what} n^{value:.1f}" for what, value in exponents.items() if value is not None]
     return f"{name}: {', '.join(told)}" if told else name

@@ -243,8 +243,9 @@ def _by_network(design: Design) -> list[Curve]:
             raise ConfigError(
                 f"one common model, and not different networks: {method}; choose another method"
             )
+    (attack,) = design.attacks
     return [
-        Curve.of(design, one, line, method, *design.attacks, shown=one, networks=each)
+        Curve.of(design, one, line, method, attack, shown=one, networks=each)
         for one in networks
         for method in design.methods
         for line, each in (
