@@ -142,7 +142,7 @@ def client_seconds(params: RoundParams, repeat: int) -> float:
     """
     run = run_before(params)
     each = run.groups or (run,)
-    policy = run.policy if params.uses_range else None
+    policy = run.policy if params.form.buckets else None
     current = Round("1-0", 1, params, 0, each[0].model, each[0].scale, policy)
     update = np.random.default_rng(1).normal(0, 0.03, params.dim).astype(np.float32)
     return timed(partial(_take_part, current, update), repeat)
@@ -150,17 +150,17 @@ def client_seconds(params: RoundParams, repeat: int) -> float:
 
 def _take_part(current: Round, update: Any) -> None:
     params = current.params
-    dealt = deal(params.dealing) if params.dealing else None
+    dealt = deal(params.form.dealing) if params.form.dealing else None
     with warnings.catch_warnings():
         # a small norm bound shortens this update
         warnings.simplefilter("ignore", upload.RangeWarning)
-        values = params.method.in_group(upload.encode_update(update, current), 0)
+        values = params.form.in_group(upload.encode_update(update, current), 0)
     if dealt is None:
         upload.split(values, current)
         return
     dealt.opened(os_entropy(SEED_BYTES))
     rotations = WordsUpload(dealt.shape.rotations_layout, dealt.rotations(values[0]))
-    if params.method.audited:
+    if params.form.audited:
         session, coin, mask = (os_entropy(size) for size in (SESSION_BYTES, SEED_BYTES, SEED_BYTES))
         halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
         for number, half in enumerate(halves):

@@ -103,7 +103,7 @@ def _bucketed(clients: Sequence[int], dim: int, ahead: bool) -> list[Point]:
 
     Otherwise the cost would grow with the width.
     """
-    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).ring_bits
+    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).form.ring_bits
     options = {"buckets": BUCKETS, "ring_bits": bits, "schedule": SCHEDULE}
     return [_median("bucketed", n, dim, ahead, **options) for n in clients]
 
@@ -305,7 +305,7 @@ def _train(directory: Path, clients: int) -> Phase:
 def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) -> list[Phase]:
     (update,) = _updates(1, dim)
     model, width = np.zeros(dim, np.float32), np.full(dim, 0.1, np.float32)
-    bits = RoundParams(methods[0], dim=dim, max_clients=clients).ring_bits
+    bits = RoundParams(methods[0], dim=dim, max_clients=clients).form.ring_bits
     buckets = UniformBuckets(width, BUCKETS)
     index = buckets.bucketize(update, model)
 
@@ -320,7 +320,9 @@ def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) ->
         Phase("share", "client", timed(shared, repeat), sent, "share", unverified),
     ]
     for method in methods:
-        shape = RoundParams(replace(method, uploads="dealt"), dim=dim, max_clients=clients).dealing
+        shape = RoundParams(
+            replace(method, uploads="dealt"), dim=dim, max_clients=clients
+        ).form.dealing
         assert shape is not None
         # a dealing rotates one update only
         dealings = [deal(shape)]

@@ -148,12 +148,12 @@ class Forecast:
             "bytes_s1_to_s0": self.cost.bytes_received,
             "rounds": self.cost.rounds,
             # of one client, to the server that gets more: before and after its training
-            "client_bytes_ahead": self.params.bytes_ahead,
-            "client_bytes_after": self.params.bytes_after,
+            "client_bytes_ahead": self.params.form.bytes_ahead,
+            "client_bytes_after": self.params.form.bytes_after,
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
             # of one round; None without noise
-            "epsilon": told_epsilon(self.params.method.zcdp_rho),
+            "epsilon": told_epsilon(self.params.method.noise.rho),
         }
 
 
@@ -289,7 +289,7 @@ def forecast(
 
     Raises ConfigError if the round is too large for any machine, or audited with what audits lack.
     """
-    if params.method.audited and (workers or protocol.silent):
+    if params.form.audited and (workers or protocol.silent):
         raise ConfigError(
             "an audited round takes neither workers nor silent OT: --audit with --workers or "
             "--extension; leave out those, or --audit"
@@ -303,10 +303,10 @@ def forecast(
     busiest = max(plans, key=lambda plan: (plan.costs[0].ots, plan.online_seconds))
     cost = busiest.costs[0]
     # a server checks dealings while it fills its pools
-    each, memory = time_check(params.dealing) if params.dealing else (0.0, 0)
+    each, memory = time_check(params.form.dealing) if params.form.dealing else (0.0, 0)
     checked = -(-params.dim // max(1, workers)) * clients * each
     # the OTs of an audit are made in the check
-    audit = predict_audit(params, weights, protocol).ots if params.method.audited else 0
+    audit = predict_audit(params, weights, protocol).ots if params.form.audited else 0
     return Forecast(
         params,
         clients,
@@ -344,7 +344,11 @@ def door_seconds(params: RoundParams, clients: int) -> float:
 
     They are those of half the clients, and of those who deal all rotations.
     """
-    full = clients * (params.bytes_ahead + (1 + bool(params.dealing)) * params.bytes_after) / 2
+    full = (
+        clients
+        * (params.form.bytes_ahead + (1 + bool(params.form.dealing)) * params.form.bytes_after)
+        / 2
+    )
     data = bytearray(os_entropy(1 << 22))
     # a digest, and copies from the file and to the workers
     seconds = _fastest(lambda: (hashlib.sha256(data).digest(), bytes(bytes(data))))
@@ -422,7 +426,7 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
         if not isinstance(method, Mean) or not method.noise_multiplier:
             continue
         ratio = signal_to_noise(method.noise_multiplier, row.clients, dim)
-        told = [f"{n}: {epsilon_of(n * method.zcdp_rho):.3g}" for n in ROUNDS_TOLD]
+        told = [f"{n}: {epsilon_of(n * method.noise.rho):.3g}" for n in ROUNDS_TOLD]
         lines += [
             f"{row.name}: epsilon at delta {DELTA:g}, by the rounds of a cohort, {', '.join(told)}",
             f"the mean is at most {ratio:.2g} times as long as its noise: n / (z sqrt(2 d))",
@@ -472,7 +476,7 @@ def _tables(rows: Sequence[Forecast]) -> Group:
 
 def _costs(row: Forecast) -> list[str]:
     busier = max(row.cost.bytes_sent, row.cost.bytes_received)
-    client = row.params.bytes_ahead, row.params.bytes_after
+    client = row.params.form.bytes_ahead, row.params.form.bytes_after
     sizes = row.cost.ots, busier, row.memory_bytes, *client
     ots, between, *others = [_figure(size / 1e6) for size in sizes]
     return [ots, between, f"{row.cost.rounds:,}", *others, _figure(row.seconds)]

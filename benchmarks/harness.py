@@ -103,9 +103,9 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
         params = round_params(point)
         # bytes of one client, to the server that gets more
         result |= {
-            "ring_bits": params.ring_bits,
-            "client_bytes_ahead": params.bytes_ahead,
-            "client_bytes_after": params.bytes_after,
+            "ring_bits": params.form.ring_bits,
+            "client_bytes_ahead": params.form.bytes_ahead,
+            "client_bytes_after": params.form.bytes_after,
         }
     if point.count is not None:
         result["per_second"] = point.count / result["seconds"]

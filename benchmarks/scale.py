@@ -68,7 +68,7 @@ def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothin
     `show` is called with S0's status again and again.
     """
     # the default policy asks for more than 8 buckets, and this one for nothing
-    policy = CoordinateRange() if params.uses_range else None
+    policy = CoordinateRange() if params.form.buckets else None
     model = np.zeros(params.dim, np.float32)
     update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
     times: list[float] = []

@@ -217,7 +217,7 @@ class Client(Member):
         Raises NotFinite for NaN and, unless the method has words for them, infinite values, and
         InputError if the update does not fit the round.
         """
-        if not current.params.method.takes_infinite:
+        if not current.params.form.infinite:
             check_finite(vector, "the update")
         return upload.encode_update(vector, current)
 
@@ -292,7 +292,7 @@ class Client(Member):
                 cuts = self.config.saturate if saturate is None else saturate
                 upload.check_range(vector, mine, spec.name_at, cuts)
                 values = self.encode(vector, mine)
-                values = current.params.method.in_group(values, group)
+                values = current.params.form.in_group(values, group)
                 made = self._sender.make(vector, values, current, progress, group)
             if metrics:
                 self._tell(current.round_id, metrics)

@@ -84,7 +84,7 @@ class Lookup:
         start, published = bytes.fromhex(found["start"]), Published(None)
         # otherwise the values lie around constants, and no model is published
         of_model = params.exchange.fixed is None
-        if of_model and (params.uses_model or not trained):
+        if of_model and (params.form.uses_model or not trained):
             state = self._outcomes.run_before(found["round"], start, timeout_s)
             published = state.published_for(params)
         return Round(

@@ -81,7 +81,7 @@ class Outcomes:
         self, round_id: str, limit: Limit, params: RoundParams
     ) -> NDArray[np.float32] | NDArray[np.float64]:
         """Wait for all results of a round and return them, checked, shape (results, d)."""
-        if params.result_to != "clients":
+        if params.method.result_to != "clients":
             # the new model may be a part of them
             return self.finish(round_id, limit, params)[1].copy()
         answers = self._answers(round_id, limit, both=True)
@@ -241,7 +241,7 @@ def receipt_of(answer: wire.Message) -> Receipt:
 
 def check_form(answer: wire.Message, party: int, round_id: str, params: RoundParams) -> None:
     """Raise ReceiptInvalid unless an answer has the form that fits the parameters of its round."""
-    form = "share" if params.result_to == "clients" else "opened"
+    form = "share" if params.method.result_to == "clients" else "opened"
     said = answer.fields.get("form")
     if said != form or not answer.arrays.keys() <= {form}:
         arrays = ", ".join(answer.arrays) or "none"
@@ -360,4 +360,4 @@ def opened_of(
 
 
 def total_of(record: Record, params: RoundParams) -> int:
-    return sum(params.weights_of(record.included))
+    return sum(params.method.weights_of(record.included))

@@ -148,7 +148,7 @@ class Sender:
         """
         halves = self._halves(values, current, progress)
         upheld = None
-        if current.params.method.audited and (shape := current.params.dealing):
+        if current.params.form.audited and (shape := current.params.form.dealing):
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
             masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
             upheld = Upheld(shape, draw, halves[0].share, masks)
@@ -260,7 +260,7 @@ class Sender:
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer
         self._stop_dealing()
-        if shape := current.params.dealing:
+        if shape := current.params.form.dealing:
             resumed = current.round_id in self._journal.rounds
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
             # each server gets the half that it got the first time, even if S0 says another index
@@ -287,7 +287,7 @@ class Dealer:
     def __init__(
         self, current: Round, sender: Sender, deal: Callable[[Round], OwnDealing], resumed: bool
     ) -> None:
-        shape = current.params.dealing
+        shape = current.params.form.dealing
         assert shape
         self.round_id = current.round_id
         # the bytes of both halves: those to be sent, and those that servers have

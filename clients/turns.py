@@ -152,7 +152,7 @@ def load(
             )
         group = current.choose(loss_of)
     mine = current.of_group(group or 0)
-    private = current.params.result_to == "clients" and goes_on and current.number > 1
+    private = current.params.method.result_to == "clients" and goes_on and current.number > 1
     if mine.model is not None and not private:
         mine.load_into(model, keep_local)
     return group or 0

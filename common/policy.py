@@ -207,7 +207,7 @@ class Policy:
         values = {"exchange": params.exchange.name} | params.to_dict()
         values[SINGLE_CLIENTS] = params.method.single_clients(params.min_clients)
         sizes = {name: _size(value) for name, value in values.items()}
-        sizes |= {RESULTS: params.method.most_results, self.RATE: begun + 1}
+        sizes |= {RESULTS: params.form.most_results, self.RATE: begun + 1}
         refusals = []
         for name, choices in ({"method": self.methods} | self.allowed).items():
             value = values.get(name, choices[0])
@@ -240,13 +240,13 @@ class Policy:
         if self.max_epsilon is not None and not epsilon <= self.max_epsilon:
             what = (
                 "a result without noise (mean --norm-bound B --noise-multiplier Z)"
-                if isinf(params.method.zcdp_rho)
+                if isinf(params.method.noise.rho)
                 else "noise in a cohort with an earlier result without: begin a new cohort"
                 if isinf(epsilon)
                 else f"epsilon {epsilon:.4g} at delta {DELTA:g}, of all results of the cohort"
             )
             refusals.append(f"{what}: its [policy] has max_epsilon {self.max_epsilon:g}")
-        if self.audit and not params.method.audited:
+        if self.audit and not params.form.audited:
             refusals.append(
                 "a round without audit: its [policy] has audit = true, and bucketed --audit has it"
             )

@@ -173,7 +173,7 @@ class UnattendedRun:
         self._policy, self._step = plan.policy, plan.step
         params = plan.params(1 if self._start is None else self._start.shape[-1])
         # the result is for the clients alone, and so is every model
-        self._private = params.result_to == "clients"
+        self._private = params.method.result_to == "clients"
         if self._private and plan.evaluate:
             raise ConfigError(
                 "the result is for the clients alone, and this would have nothing to measure: "

@@ -112,7 +112,7 @@ class Ended:
             updates,
             self.params,
             self.before,
-            self.params.weights_of(included),
+            self.params.method.weights_of(included),
             groups=groups,
             coin=bytes.fromhex(self.status.coin),
         )

@@ -65,9 +65,9 @@ class Scenario:
             check_malleable(self.params)
         # raises here what it would raise in a worker, and at S0
         self.trainer(0)
-        if self.params.uses_range:
+        if self.params.form.buckets:
             policy = self.policy or policy_from({})
-            policy.buckets(policy.start(), self.params.method.range_buckets)
+            policy.buckets(policy.start(), self.params.form.buckets)
 
     @property
     def security(self) -> Security:

@@ -92,7 +92,7 @@ class TrainingPlan(RoundPlan):
                 f"the model and the nodes decide these options: {' and '.join(sorted(given))}; "
                 "leave them out"
             )
-        if self._for_some_clients().result_to != "servers":
+        if self._for_some_clients().method.result_to != "servers":
             raise ConfigError(
                 "the training needs the result here: result_to is 'clients'; leave result_to out"
             )
@@ -180,7 +180,7 @@ class FrameworkRounds:
         kept = self._kept is not None and np.array_equal(start, self._kept)
         # Buckets lie around the model that S0 keeps, and differences are to it. Other rounds need
         # none.
-        given = start if params.uses_model and not kept else None
+        given = start if params.form.uses_model and not kept else None
         with self._rounds() as rounds:
             rounds.patiently(self._take_over)
             round_id = rounds.open(

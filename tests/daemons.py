@@ -344,10 +344,10 @@ class Pair:
         """Send an honest upload for the latest round, and its dealing before it."""
         params = self.round(name)[1]
         shared = self.encoded(name, values)
-        if params.dealing:
-            self.rotate(name, self.deal(name, dealing.deal(params.dealing), to), values, to)
+        if params.form.dealing:
+            self.rotate(name, self.deal(name, dealing.deal(params.form.dealing), to), values, to)
         else:
-            seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
+            seeded, words = share.split(shared, params.form.layout.bits, xor=params.form.xor)
             self.halves(name, "upload", seeded.seed, words.packed, to)
 
     def round(self, name: str) -> tuple[dict[str, Any], RoundParams]:
@@ -438,7 +438,7 @@ class Pair:
         params = RoundParams.from_dict(status["params"])
         params = for_those_left(params, status["left_out"].values())
         if reply.fields["form"] == "opened":
-            total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
+            total = sum(params.method.weights_of(Record.decode(reply.fields["record"]).included))
             values = params.unpack_opened(reply.arrays["opened"], total)
             decoded = params.method.decode(values, total, self.published(name, round_id))
             return decoded.astype(np.float32)
@@ -446,8 +446,10 @@ class Pair:
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
         ]
-        one, other = (RingShare(ring.unpack(half, params.ring_bits, params.dim)) for half in halves)
-        values = share.combine(one, other, params.ring_bits)
+        one, other = (
+            RingShare(ring.unpack(half, params.form.ring_bits, params.dim)) for half in halves
+        )
+        values = share.combine(one, other, params.form.ring_bits)
         return params.method.decode(values, params.max_total, Published())[None]
 
 

@@ -141,9 +141,9 @@ def shared(
 
     If clients deal, their dealing is not checked.
     """
-    shape = params.dealing
+    shape = params.form.dealing
     if shape is None:
-        return share.split(values, params.share_bits, entropy, params.xor_shared)
+        return share.split(values, params.form.layout.bits, entropy, params.form.xor)
     dealt = deal(shape, entropy)
     rotations = share.WordsUpload(shape.rotations_layout, dealt.rotations(values[0]))
     return (
@@ -158,7 +158,7 @@ def shared_buckets(
     """Return both servers' halves of a bucketed upload of these bucket indices, dealt or not."""
     assert isinstance(params.method, Bucketed)
     dealt, buckets = index[None], params.method.buckets
-    values = dealt if params.dealing else encode.cumulative(index.astype(np.uint16), buckets)
+    values = dealt if params.form.dealing else encode.cumulative(index.astype(np.uint16), buckets)
     return shared(params, values, entropy)
 
 

@@ -63,7 +63,7 @@ def test_epsilon_grows_with_the_rounds_and_falls_with_delta() -> None:
 
 
 NOISY = RoundParams(Mean(norm_bound=1.0, noise_multiplier=4.0), dim=DIM, max_clients=3)
-RHO = NOISY.method.zcdp_rho
+RHO = NOISY.method.noise.rho
 _ids = itertools.count()
 
 
@@ -81,7 +81,7 @@ def run(s1: Server, number: int, params: RoundParams = NOISY, spent: float = 0.0
     round_id = s1.latest.server_round.round_id
     s1.upload_all(round_id)
     s1.hear(Close(round_id, held(s1.keys)))
-    if params.method.checks_values:
+    if params.form.checks:
         s1.hear(Check(round_id, s1.keys))
         s1.engine.end_check()
         s1.rounds.engine_ended()

@@ -161,9 +161,11 @@ def test_rounds_with_and_without_checks_are_compared(tmp_path: Path) -> None:
         options = {"ring_bits": 32} if point["method"] == "pairwise" else {}
         timed = Point("median", point["method"], None, 3, 1000, options, True, point["verified"])
         params = round_params(timed)
-        assert (params.dealing is not None) == (point["method"] == "bucketed" and point["verified"])
-        assert point["client_bytes_ahead"] == params.bytes_ahead
-        assert point["client_bytes_after"] == params.bytes_after
+        assert (params.form.dealing is not None) == (
+            point["method"] == "bucketed" and point["verified"]
+        )
+        assert point["client_bytes_ahead"] == params.form.bytes_ahead
+        assert point["client_bytes_after"] == params.form.bytes_after
         checked = point["verified"] and point["method"] != "radix"
         assert (point["checking_seconds"] > 0) == checked
         for way in ("s0_to_s1", "s1_to_s0"):

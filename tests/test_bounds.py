@@ -1,20 +1,20 @@
 """Values out of range: who shares one is found, and nobody else, whatever an honest one says."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import cost, lanes, pipeline
 from securemedian.mpc.rounds.cutting import cut_check
-from securemedian.mpc.rounds.methods import fixed
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
-from securemedian.mpc.rounds.methods.fixed import FixedPoint, SizedFixedPoint
+from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint, Values
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
@@ -33,7 +33,9 @@ def found(values: np.ndarray, bits: int, headroom: int) -> np.ndarray:
     """Return who is found to have a value outside, of values (n, d) as ring elements."""
     shares = additive(values, bits, np.random.default_rng(bits))
     parties = make_parties()
-    one, other = run_both(lambda j: fixed.outside(parties[j][0], shares[j], bits, headroom))
+    chunks: list[Any] = [SimpleNamespace(rows=lambda party, j=j: shares[j]) for j in (0, 1)]
+    check = Values(bits, headroom)
+    one, other = run_both(lambda j: check.outside(parties[j][0], chunks[j]))
     assert one.dtype == np.bool_ and (one == other).all()
     return one
 
@@ -78,7 +80,9 @@ Uploads = list[tuple[share.Upload, share.Upload]]
 
 def upload(params: RoundParams, elements: np.ndarray) -> tuple[share.Upload, share.Upload]:
     """Share ring elements (d,), whatever they are, as a hostile client would."""
-    return share.split(ring.reduce(elements[None], params.share_bits), params.share_bits)
+    return share.split(
+        ring.reduce(elements[None], params.form.layout.bits), params.form.layout.bits
+    )
 
 
 def honest(params: RoundParams, clients: int) -> tuple[np.ndarray, Uploads]:
@@ -88,7 +92,7 @@ def honest(params: RoundParams, clients: int) -> tuple[np.ndarray, Uploads]:
     extremes = rng.choice([np.inf, -np.inf, 1e300, -1e300, 0.0, -0.0, 1e-300], values.shape)
     values = np.where(rng.random(values.shape) < 0.3, extremes, values)
     encoded = [params.method.encode(row, params.max_clients, Published()) for row in values]
-    return values, [share.split(row, params.share_bits) for row in encoded]
+    return values, [share.split(row, params.form.layout.bits) for row in encoded]
 
 
 def verdicts(
@@ -113,7 +117,7 @@ def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedP
     assert len(pieces) > 2 and len({piece.clients.start for piece in pieces}) > 1
     cuts = sorted({at for piece in pieces for at in (piece.begin, piece.end - 1)})
     assert cuts[0] == 0 and cuts[-1] == DIM - 1
-    top = 1 << (params.ring_bits - 2 - method.headroom(CLIENTS))
+    top = 1 << (params.form.ring_bits - 2 - method.headroom(CLIENTS))
     for client, places in ((0, cuts[:1]), (CLIENTS - 1, cuts[-1:]), (3, cuts[1:-1])):
         for at in places:
             elements = np.zeros(DIM, np.int64)
@@ -146,7 +150,7 @@ def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> 
         _, uploads = honest(params, 3)
         ends = [np.full(300, end) for end in (np.inf, -np.inf, np.nextafter(0, -1))]
         encoded = [params.method.encode(end, CLIENTS, Published()) for end in ends]
-        uploads += [share.split(row, params.share_bits) for row in encoded]
+        uploads += [share.split(row, params.form.layout.bits) for row in encoded]
         assert all(verdicts(params, uploads, ProtocolParams(lanes=1)).passed)
 
 
@@ -162,12 +166,9 @@ def test_the_smallest_ring_has_two_values() -> None:
 )
 def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> None:
     params = RoundParams(method, dim=10, max_clients=3)
-    uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
+    uploads: Uploads = [(share.SeedUpload(params.form.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
     assert checked == Checked([True] * 3, cost.Cost())
-    if not isinstance(method, FixedPoint):
-        with pytest.raises(LocalProtocolError, match="no values to check"):
-            method.out_of_range(make_parties()[0][0], params.chunk([], [], 0, 10, 1024))
 
 
 def test_too_many_uploads_are_refused() -> None:
@@ -175,7 +176,7 @@ def test_too_many_uploads_are_refused() -> None:
     lanes = make_parties()[0]
     for count in (0, 4):
         with pytest.raises(InputError, match=f"a round takes 1 to 3 uploads: {count}; give"):
-            half = share.SeedUpload(params.layout, bytes(16))
+            half = share.SeedUpload(params.form.layout, bytes(16))
             check_values(lanes, params, SMALL, [half] * count)
 
 
@@ -248,7 +249,8 @@ def test_a_check_is_cut_to_the_batch() -> None:
             pieces = cut_check(
                 params, clients, ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
             )
-            per_value = method.comparisons_per_value(params.max_clients)
+            assert params.form.values
+            per_value = params.form.values.comparisons
             sizes = [(piece.clients.stop - piece.clients.start) * piece.dim for piece in pieces]
             slices = max((piece.clients.stop - piece.clients.start) for piece in pieces)
             assert max(sizes) * per_value < (1 << 12) + slices * per_value * share.SLICE_ALIGN

@@ -401,7 +401,7 @@ class Pair:
                 return "error", self.refusal, {}
             self.uploads.append(message)
             return "upload", {}, {}
-        share = ring.pack(self.share(party), self.params.ring_bits)
+        share = ring.pack(self.share(party), self.params.form.ring_bits)
         return "result", {"form": "share", **self.receipt()}, {"share": share}
 
     def receipt(self) -> dict[str, Any]:
@@ -418,7 +418,7 @@ class Pair:
 
     def share(self, party: int) -> np.ndarray:
         """Return a party's share of the one update."""
-        upload, layout = self.uploads[party], self.params.layout
+        upload, layout = self.uploads[party], self.params.form.layout
         array = upload.arrays["share"]
         held = (
             share.SeedUpload(layout, array.tobytes())

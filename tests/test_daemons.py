@@ -213,7 +213,7 @@ def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
     )
     results = pair.results(round_id)
     assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
-    assert RoundParams.from_dict(pair.status()["params"]).ring_bits == 3
+    assert RoundParams.from_dict(pair.status()["params"]).form.ring_bits == 3
     round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
     # of three, one is left
     assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
@@ -242,7 +242,7 @@ def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
         pair.submit(name, value)
     for seed, server in enumerate(("s0", "s1")):
         rubbish = np.random.default_rng(seed).integers(
-            0, 2**64, (1, params.layout.row_words), np.uint64
+            0, 2**64, (1, params.form.layout.row_words), np.uint64
         )
         fields = {"round": round_id, "params": params.digest, "form": "words"}
         pair.caller("client-3", server).ask("upload", {"share": rubbish}, **fields)
@@ -347,7 +347,7 @@ def test_a_round_whose_uploads_would_be_too_long_is_not_opened(pair: Pair) -> No
         pair.open(**PAIRWISE | {"dim": MAX_MESSAGE_BYTES // 8}, reset=True)
     params = RoundParams.from_dict(PAIRWISE | {"dim": words})
     round_id = pair.open(**params.to_dict(), reset=True)
-    share_ = {"share": np.zeros((params.layout.rows, params.layout.row_words), np.uint64)}
+    share_ = {"share": np.zeros((params.form.layout.rows, params.form.layout.row_words), np.uint64)}
     assert share_["share"].nbytes + ENVELOPE_BYTES == MAX_MESSAGE_BYTES
     for server in ("s0", "s1"):
         pair.caller("client-1", server).ask(
@@ -391,7 +391,7 @@ def test_an_upload_that_is_not_the_rounds_is_refused_and_a_good_one_still_taken(
     round_id = pair.open(model=MODEL, **EVEN, **BUCKETED)
     values = updates()
     params = RoundParams.from_dict(BUCKETED)
-    layout, digest = params.layout, params.digest
+    layout, digest = params.form.layout, params.digest
     words = np.zeros((layout.rows, layout.row_words), np.uint64)
     wrong_dim = share.Layout(layout.rows, DIM * 2, layout.bits)
     wrong_ring = share.Layout(layout.rows, DIM, layout.bits * 2)

@@ -101,7 +101,7 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
         params = RoundParams.from_dict(
             {"method": "bucketed", "dim": int(dim), "max_clients": int(clients)}
         )
-        exact = params.bytes_ahead / 1e6, params.bytes_after / 1e6
+        exact = params.form.bytes_ahead / 1e6, params.form.bytes_after / 1e6
         assert (ahead, after) == pytest.approx(exact, rel=5e-3)
         halves = clients * (exact[0] / 2 + exact[1]), clients * sum(exact)
         assert (usual, most) == pytest.approx(halves, rel=5e-3)
@@ -122,7 +122,7 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
         "s1": "only s",
     }
-    faults = {method().fault for method in METHODS.values()} | {UNFIT}
+    faults = {method().form(10, 5).fault for method in METHODS.values()} | {UNFIT}
     for reason in shown:
         told = reason in {*faults, *DECLINED.values(), DIFFERENT}
         assert told or names.get(reason, reason) in code, reason

@@ -218,7 +218,7 @@ def test_a_group_that_there_is_not_is_refused_by_the_servers(
     for method, group in ((VISIBLE[1], 2), (Radix(), 1)):
         params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
         round_id = coordinator.open_round(params, STARTS if method.groups > 1 else STARTS[0])
-        share = np.zeros((1, params.layout.row_words), np.uint64)
+        share = np.zeros((1, params.form.layout.row_words), np.uint64)
         for wrong in (group, -1, 300):
             with pytest.raises(BadUpload, match="name one from 0 to"):
                 pair.send("client-1", "upload", "words", share, "s0", group=wrong)

@@ -64,7 +64,7 @@ def ran(
     halves = []
     for update, group in zip(updates, groups, strict=True):
         values = encode_update(update, seen.of_group(group))
-        halves.append(shared(params, params.method.in_group(values, group)))
+        halves.append(shared(params, params.form.in_group(values, group)))
     protocol = protocol or ProtocolParams(lanes=1, chunk=128)
     lanes = make_parties(protocol.lanes)
     one, other = run_both(
@@ -111,14 +111,14 @@ def test_rounds_of_visible_groups_are_planned_as_if_these_were_of_one_size(metho
     def run(j: int) -> Cost:
         uploads, groups = [pair[j] for pair in halves], [0, 1, 2] * 4
         cost = run_round(lanes[j], params, protocol, uploads, groups=groups).cost
-        if not method.checks_values:
+        if not params.form.checks:
             return cost
         return check_values(lanes[j], params, protocol, uploads).cost.after(cost)
 
     cost, _ = run_both(run)
     planned = predict(params, [1] * 12, protocol).costs[0]
     assert planned.ots == cost.ots > 0
-    dealt = planned.checking_bytes_sent if params.dealing else 0
+    dealt = planned.checking_bytes_sent if params.form.dealing else 0
     assert planned.bytes_sent - dealt == cost.bytes_sent
 
 
@@ -156,7 +156,7 @@ def test_each_group_gets_the_median_of_its_own_clients(
     )
     assert results.dtype == np.float32 and np.array_equal(results, want)
     enough = [group for group in range(groups) if np.count_nonzero(chosen == group) >= 3]
-    assert method.published_groups(opened) == enough
+    assert params.published_groups(opened, chosen.tolist()) == enough
     assert 0 < len(enough) < groups or groups == 2
     for group, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
         assert new.published == 4 and new.model is not None and old.model is not None
@@ -279,7 +279,7 @@ def test_a_ring_that_cannot_hold_the_differences_is_refused() -> None:
     RoundParams(Bucketed(buckets=8, groups=2, ring_bits=5), dim=1, max_clients=15)
     with pytest.raises(ConfigError, match="total weight of 15: ring_bits 4; use 5"):
         RoundParams(Bucketed(buckets=8, groups=2, ring_bits=4), dim=1, max_clients=15)
-    assert RoundParams(Bucketed(buckets=8, groups=2), dim=1, max_clients=15).ring_bits == 5
+    assert RoundParams(Bucketed(buckets=8, groups=2), dim=1, max_clients=15).form.ring_bits == 5
 
 
 def test_a_round_begins_and_goes_on_with_a_model_per_group() -> None:

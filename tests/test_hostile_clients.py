@@ -124,7 +124,7 @@ Wrong = Callable[[dealing.Dealing, OwnDealing], OwnDealing]
 @pytest.mark.parametrize("when", ["first", "last"])
 def test_a_wrong_dealing_is_left_out_and_moves_nothing(pair: Pair, wrong: Wrong, when: str) -> None:
     round_id = opened(pair)
-    shape = pair.round(HOSTILE)[1].dealing
+    shape = pair.round(HOSTILE)[1].form.dealing
     assert shape
     dealt = wrong(shape, dealing.deal(shape))
 
@@ -154,7 +154,7 @@ def test_dealing_and_upload_at_once_are_judged_when_the_servers_get_to_it(pair: 
     round_id = opened(pair)
     for name in HONEST[:2]:
         pair.submit(name, update(name))
-    shape = pair.round(HOSTILE)[1].dealing
+    shape = pair.round(HOSTILE)[1].form.dealing
     assert shape
     dealt = one_kept_vector(shape, dealing.deal(shape))
     rotations = dealt.rotations(pair.encoded(HOSTILE, update(HOSTILE))[0])
@@ -184,7 +184,7 @@ def test_a_client_that_deals_and_uploads_last_of_all_is_in(pair: Pair) -> None:
 
 def test_different_uploads_at_the_two_servers_are_left_out(pair: Pair) -> None:
     round_id = opened(pair)
-    shape = pair.round(HOSTILE)[1].dealing
+    shape = pair.round(HOSTILE)[1].form.dealing
     assert shape
     dealt = pair.deal(HOSTILE, dealing.deal(shape))
     rotations = dealt.rotations(pair.encoded(HOSTILE, update(HOSTILE))[0])
@@ -198,7 +198,7 @@ def test_different_uploads_at_the_two_servers_are_left_out(pair: Pair) -> None:
 def test_a_dealing_that_is_withheld_or_cut_short_is_left_out(pair: Pair) -> None:
     round_id = opened(pair)
     current, params = pair.round(HOSTILE)
-    shape = params.dealing
+    shape = params.form.dealing
     assert shape
     words = dealing.deal(shape).words.packed.reshape(-1)
     server = f"s{1 - current['index'] % 2}"
@@ -230,7 +230,7 @@ def test_a_dealing_that_is_withheld_or_cut_short_is_left_out(pair: Pair) -> None
 def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> None:
     round_id = opened(pair)
     current, params = pair.round("client-1")
-    shape = params.dealing
+    shape = params.form.dealing
     assert shape
     dealt = dealing.deal(shape)
     words = dealt.words.packed.reshape(-1)
@@ -282,7 +282,7 @@ def test_pieces_that_do_not_fit_are_refused_and_nothing_is_lost(pair: Pair) -> N
 
 def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
     first = opened(pair)
-    shape = pair.round(HOSTILE)[1].dealing
+    shape = pair.round(HOSTILE)[1].form.dealing
     assert shape
     theirs = pair.deal("client-1", dealing.deal(shape))
     # another client's words, with a seed of its own: it does not know the other one's
@@ -306,7 +306,7 @@ def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
 
 def test_below_the_fewest_clients_the_round_fails_with_all_reasons(pair: Pair) -> None:
     opened(pair, min_clients=3)
-    shape = pair.round(HOSTILE)[1].dealing
+    shape = pair.round(HOSTILE)[1].form.dealing
     assert shape
     for name in ("client-3", HOSTILE):
         pair.deal(name, one_kept_vector(shape, dealing.deal(shape)))
@@ -328,7 +328,7 @@ def test_a_value_out_of_range_is_left_out(pair: Pair, method: str, value: int) -
     params = pair.round(HOSTILE)[1]
     values = pair.encoded(HOSTILE, update(HOSTILE))
     values[0, DIM - 1] = np.uint64(value % (1 << 64))
-    seeded, words = share.split(values, params.share_bits)
+    seeded, words = share.split(values, params.form.layout.bits)
     pair.halves(HOSTILE, "upload", seeded.seed, words.packed)
     for name in HONEST:
         pair.submit(name, update(name))
@@ -352,8 +352,8 @@ def test_a_long_update_is_left_out_of_a_mean(pair: Pair, bound: float | str, kin
         given = params.to_dict()
         values[0] = 0
         values[0, 7] = np.uint64(int(1.8 * given["norm_bound"] * 2.0 ** given["fraction_bits"]))
-    seeded, words = share.split(values, params.share_bits)
+    seeded, words = share.split(values, params.form.layout.bits)
     pair.halves(HOSTILE, "upload", seeded.seed, words.packed)
     for name in HONEST:
         pair.submit(name, update(name))
-    ends_without_it(pair, round_id, params.method.fault)
+    ends_without_it(pair, round_id, params.form.fault)

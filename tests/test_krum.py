@@ -94,7 +94,7 @@ def run(
     """Run a round on updates (n, d), and return what both servers have of it."""
     method = params.method
     encoded = [method.encode(row, params.max_clients, Published()) for row in updates]
-    uploads = [share.split(values, params.share_bits) for values in encoded]
+    uploads = [share.split(values, params.form.layout.bits) for values in encoded]
     one, other = run_both(
         lambda j: run_round(lanes[j], params, protocol, [pair[j] for pair in uploads])
     )

@@ -200,7 +200,7 @@ class Servers:
         wait_until(lambda: not self.engines[1].poll() and not self.engines[1].stopping)
 
     def compute(self) -> list[Outcome]:
-        halves = [share.SeedUpload(PARAMS.layout, bytes([i]) * 16) for i in range(3)]
+        halves = [share.SeedUpload(PARAMS.form.layout, bytes([i]) * 16) for i in range(3)]
         for each in self.engines:
             each.start(RoundInput(PARAMS, halves, [1] * 3))
         results = [wait_until(each.poll) for each in self.engines]

@@ -29,12 +29,12 @@ PAIR = {"clients": 4}
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
     """Return what both servers open of the clients' values (n, d), signed."""
     names = list(params.weights) or [""] * len(values)
-    weights = params.weights_of(names)
+    weights = params.method.weights_of(names)
     uploads = []
     for name, row in zip(names, values, strict=True):
         published = Published(part=params.part_of(name))
         whole = params.method.encode(row, params.max_clients, published)
-        uploads.append(share.split(whole, params.share_bits))
+        uploads.append(share.split(whole, params.form.layout.bits))
     one, other = run_both(
         lambda j: run_round(
             lanes[j], params, ProtocolParams(), [pair[j] for pair in uploads], weights=weights
@@ -42,7 +42,7 @@ def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndar
     )
     assert (one.values == other.values).all()
     assert one.cost.ots == 0 and one.cost.preprocessing_bytes_sent == 0
-    return ring.signed(one.values, params.ring_bits)[0]
+    return ring.signed(one.values, params.form.ring_bits)[0]
 
 
 @pytest.mark.parametrize("bits", [5, 8, 13, 16, 31, 32, 33, 63, 64])
@@ -161,7 +161,7 @@ def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) ->
             client.submit(update, round_id)
     pair.wait("published")
     lowered = RoundParams.from_dict(params.to_dict() | {"weight_cap": 0.3})
-    weights = lowered.weights_of(pair.names)
+    weights = lowered.method.weights_of(pair.names)
     assert weights == [2, 1, 2, 2]
     (want,) = plaintext.published(updates, lowered, Published(), weights)
     assert np.array_equal(pair.result(round_id), want)

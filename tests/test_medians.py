@@ -256,7 +256,7 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
     """Nothing is made after `reserve`, and less than one alignment of each kind is left over."""
     both = make_parties()
-    zeros = np.zeros((params.layout.rows, params.dim), ring.dtype(params.share_bits))
+    zeros = np.zeros((params.form.layout.rows, params.dim), ring.dtype(params.form.layout.bits))
     shares = [shared(params, zeros) for _ in range(8)]
     outcome, _ = run_rounds(both, params, shares)
     asked = demand(params, [1] * 8, params.dim).counts

@@ -93,7 +93,7 @@ def published_round(
     # most values lie within the buckets, and some beyond
     scale = np.full(dim, 8, np.float32)
     names = list(params.weights) or [f"client-{index}" for index in range(len(updates))]
-    weights = params.weights_of(names[: len(updates)])
+    weights = params.method.weights_of(names[: len(updates)])
     halves = []
     for index, update in enumerate(updates):
         part = params.part_of(names[index])
@@ -107,11 +107,11 @@ def published_round(
         )
     )
     values = one.values
-    if params.result_to == "clients":
+    if params.method.result_to == "clients":
         values = (values + other.values).astype(values.dtype)
     else:
         assert (one.values == other.values).all()
-    assert one.coin == other.coin and bool(one.coin) == params.method.tosses
+    assert one.coin == other.coin and bool(one.coin) == params.form.tosses
     before = RunState(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
     clear = before.published_for(params)
@@ -183,7 +183,7 @@ def test_a_method_describes_itself(method: str) -> None:
     assert made.name == method and made.summary and made.opened and made.label.startswith(method)
     assert made.kind in ("exact", "approximate", "mean")
     assert all(option.text for option in options_of(METHODS[method]).values())
-    assert made.at_once(2) >= 0 and made.most_results >= 1
+    assert made.at_once(2) >= 0 and made.form(10, 5).most_results >= 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -375,15 +375,15 @@ def test_what_fixed_point_holds_comes_back_as_it_is(
     around = np.full(halves.size, steps / 2.0**fraction, np.float32)
     published = Published(around)
     update = (halves / 2 + steps) / 2.0**fraction
-    shared_words = method.encode(update, 3, published)[0]
+    shared_words, form = method.encode(update, 3, published)[0], method.form(halves.size, 3)
     if isinstance(method, Radix) and not method.neighbours:
         whole = method.values(PublicValues(shared_words)) * 2.0**fraction
     else:
-        whole = ring.signed(shared_words, method.share_bits_for(3)).astype(np.float64)
-    if not method.shares_differences:
+        whole = ring.signed(shared_words, form.layout.bits).astype(np.float64)
+    if not form.differences:
         whole = whole - steps
     # methods on bounded differences round toward 0, which makes none longer, and others down
-    toward_zero = isinstance(method.upload_check(halves.size, 3), NormCheck)
+    toward_zero = isinstance(form.check, NormCheck)
     want = np.trunc(halves / 2) if toward_zero else np.floor(halves / 2)
     if isinstance(method, Mean) and method.counts:
         # the lowest bit of the first value says whether the client was clipped

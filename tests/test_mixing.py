@@ -111,8 +111,8 @@ def test_a_long_update_is_left_out_before(name: str) -> None:
     )
     assert checked.passed == [True, True, False, True, True]
     # its error is about its length, as it is not without neighbours
-    assert "longer" in params.method.fault
-    assert "longer" not in made(name, DIM, 5).method.fault
+    assert "longer" in params.form.fault
+    assert "longer" not in made(name, DIM, 5).form.fault
 
 
 def test_sums_of_neighbours_do_not_wrap() -> None:

@@ -46,7 +46,7 @@ def verdicts(
     ]
     for client in spoilt:
         words = rng.integers(0, 1 << 63, (1, params.dim), np.uint64)
-        pairs[client][0] = share.WordsUpload(params.layout, words)
+        pairs[client][0] = share.WordsUpload(params.form.layout, words)
     lanes = make_parties(SMALL.lanes)
     one, other = run_both(
         lambda j: check_values(
@@ -117,7 +117,7 @@ def test_verdicts_are_those_in_the_clear_and_come_of_the_coin_alone() -> None:
     lengths = [1 << 20] * 11 + list(edge * rng.uniform(0.93, 1.07, 9))
     ways = rng.normal(size=(20, DIM))
     ways *= (np.array(lengths) / np.linalg.norm(ways, axis=1))[:, None]
-    wholes, check, found = ways.astype(np.int64), params.upload_check, set()
+    wholes, check, found = ways.astype(np.int64), params.form.check, set()
     assert isinstance(check, NormCheck)
     for at in range(4):
         openings = [bytes([at]) * 32, bytes([at + 1]) * 32]
@@ -141,7 +141,7 @@ def tossed(openings: list[bytes]) -> bytes:
 @pytest.mark.parametrize("dim", [1, 2, 97, DIM, 1_663_370, 1 << 27])
 def test_an_honest_vector_is_shorter_than_a_range_of_its_sketch(dim: int) -> None:
     for method in (Pairwise(), TrimmedMean(), Reclustered()):
-        check = method.upload_check(dim, 3)
+        check = method.form(dim, 3).check
         assert isinstance(check, RangeCheck) and not isinstance(check, NormCheck)
         largest = 2 ** method.range_bits(dim, 3)
         # a passing vector has the room that the method counts with
@@ -164,7 +164,7 @@ def test_one_large_value_is_found_and_the_largest_honest_ones_pass(method: Any) 
         hostile.append(one)
     wholes = np.stack([*honest, *hostile])
     assert verdicts(params, wholes).passed == [True] * 2 + [False] * 4
-    check = params.upload_check
+    check = params.form.check
     assert isinstance(check, RangeCheck)
     assert check.passed(wholes.view(np.int64), tossed(OPENINGS)) == [True] * 2 + [False] * 4
 
@@ -175,8 +175,8 @@ def test_a_ring_without_bits_to_spare_has_each_value_checked() -> None:
         Pairwise(fraction_bits=40),
     ):
         params = RoundParams(method, dim=DIM, max_clients=3)
-        assert params.upload_check is None and params.method.checks_values
-        assert method.range_bits(DIM, 3) == params.ring_bits - 2 - method.headroom(3)
+        assert params.form.check is None and params.form.checks
+        assert method.range_bits(DIM, 3) == params.form.ring_bits - 2 - method.headroom(3)
 
 
 def test_the_check_of_a_large_model_costs_what_that_of_a_small_one_does() -> None:
@@ -198,7 +198,7 @@ def test_a_client_cuts_its_difference_and_says_so() -> None:
     short = model + vector("flat", 1000) / 1e5
     with np.errstate(all="raise"):
         within = encode_update(short, seen)[0].view(np.int64)
-    scale = 2.0 ** params.method.to_dict()["fraction_bits"]
+    scale = 2.0 ** params.to_dict()["fraction_bits"]
     assert np.abs(within / scale - (short - model.astype(np.float64))).max() <= 1 / scale
     with pytest.warns(RangeWarning, match="it is 2 long, .* and was cut to 0.5: norm_bound 0.5 wi"):
         beyond = encode_update(model + vector("two", 20_000) / 1e4, seen)[0].view(np.int64)
@@ -250,7 +250,7 @@ def test_options_that_no_round_can_have() -> None:
 )
 def test_the_fixed_point_follows_from_the_bound(bound: Any, fraction: int) -> None:
     method = Mean(norm_bound=bound)
-    assert method.to_dict()["fraction_bits"] == fraction
+    assert method.fraction_bits == fraction
     params = RoundParams(method, dim=10, max_clients=3)
     assert RoundParams.from_dict(params.to_dict()) == params
     assert RoundParams.from_dict(params.to_dict()).digest == params.digest

@@ -119,8 +119,8 @@ def counted(
         return [share.SeedUpload(layout, bytes([client] * 16)) for client in range(len(weights))]
 
     def run(j: int) -> Cost:
-        given, dealt = uploads(params.layout), params.dealing
-        if params.upload_check and shard:
+        given, dealt = uploads(params.form.layout), params.form.dealing
+        if params.form.check and shard:
             agreed = replace(shard, coin=coin or b"")
             sizes = parties[j], params, protocol
             surveyed, cost = survey_shard(*sizes, given, weights, agreed, checking=True)
@@ -142,7 +142,7 @@ def counted(
             pairs = zip(halves, given, strict=True)
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
         used = replace(shard, coin=coin) if shard and coin else shard
-        if params.method.surveys and used:
+        if params.form.survey and used:
             sizes = parties[j], params, protocol
             surveyed, cost = survey_shard(*sizes, given, weights, used)
             checked = cost.after(checked)
@@ -168,7 +168,7 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
     assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
     for cost in predicted.costs:
-        verified = params.method.checks_values or params.dealing is not None
+        verified = params.form.checks or params.form.dealing is not None
         assert (cost.checking_bytes_sent > 0) == verified
 
 
@@ -185,8 +185,8 @@ def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.Monk
     for shard, plan in zip(cut, plans, strict=True):
         real = counted(params, [1] * 4, protocol, shard)
         assert plan.costs == tuple(totals(cost) for cost in real)
-    if params.dealing:
-        assert len(params.dealing.parts) == 3
+    if params.form.dealing:
+        assert len(params.form.dealing.parts) == 3
 
 
 def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +286,7 @@ def test_predicted_is_counted_of_dealings_in_parts(
 ) -> None:
     monkeypatch.setattr(dealing, "PART", 1000)
     params = RoundParams.from_dict({"dim": 3500, "max_clients": 9} | ROUNDS["scan"])
-    assert params.dealing is not None and len(params.dealing.parts) == 3
+    assert params.form.dealing is not None and len(params.form.dealing.parts) == 3
     check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
 
 
@@ -350,7 +350,7 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
         checks = [event for event in pair.events("s0") if event["event"] == "check-begun"]
     assert len(status["included"]) == clients
     beside = size_of([(True, "sizes", np.uint64, (SIZE_WORDS,))])
-    if shape := RoundParams.from_dict(given).dealing:
+    if shape := RoundParams.from_dict(given).form.dealing:
         several = [len(event["clients"]) for event in checks]
         assert sum(several) == clients
         for count in several:
@@ -451,9 +451,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         # a long name is folded
         assert all(word in printed for word in row["name"].split())
         params = RoundParams.from_dict(row["round"])
-        assert row["client_bytes_ahead"] == params.bytes_ahead
-        assert row["client_bytes_after"] == params.bytes_after
-        verified = params.method.checks_values or params.dealing is not None
+        assert row["client_bytes_ahead"] == params.form.bytes_ahead
+        assert row["client_bytes_after"] == params.form.bytes_after
+        verified = params.form.checks or params.form.dealing is not None
         assert (row["checking_seconds"] > 0) == verified
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
@@ -497,7 +497,9 @@ def test_no_figure_is_cut_where_there_is_little_room() -> None:
 def test_a_plan_counts_the_check_of_dealings() -> None:
     """Its time grows with the clients, and its memory is that of a part."""
     one, other = (
-        RoundParams(Bucketed(uploads="dealt", check_bits=bits), dim=20_000, max_clients=4).dealing
+        RoundParams(
+            Bucketed(uploads="dealt", check_bits=bits), dim=20_000, max_clients=4
+        ).form.dealing
         for bits in (40, 128)
     )
     assert one is not None and other is not None

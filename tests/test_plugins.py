@@ -154,7 +154,7 @@ def test_options_are_the_parameters_of_a_round() -> None:
     assert chosen.skips and not options().skips
     params = chosen.params(dim=7, max_clients=4)
     assert (params.dim, params.max_clients, params.min_clients) == (7, 4, 2)
-    assert (params.deadline_s, params.uses_range) == (60.0, True)
+    assert (params.deadline_s, params.form.buckets) == (60.0, 8)
     # though two clients could not take part in such a round
     for method, others in (("krum", {"faulty": 1, "chosen": 3}), ("radix", {"ranks": [5]})):
         assert options(method=method, options=others).params(dim=7, max_clients=5).max_clients == 5

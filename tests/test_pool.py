@@ -256,7 +256,7 @@ class Servers:
             engine.prepare(self._session, params)
         if fails == "while it is prepared":
             self.engines[1].drop()
-        uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+        uploads = [share.SeedUpload(params.form.layout, bytes([i]) * 16) for i in range(CLIENTS)]
         for engine in self.engines:
             # the other one has failed before the uploads came
             if engine._session is not None:
@@ -357,7 +357,7 @@ def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     ]
     both = [Engines(make) for make in makers]
     params = ROUNDS["pairwise"]
-    uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+    uploads = [share.SeedUpload(params.form.layout, bytes([i]) * 16) for i in range(CLIENTS)]
 
     def end(engines: Engines, cohort: str) -> Any:
         job = engines.of(cohort)._job

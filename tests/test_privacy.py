@@ -140,8 +140,8 @@ def inputs(params: RoundParams, kind: str) -> np.ndarray:
     """Return plain values, one row per client."""
     method = params.method
     headroom = method.headroom(CLIENTS) if isinstance(method, FixedPoint) else 0
-    top = 2 ** (params.ring_bits - 2 - headroom) - 1
-    low, high = (0, 2**params.share_bits - 1) if params.xor_shared else (-top, top)
+    top = 2 ** (params.form.ring_bits - 2 - headroom) - 1
+    low, high = (0, 2**params.form.layout.bits - 1) if params.form.xor else (-top, top)
     if isinstance(method, Bucketed):
         low, high = 0, method.slots - 1
     if kind == "zero":
@@ -156,7 +156,7 @@ def shares_of(
 ) -> list[tuple[share.Upload, share.Upload]]:
     if isinstance(params.method, Bucketed):
         return [shared_buckets(params, row, entropy or os_entropy) for row in values]
-    rows = [ring.reduce(row[None], params.share_bits) for row in values]
+    rows = [ring.reduce(row[None], params.form.layout.bits) for row in values]
     return [shared(params, row, entropy or os_entropy) for row in rows]
 
 
@@ -205,8 +205,9 @@ def test_a_check_of_values_shows_who_failed_where_and_nothing_else(name: str) ->
     """Of honest clients zeros are opened, and all else is uniform and of fixed sizes."""
     params = ROUNDS[name]
     assert isinstance(params.method, FixedPoint)
-    sides = params.method.comparisons_per_value(CLIENTS)
-    top = 1 << (params.ring_bits - 2 - params.method.headroom(CLIENTS))
+    assert params.form.values
+    sides = params.form.values.comparisons
+    top = 1 << (params.form.ring_bits - 2 - params.method.headroom(CLIENTS))
     hostile = inputs(params, "random")
     hostile[1, 5], hostile[3, -1] = top, -top - 1
     shapes = []
@@ -304,7 +305,7 @@ def test_the_uniformity_test_fails_without_masks(monkeypatch: pytest.MonkeyPatch
         pair = recorders()
         values = inputs(params, "extreme")
         outcomes = run_rounds(make_parties(pairs=[pair]), params, shares_of(params, values))
-        want = ring.reduce(reference.lower_median(values), params.share_bits)
+        want = ring.reduce(reference.lower_median(values), params.form.layout.bits)
         assert (outcomes[0].values == want).all()
         for view in (end.received for end in pair):
             for label in MASKED & {label for label, _ in view}:
@@ -435,12 +436,12 @@ def test_bits_opened_by_radix_are_exactly_those_of_the_result(
     result = reference.lower_median(values)
     want = [
         (result >> bit & 1).astype(np.uint8).tolist()
-        for bit in range(params.share_bits - 1, -1, -1)
+        for bit in range(params.form.layout.bits - 1, -1, -1)
     ]
     # by both parties
     assert sorted(bits.tolist() for bits in opened) == sorted(want * 2)
     labels = [label for label, _ in pair[0].received]
-    assert labels.count("open.bits") == params.share_bits and "open.ring" not in labels
+    assert labels.count("open.bits") == params.form.layout.bits and "open.ring" not in labels
 
 
 def test_trimmed_mean_opens_the_sum_alone(monkeypatch: pytest.MonkeyPatch) -> None:

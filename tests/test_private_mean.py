@@ -28,7 +28,8 @@ METHOD = Mean(norm_bound=2.0, noise_multiplier=0.7)
 PARAMS = RoundParams(METHOD, dim=DIM, max_clients=CLIENTS)
 UPDATES = np.random.default_rng(4).normal(0, 0.01, (CLIENTS, DIM))
 UPLOADS = [
-    share.split(METHOD.encode(row, CLIENTS, Published()), PARAMS.share_bits) for row in UPDATES
+    share.split(METHOD.encode(row, CLIENTS, Published()), PARAMS.form.layout.bits)
+    for row in UPDATES
 ]
 SEEDS = bytes(16), bytes(range(16))
 
@@ -59,7 +60,7 @@ def test_the_sum_has_the_noise_of_both_servers_and_nothing_else() -> None:
     (want,) = METHOD.in_the_clear(Clear(UPDATES, [1] * CLIENTS, Published(), CLIENTS))
     assert (got == want).all()
     deviation = noise.std() / 2**METHOD.fraction_bits / CLIENTS
-    assert deviation == pytest.approx(METHOD.noise_of(CLIENTS), rel=0.05)
+    assert deviation == pytest.approx(METHOD.noise.deviation / CLIENTS, rel=0.05)
 
 
 def test_another_attempt_has_the_same_noise_however_it_is_cut() -> None:
@@ -75,8 +76,10 @@ def test_a_shard_has_its_part_of_the_noise() -> None:
         cut = slice(shard.begin, shard.end)
 
         def run(j: int, shard: Any = shard, parties: Any = parties) -> Any:
-            held = [share.read(pair[j], PARAMS.layout, 0, DIM) for pair in UPLOADS]
-            uploads = [share.WordsUpload(PARAMS.layout, ring.pack(one, 64)[None]) for one in held]
+            held = [share.read(pair[j], PARAMS.form.layout, 0, DIM) for pair in UPLOADS]
+            uploads = [
+                share.WordsUpload(PARAMS.form.layout, ring.pack(one, 64)[None]) for one in held
+            ]
             return run_round(
                 parties[j], PARAMS, ProtocolParams(), uploads, shard=shard, noise=SEEDS[j]
             )
@@ -100,7 +103,9 @@ def test_noise_is_compared_with_the_clear_within_what_explains_it() -> None:
     (noisy,) = METHOD.decode(PublicValues(ring.reduce(opened(), 64)[None]), CLIENTS, Published())
     (plain,) = METHOD.in_the_clear(Clear(UPDATES, [1] * CLIENTS, Published(), CLIENTS))
     assert plaintext.agrees(noisy, plain, PARAMS, CLIENTS)
-    assert not plaintext.agrees(noisy + 20 * METHOD.noise_of(CLIENTS), plain, PARAMS, CLIENTS)
+    assert not plaintext.agrees(
+        noisy + 20 * METHOD.noise.deviation / CLIENTS, plain, PARAMS, CLIENTS
+    )
     exact = RoundParams(Mean(norm_bound=2.0), dim=DIM, max_clients=CLIENTS)
     assert not plaintext.agrees(clear + np.float32(1e-30), clear, exact, CLIENTS)
 

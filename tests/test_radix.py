@@ -75,7 +75,7 @@ def radix_round(
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
     params = RoundParams(Radix(weights=named, **options), dim=dim, max_clients=clients)
     uploads = [
-        share.split(method_of(params).words(row)[None], params.share_bits, xor=True)
+        share.split(method_of(params).words(row)[None], params.form.layout.bits, xor=True)
         for row in values
     ]
     one, other = run_both(
@@ -174,7 +174,7 @@ def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
 @pytest.mark.parametrize("bits", [2, 8, 32])
 def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
     method, steps = Radix(encoding="unit", word_bits=bits), 2**bits - 1
-    assert method.share_bits_for(5) == bits and method.kind == "approximate"
+    assert method.form(9, 5).layout.bits == bits and method.kind == "approximate"
     values = np.concatenate([np.linspace(0, 1, 1000), [-3.0, -np.inf, 7.0, np.inf, 0.5 / steps]])
     words = method.words(values)
     want = [round(min(max(value, 0.0), 1.0) * steps) for value in values.tolist()]
@@ -199,12 +199,14 @@ def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> Non
     rng = np.random.default_rng(buckets)
     values = rng.normal(size=(7, 300))
     params = RoundParams(Radix(encoding="buckets", buckets=buckets), dim=300, max_clients=7)
-    assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
+    assert params.form.layout.bits == math.ceil(math.log2(buckets)) and params.form.layout.rows == 1
     lying = UniformBuckets(2.0, buckets)
     published = Published(np.array(0.1, np.float32), np.array(2, np.float32), CoordinateRange())
     index = lying.bucketize(values, np.float32(0.1))
     uploads = [
-        share.split(method_of(params).words(row, published)[None], params.share_bits, xor=True)
+        share.split(
+            method_of(params).words(row, published)[None], params.form.layout.bits, xor=True
+        )
         for row in values
     ]
     one, _ = run_both(
@@ -232,8 +234,8 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
         share.split(method_of(params).words(row)[None], 32, xor=True) for row in honest
     ]
     for _ in range(liars):
-        one, other = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
-        layout = params.layout
+        one, other = rng.integers(0, 2**64, (2, 1, params.form.layout.row_words), np.uint64)
+        layout = params.form.layout
         uploads.append((share.WordsUpload(layout, one), share.WordsUpload(layout, other)))
     outcome, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
@@ -248,10 +250,10 @@ def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> N
         Bucketed(buckets=8, schedule="scan", uploads="unverified"), dim=200, max_clients=5
     )
     index = np.full((4, 200), 4, np.uint16)
-    uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
+    uploads = [share.split(encode.cumulative(row, 8), params.form.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
     lie = np.repeat(np.array([3, 3, 3, 3, 0, 0, 0], np.uint8)[:, None], 200, axis=1)
-    uploads.append(share.split(lie, params.ring_bits))
+    uploads.append(share.split(lie, params.form.ring_bits))
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )

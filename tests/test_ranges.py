@@ -244,7 +244,7 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
     updates = (g + rng.normal(size=(5, d)) * 10.0 ** rng.uniform(-6, 3, (5, d))).astype(np.float32)
     radix = Radix(encoding="buckets", buckets=b)
     words = radix.words(updates, published)
-    assert radix.share_bits_for(5) == 4 and words.max() < b
+    assert radix.form(9, 5).layout.bits == 4 and words.max() < b
     assert np.array_equal(words, published.bucketize(updates, b))
     results = [
         plaintext.published(updates, RoundParams(method, dim=d, max_clients=5), published)
@@ -441,11 +441,11 @@ def test_a_policy_that_is_no_table_is_refused(junk: Any) -> None:
 
 def test_results_in_the_outermost_buckets_are_counted() -> None:
     index = PublicValues(np.array([[0, 1, 15, 14, 15], [0, 0, 0, 0, 0]], np.uint16))
-    assert Bucketed().outermost(PublicValues(index[:1])) == 3
+    assert Bucketed().form(5, 3).outermost(PublicValues(index[:1])) == 3
     # a word beyond the last bucket counts as that
     twelve = Radix(encoding="buckets", buckets=12)
-    assert twelve.outermost(PublicValues(np.array([[0, 10, 11, 13]], np.uint8))) == 3
-    assert Radix().outermost(PublicValues(np.zeros((1, 5), np.uint32))) == 0
+    assert twelve.form(4, 3).outermost(PublicValues(np.array([[0, 10, 11, 13]], np.uint8))) == 3
+    assert Radix().form(5, 3).outermost(PublicValues(np.zeros((1, 5), np.uint32))) == 0
 
 
 def parsed(*flags: str) -> Any:

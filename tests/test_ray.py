@@ -83,7 +83,7 @@ def updates(dim: int = DIM) -> list[np.ndarray]:
 def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
     dim = len(values[0])
     start: dict[str, Any] = {"model": np.zeros(dim, np.float32), "reset": True}
-    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).uses_range:
+    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).form.buckets:
         start["bucket_range"] = {"policy": "coordinate"}
     round_id = pair.open(max_clients=3, dim=dim, **start, **params)
     for name, value in zip(pair.names, values, strict=True):

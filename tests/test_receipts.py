@@ -199,7 +199,7 @@ def test_what_is_no_record_is_said(encoded: bytes) -> None:
 )
 def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, rows: int) -> None:
     params = RoundParams(method, dim=77, max_clients=4)
-    assert params.opened_bits == bits
+    assert params.form.opened_bits == bits
     rng = np.random.default_rng(1)
     values = rng.integers(0, 1 << bits, (rows, 77), np.uint64, endpoint=False)
     packed = ring.pack(values.astype(ring.dtype(bits)), bits)
@@ -216,7 +216,7 @@ def test_what_a_client_that_took_part_downloads() -> None:
     frame = wire.frame_size(
         "result",
         {"form": "opened", "record": record.encode(), "signatures": dict(signed().signatures)},
-        {"opened": (np.uint64, (ring.packed_words(params.dim, params.opened_bits),))},
+        {"opened": (np.uint64, (ring.packed_words(params.dim, params.form.opened_bits),))},
     )
     assert frame / 1e6 == pytest.approx(0.63, abs=0.005)
     assert 2 * 4 * params.dim / 1e6 == pytest.approx(13.3, abs=0.05)

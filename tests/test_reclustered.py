@@ -55,10 +55,10 @@ def run(
 ) -> Outcome:
     """Run a round on the updates (n, d), and return what both servers have."""
     method, uploads = params.method, []
-    parts = method.parts_of(weights or [1] * len(updates))
+    parts = method.weighing.parts(weights or [1] * len(updates))
     for row, part in zip(updates, parts, strict=True):
         whole = method.encode(row, params.max_clients, Published(model, part=part))
-        uploads.append(share.split(whole, params.share_bits))
+        uploads.append(share.split(whole, params.form.layout.bits))
     one, other = run_both(
         lambda j: run_round(
             lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights, **options
@@ -166,7 +166,7 @@ def expected(
 ) -> np.ndarray:
     """Return the next model by SHARE's Algorithm 1, in exact whole numbers up to the last line."""
     differences = updates.astype(np.float64) - model
-    scaled = differences * np.array(method.parts_of(weights))[:, None]
+    scaled = differences * np.array(method.weighing.parts(weights))[:, None]
     whole = np.floor(scaled * 2.0**method.fraction_bits).astype(object)
     clusters = max(1, len(updates) // method.clusters)
     numerator: Any = 0
@@ -183,7 +183,7 @@ def expected(
         numerator = numerator + aggregate
     movement = numerator * clusters // denominator
     per_client = movement.astype(np.float64) / 2.0**method.fraction_bits
-    total = method.scaled(sum(weights))
+    total = method.weighing.scaled(sum(weights))
     return model + method.eta * (per_client / (method.reclusterings * total))
 
 
@@ -222,7 +222,7 @@ def test_a_round_is_algorithm_1(
     for dictionary in ({}, dict(zip(names, weights, strict=True))):
         made = replace(method, weights=dictionary)
         params = RoundParams(made, dim=DIM, max_clients=clients)
-        given = params.weights_of(names)
+        given = params.method.weights_of(names)
         outcome = run(lanes, params, updates, model, given)
         got = made.decode(made.public(outcome.values), sum(given), Published(model))
         want = expected(made, updates, model, given, outcome.coin)
@@ -251,7 +251,7 @@ def test_sums_at_the_ends_of_their_range_are_right(
             fraction_bits=4,
         )
         params = RoundParams(method, dim=DIM, max_clients=clients)
-        weights = params.weights_of(names)
+        weights = params.method.weights_of(names)
         outcome = run(lanes, params, updates, None, weights)
         got = method.decode(method.public(outcome.values), sum(weights), Published())
         clear = method.in_the_clear(Clear(updates, weights, Published(coin=outcome.coin), clients))

@@ -164,7 +164,7 @@ def open_long(parties: Parties, method: str) -> tuple[str, int]:
     # a bound that adapts is new in 1.1
     options = {"norm_bound": float(dim)} if method == "mean" else {}
     params = RoundParams.from_dict({"method": method, "dim": dim, "max_clients": 2} | options)
-    assert max(params.bytes_ahead, params.bytes_after) > 4 << 20
+    assert max(params.form.bytes_ahead, params.form.bytes_after) > 4 << 20
     with Coordinator.from_config(parties.config("coordinator")) as coordinator:
         return coordinator.open_round(params, np.zeros(dim, np.float32), RANGE), dim
 

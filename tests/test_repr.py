@@ -137,7 +137,7 @@ def test_values_are_not_printed_through_what_holds_them() -> None:
     party = make_parties()[0][0]
     delta = getattr(party.pool.ends.sender, "delta")  # noqa: B009
     params: Any = None
-    given = [1, 1], (), halves[0].layout, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
+    given = [1, 1], (), params, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
     chunk = Chunk(list(halves), *given)
     held: list[tuple[Any, list[Any]]] = [
         (chunk, [coin, b"the noise of one", halves[0].seed, halves[1].packed]),

@@ -310,7 +310,7 @@ def test_a_disk_that_fails_is_said_and_nothing_is_held(
             raise OSError(28, "No space left on device")
         return written(file, data[:8], at)
 
-    words = np.arange(PARAMS.layout.row_words, dtype=np.uint64)[None]
+    words = np.arange(PARAMS.form.layout.row_words, dtype=np.uint64)[None]
     client = s0.config.clients[0].public_key
     monkeypatch.setattr("os.pwrite", full)
     refused = s0.ask(
@@ -335,7 +335,7 @@ def test_what_was_made_for_another_model_is_refused(tmp_path: Path, party: int) 
     round_id = server.open() if party == 0 else "1-0000000a"
     if party == 1:
         server.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False, START))
-    client, layout = server.keys[0], DEALT.layout
+    client, layout = server.keys[0], DEALT.form.layout
     assert server.latest.server_round.asked.start != "1" * 64
     another = {"start": bytes.fromhex("1" * 64)}
     refused = server.deal(client, round_id, **another)
@@ -356,7 +356,7 @@ def test_a_dealing_that_cannot_be_written_is_still_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s0 = Server(0, tmp_path, DEALT)
-    shape = DEALT.dealing
+    shape = DEALT.form.dealing
     assert shape
     round_id, client = s0.open(), s0.keys[0]
     words = np.arange(shape.layout.words, dtype=np.uint64)
@@ -393,7 +393,7 @@ def test_unfinished_dealings_take_one_dealing_of_disk_per_client_and_nothing_els
 ) -> None:
     """However often they are begun, in however many pieces, and over whichever connection."""
     s1 = Server(1, tmp_path, DEALT)
-    shape, round_id = DEALT.dealing, "1-0000000a"
+    shape, round_id = DEALT.form.dealing, "1-0000000a"
     assert shape
     s1.hear(Open(round_id, 1, DEALT.to_dict(), bytes(16), True, False, START))
     words = np.arange(shape.layout.words, dtype=np.uint64)
@@ -1008,23 +1008,23 @@ def test_a_spool_lies_in_its_folder_or_is_refused(tmp_path: Path, name: str) -> 
     store = Store(tmp_path / "state")
     before = set(tmp_path.rglob("*"))
     with pytest.raises(SecureMedianError, match="invalid round id"):
-        store.spool(name, PARAMS.layout)
+        store.spool(name, PARAMS.form.layout)
     assert set(tmp_path.rglob("*")) == before
-    store.spool("1-0000000a", PARAMS.layout).drop()
+    store.spool("1-0000000a", PARAMS.form.layout).drop()
     store.close()
 
 
 def test_a_round_is_opened_only_if_its_uploads_fit_with_what_comes_with_them(
     tmp_path: Path,
 ) -> None:
-    words = 8 * PARAMS.layout.words
+    words = 8 * PARAMS.form.layout.words
     fields = {
         "id": 1 << 62,
         "round": "9" * 18 + "-0000000a",
         "params": bytes(32),
         "start": bytes(32),
     } | {"form": "words"}
-    shape = (PARAMS.layout.rows, PARAMS.layout.row_words)
+    shape = (PARAMS.form.layout.rows, PARAMS.form.layout.row_words)
     curve = 33
     upload = wire.frame_size("upload", fields, {"share": (np.uint64, shape)}) + 2 * curve
     assert upload <= words + ENVELOPE_BYTES

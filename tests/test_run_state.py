@@ -196,7 +196,7 @@ def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
 
 def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    layout = BUCKETED.layout
+    layout = BUCKETED.form.layout
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
@@ -223,16 +223,22 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     [
         ("seed", np.zeros(15, np.uint8)),
         ("seed", np.zeros(16, np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words + 2), np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows + 1, BUCKETED.layout.row_words), np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words), np.int64)),
+        (
+            "words",
+            np.zeros((BUCKETED.form.layout.rows, BUCKETED.form.layout.row_words + 2), np.uint64),
+        ),
+        (
+            "words",
+            np.zeros((BUCKETED.form.layout.rows + 1, BUCKETED.form.layout.row_words), np.uint64),
+        ),
+        ("words", np.zeros((BUCKETED.form.layout.rows, BUCKETED.form.layout.row_words), np.int64)),
         ("both", np.zeros(16, np.uint8)),
     ],
 )
 def test_an_upload_of_another_shape_leaves_nothing_behind(
     tmp_path: Path, form: str, array: np.ndarray
 ) -> None:
-    spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
+    spool = Store(tmp_path).spool("1-0000000a", BUCKETED.form.layout)
     with pytest.raises(BadUpload):
         spool.put("a", Piece(UPLOAD, form, array))
     files = (tmp_path / "spool" / "1-0000000a").iterdir()
@@ -243,8 +249,8 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
 
 def test_what_no_round_needs_is_cleared(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.spool("1-0000000a", BUCKETED.layout)
-    store.spool("1-0000000b", BUCKETED.layout)
+    store.spool("1-0000000a", BUCKETED.form.layout)
+    store.spool("1-0000000b", BUCKETED.form.layout)
     one, other = store.write_run(RunState()), store.write_run(RunState(model=MODEL))
     store.tidy({"1-0000000b"}, {one})
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1-0000000b"]

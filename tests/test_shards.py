@@ -79,13 +79,13 @@ def inputs(params: RoundParams) -> tuple[list[Upload], list[Upload]]:
     rng = np.random.default_rng(4)
     halves = []
     for _ in range(CLIENTS):
-        if params.method.uses_range:
-            values = rng.integers(0, params.method.range_buckets, (params.method.rows, params.dim))
-            if not params.dealing and params.method.rows > 1:
+        if params.form.buckets:
+            values = rng.integers(0, params.form.buckets, (params.form.layout.rows, params.dim))
+            if not params.form.dealing and params.form.layout.rows > 1:
                 values = np.sort(rng.integers(0, 2, values.shape), axis=0)
         else:
-            values = rng.integers(0, 1 << 10, (params.method.rows, params.dim))
-        halves.append(shared(params, values.astype(ring.dtype(params.share_bits))))
+            values = rng.integers(0, 1 << 10, (params.form.layout.rows, params.dim))
+        halves.append(shared(params, values.astype(ring.dtype(params.form.layout.bits))))
     return [one for one, _ in halves], [other for _, other in halves]
 
 
@@ -122,15 +122,15 @@ def alone(
 
 
 def weights_of(params: RoundParams) -> list[int]:
-    return params.weights_of([f"client-{number}" for number in range(CLIENTS)])
+    return params.method.weights_of([f"client-{number}" for number in range(CLIENTS)])
 
 
 def opened(params: RoundParams, outcomes: tuple[Outcome, Outcome]) -> Any:
     one, other = (outcome.values for outcome in outcomes)
-    if params.result_to == "servers":
+    if params.method.result_to == "servers":
         assert (one == other).all()
         return one
-    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), params.opened_bits)
+    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), params.form.opened_bits)
 
 
 def test_shards_are_whole_slices_and_make_up_the_round() -> None:
@@ -274,7 +274,7 @@ def test_a_shard_is_sent_its_slice_alone(servers: ShardedServers) -> None:
     compute(servers.session(), params, uploads)
     seeds = [[isinstance(upload, SeedUpload) for upload in own] for own in uploads]
     for workers, own in zip(servers.workers, seeds, strict=True):
-        assert sum(workers.held) == own.count(False) * 8 * params.layout.words
+        assert sum(workers.held) == own.count(False) * 8 * params.form.layout.words
         runs = [asked for _, function, asked in workers.asked if function == "run"]
         assert len(runs) == 3
         for _, step, given, *_ in runs:
@@ -326,7 +326,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
     lanes = make_parties(1)
     for shard in cut:
         halves = [
-            [for_shard(upload, params.layout, shard, HeldWords) for upload in own]
+            [for_shard(upload, params.form.layout, shard, HeldWords) for upload in own]
             for own in uploads
         ]
 
@@ -391,7 +391,7 @@ def test_a_lost_shard_is_computed_elsewhere(
     assert len(set(keys)) == len(keys)
     assert outcomes[0].cost.ots > 0
     # the shares of the lost worker were put again: they may have lain at its node
-    whole = CLIENTS * params.layout.words * 8
+    whole = CLIENTS * params.form.layout.words * 8
     assert whole < sum(sum(each.held) for each in servers.workers) < 2 * whole
     # the shards that were not lost had what was made ahead
     assert outcomes[0].cost.ots < alone(params, uploads)[0].cost.ots

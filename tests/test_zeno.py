@@ -37,12 +37,12 @@ def run(
     lanes: Lanes, params: RoundParams, updates: np.ndarray, protocol: ProtocolParams = SMALL
 ) -> Outcome:
     """Run a round on the updates (n, d) of clients by their names, and return what both have."""
-    weights = params.weights_of(names(len(updates)))
+    weights = params.method.weights_of(names(len(updates)))
     uploads = []
     for name, row in zip(names(len(updates)), updates, strict=True):
         around = Published(part=params.part_of(name))
         whole = params.method.encode(row, params.max_clients, around)
-        uploads.append(share.split(whole, params.share_bits))
+        uploads.append(share.split(whole, params.form.layout.bits))
     one, other = run_both(
         lambda j: run_round(
             lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights
@@ -77,7 +77,9 @@ def passing(method: Zeno, updates: np.ndarray, weights: list[int], coin: bytes) 
         own = []
         for those in members:
             chosen = [others[index] for index in those]
-            mean = sketched(whole[chosen].sum(axis=0), Fraction(clusters * method.heaviest, total))
+            mean = sketched(
+                whole[chosen].sum(axis=0), Fraction(clusters * method.weighing.heaviest, total)
+            )
             score = eta * product(step, mean) - rho * product(mean, mean)
             own.append(score >= -eta * epsilon)
         verdicts.append(own)
@@ -111,7 +113,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
     )
     params = RoundParams(method, dim=DIM, max_clients=clients)
     outcome = run(lanes, params, updates)
-    given = params.weights_of(names(clients))
+    given = params.method.weights_of(names(clients))
     verdicts = passing(method, updates, given, outcome.coin)
     whole = method.whole_differences(Clear(updates, given, Published(), clients))
     others = [other for other in range(clients) if other != 2]
@@ -120,7 +122,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
         for those, passed in zip(members, own, strict=True):
             for index in those:
                 movement += passed * whole[others[index]]
-    want = 0.5 * (movement / 2.0**10 / (reclusterings * method.scaled(sum(given))))
+    want = 0.5 * (movement / 2.0**10 / (reclusterings * method.weighing.scaled(sum(given))))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     assert np.array_equal(got[0], want)
     clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
@@ -346,7 +348,7 @@ def test_published_is_the_clear_result_for_the_longest_updates(
     updates[2:4, ::2] *= -1
     updates[3, 3:] = 0
     outcome = run(lanes, params, updates)
-    given = params.weights_of(names(clients))
+    given = params.method.weights_of(names(clients))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
     assert np.array_equal(clear, got)

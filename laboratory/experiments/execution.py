@@ -82,7 +82,7 @@ class ExperimentServers:
                 "optimiser": before.optimiser,
             }
         results, cost = self._run(params, play, first)
-        return before.after(results[0], params.method.range_buckets), cost
+        return before.after(results[0], params.form.buckets), cost
 
     def combine(
         self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
@@ -230,11 +230,13 @@ def combined(
     names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
     params = params.without(len(updates) - len(names))
     params.check_included(names)
-    weights = params.weights_of(names)
+    weights = params.method.weights_of(names)
     results = plaintext.published(updates[passed], params, published, weights, coin=coin)
     shortened = [bool(params.method.shortened(one, published)) for one in updates[passed]]
-    after = before.after(results[0], params.method.range_buckets)
-    return after.adapted(before, params.method, sum(shortened), len(names)), passed
+    after = before.after(results[0], params.form.buckets)
+    if by := params.method.adapts:
+        after = after.adapted(before, by, sum(shortened), len(names))
+    return after, passed
 
 
 def _collaborate(

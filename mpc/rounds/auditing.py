@@ -301,7 +301,7 @@ class Auditor:
 
 def check_audited(params: RoundParams) -> Dealing:
     """Return the dealing of a round that can be audited. Raises ConfigError for any other."""
-    shape = params.dealing
+    shape = params.form.dealing
     if shape is None or params.method.groups > 1 or shape.bits > macs.MAX_BITS:
         raise ConfigError(
             f"audit takes bucketed with uploads dealt, one group and at most {macs.MAX_BITS} "

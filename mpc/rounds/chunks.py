@@ -28,9 +28,10 @@ def check_piece(
     `uploads` are those of all clients, of whom the piece has some.
     """
     chosen = uploads[piece.clients]
-    party.pool.reserve(params.method.check_demand(len(chosen) * piece.dim, params.max_clients))
+    assert params.form.values is not None
+    party.pool.reserve(params.form.values.demand(len(chosen) * piece.dim))
     chunk = params.chunk(chosen, [1] * len(chosen), piece.begin, piece.end, batch)
-    return params.method.out_of_range(party, chunk)
+    return params.form.values.outside(party, chunk)
 
 
 def compute(party: Party, params: RoundParams, chunk: Chunk) -> Result:
@@ -56,7 +57,7 @@ def _compute_groups(party: Party, params: RoundParams, chunk: Chunk) -> Result:
 
     The row of a group of fewer than `min_clients` is zeros, and nothing is computed for it.
     """
-    bits = params.opened_bits
+    bits = params.form.opened_bits
     results = np.zeros((params.method.groups, chunk.dim), ring.dtype(bits))
     for group in range(params.method.groups):
         members = [place for place, own in enumerate(chunk.groups) if own == group]
@@ -100,7 +101,8 @@ def step_demand(params: RoundParams, weights: Sequence[int], step: Step) -> Dema
     """Return the correlations that a step needs for clients with these weights."""
     match step.does:
         case Does.CHECK:
-            return params.method.check_demand(step.clients * step.dim, params.max_clients)
+            assert params.form.values is not None
+            return params.form.values.demand(step.clients * step.dim)
         case Does.JUDGE:
             judge = surveyor(params, step.checking)
             return judge.judge_demand(weights, params.max_clients)
@@ -112,9 +114,10 @@ def step_demand(params: RoundParams, weights: Sequence[int], step: Step) -> Dema
 
 def round_demand(params: RoundParams, weights: Sequence[int], dim: int) -> Demand:
     """Return the correlations that a round of `dim` coordinates needs, and the check before it."""
-    during = demand(params, weights, dim) + params.method.judge_demand(weights, params.max_clients)
-    if params.upload_check:
-        return during + params.upload_check.judge_demand(weights, params.max_clients)
-    if params.method.checks_values:
-        return during + params.method.check_demand(len(weights) * dim, params.max_clients)
-    return during
+    total = demand(params, weights, dim)
+    for survey in (params.form.survey, params.form.check):
+        if survey:
+            total = total + survey.judge_demand(weights, params.max_clients)
+    if params.form.values:
+        total = total + params.form.values.demand(len(weights) * dim)
+    return total

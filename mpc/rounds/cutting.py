@@ -91,7 +91,7 @@ def cut_survey(
     There are none where the method has no such check.
     """
     # one comparison takes the memory of more than one value
-    return _cut(params.dim, clients, protocol, shard) if params.upload_check else []
+    return _cut(params.dim, clients, protocol, shard) if params.form.check else []
 
 
 def cut_check(
@@ -101,9 +101,9 @@ def cut_check(
 
     There are none where the method has nothing to check, or checks whole uploads.
     """
-    per_value = params.method.comparisons_per_value(params.max_clients)
-    if not params.method.checks_values or params.upload_check:
+    if params.form.values is None:
         return []
+    per_value = params.form.values.comparisons
     # as many as leave room for the smallest chunk
     together = min(clients, max(1, protocol.batch // (per_value * share.SLICE_ALIGN)))
     return [
@@ -143,7 +143,7 @@ class Step:
 
 def surveyor(params: RoundParams, checking: bool) -> Survey:
     """Return what is asked for surveys: the check of whole uploads, or the method."""
-    found = params.upload_check if checking else params.method
+    found = params.form.check if checking else params.form.survey
     assert found is not None
     return found
 
@@ -155,7 +155,7 @@ def steps(
 
     With a `shard` they are its own: it has the coin, and only the first one judges.
     """
-    check, pieces = params.upload_check, cut_check(params, clients, protocol, shard)
+    check, pieces = params.form.check, cut_check(params, clients, protocol, shard)
     agreed = [Step(Does.AGREE)]
     tossed = [] if shard else [Step(Does.TOSS)]
     leads = shard is None or shard.number == 0
@@ -172,8 +172,8 @@ def steps(
         ]
         before = [*agreed, *of_pieces, Step(Does.CONFIRM)]
     chunks = cut(params, clients, protocol, shard)
-    during = [*agreed, *(tossed if params.method.tosses else [])]
-    if params.method.surveys:
+    during = [*agreed, *(tossed if params.form.tosses else [])]
+    if params.form.survey:
         during += _in_turns(Does.SURVEY, chunks)
         during += [Step(Does.JUDGE)] if leads else []
         # a shard is computed once all are judged

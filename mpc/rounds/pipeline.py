@@ -161,7 +161,7 @@ def check_values(
     """Return which clients' uploads are as a client encodes them; the other party does the same.
 
     The arguments are those of `run_round`, which follows for the clients that passed. `weights` are
-    those by which clients scale what they share (`Method.weight_of`), if there are any. If whole
+    those by which clients scale what they share (`Weights.one`), if there are any. If whole
     uploads are checked, the two toss for it with the same `entropy` as for the round, and both
     learn the verdicts alone. If each value is checked, they also learn which values of a client
     that failed are out of range. With a `shard`, only its values are checked. All pass where a
@@ -169,16 +169,16 @@ def check_values(
     two verdicts differ.
     """
     _check_count(params, uploads)
-    if not params.method.checks_values:
+    if not params.form.checks:
         return Checked([True] * len(uploads), Cost())
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
-    if params.upload_check:
+    if params.form.check:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
         chunks = cut_survey(params, len(uploads), protocol)
-        weights = weights or [params.method.heaviest] * len(uploads)
+        weights = weights or [params.method.weighing.heaviest] * len(uploads)
         pieces = _pieces(params, chunks, uploads, weights, protocol, coin)
-        verdicts = _judged(parties, params.upload_check, pieces, progress)
+        verdicts = _judged(parties, params.form.check, pieces, progress)
         passed = [bool(bit) for bit in open_bits(parties[0], verdicts, len(uploads))]
     else:
         passed = _passed_by_value(parties, params, protocol, uploads, progress, shard)
@@ -248,14 +248,14 @@ def run_round(
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
     coin = shard.coin if shard else b""
-    if params.method.tosses and not shard:
+    if params.form.tosses and not shard:
         coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
     chunks = cut(params, len(uploads), protocol, shard)
     pieces = _pieces(params, chunks, uploads, weights, protocol, coin, groups)
     noise = noise or os_entropy(SEED_BYTES)
     pieces = [replace(piece, noise=noise) for piece in pieces]
-    if params.method.surveys:
-        verdicts = shard.verdicts if shard else _judged(parties, params.method, pieces)
+    if params.form.survey:
+        verdicts = shard.verdicts if shard else _judged(parties, params.form.survey, pieces)
         pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
     results: dict[int, Result] = {}
     report = Report(sum(piece.dim for piece in pieces), progress)
@@ -387,7 +387,7 @@ def fill(
     """
     meter = Meter(parties)
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
-    named = [params.method.weight_of(client) for client in params.weights]
+    named = [params.method.weighing.one(client) for client in params.weights]
     weights = named or [1] * params.max_clients
     before, during = steps(params, len(weights), protocol, shard)
     # the surveys of a check take nothing
@@ -404,7 +404,7 @@ def fill(
         own = stocks[step.number % len(parties)]
         own.append((step.dim, own[-1][1] + wanted if own else wanted))
     report = Report(sum(step.dim for step in made), progress)
-    kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
+    kinds = round_demand(params, weights, 1)
 
     def lane(number: int) -> None:
         party = parties[number]

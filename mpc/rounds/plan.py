@@ -106,7 +106,7 @@ def predict(
     rehearsal = _Rehearsal(params, weights, protocol)
     checking, checking_seconds = rehearsal.count(before, [])
     checking = [cost.as_checking() for cost in checking]
-    if dealt := params.dealing:
+    if dealt := params.form.dealing:
         parts = shard.parts(dealt) if shard else None
         said = () if parts == range(0) else messages(dealt, len(weights), parts)
         checking = [_said(said).as_checking()] * 2
@@ -115,8 +115,8 @@ def predict(
     memory = EXTENSION_BYTES + (2 * ferret.CODE.memory if protocol.silent else 0)
     pieces = sum(step.does == Does.CHECK for step in before)
     memory = min(max(len(chunks), pieces), protocol.lanes) * (rehearsal.peak + memory)
-    memory += (shard.dim if shard else params.dim) * params.method.most_results * 8
-    if params.method.audited and not shard:
+    memory += (shard.dim if shard else params.dim) * params.form.most_results * 8
+    if params.form.audited and not shard:
         audit = predict_audit(params, weights, protocol).as_checking()
         checking = [audit.after(cost) for cost in checking]
         memory += auditing.memory(params, weights, protocol)
@@ -134,10 +134,10 @@ def predict_shards(
     known: dict[tuple[Any, ...], Plan] = {}
     plans = []
     for shard in shards(params.dim, count):
-        dealt = params.dealing
+        dealt = params.form.dealing
         parts = [dealt.parts[number].kept for number in shard.parts(dealt)] if dealt else []
         # shards that are the same in this cost the same
-        leads = shard.number == 0 and (params.method.surveys or params.upload_check is not None)
+        leads = shard.number == 0 and (params.form.survey or params.form.check is not None)
         same = shard.dim, leads, *parts
         if same not in known:
             known[same] = predict(params, weights, protocol, shard)

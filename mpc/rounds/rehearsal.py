@@ -76,12 +76,14 @@ def rehearse(
 
 
 def _chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
-    dealt, upload = params.dealing, _NoUpload()
+    dealt, upload = params.form.dealing, _NoUpload()
     one = upload if dealt is None else DealtUpload(dealt, upload, upload)
     uploads: list[share.Upload] = [one] * len(weights)
     groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
     chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin, noise=coin)
-    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
+    if params.form.survey is None:
+        return chunk
+    verdicts = np.zeros(words_of(params.form.survey.surveyed(len(weights))), np.uint64)
     return replace(chunk, verdicts=XorBits(verdicts))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s, PublicValues
-from securemedian.mpc.rounds.methods.base import Method, Published
+from securemedian.mpc.rounds.methods.base import Adapting, Published
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
@@ -152,15 +152,13 @@ class RunState:
         bound = None if self.bound is None else float(self.bound[0])
         return replace(params, method=params.method.settled(self.model, bound))
 
-    def adapted(self, before: "RunState", method: Method, clipped: int, clients: int) -> "RunState":
-        """Return this state, after a round from `before`, with the norm bound of the next round.
+    def adapted(self, before: "RunState", by: Adapting, clipped: int, clients: int) -> "RunState":
+        """Return this state, after a round from `before`, with a norm bound for the next round.
 
         `clipped` of the round's `clients` were clipped to its bound.
         """
         step = FIRST_STEP if before.bound is None else float(before.bound[1])
-        bound = method.next_bound(min(1.0, clipped / clients), step)
-        if bound is None:
-            return self
+        bound = by.next_bound(min(1.0, clipped / clients), step)
         return replace(self, bound=np.array([bound, max(LEAST_STEP, step / 2)], np.float32))
 
     def published_for(self, params: RoundParams) -> Published:
@@ -172,7 +170,7 @@ class RunState:
             return params.exchange.fixed
         if self.groups:
             return Published(groups=tuple(run.published_for(params) for run in self.groups))
-        if not params.uses_range:
+        if not params.form.buckets:
             return Published(self.model)
         return Published(self.model, self.scale, self.policy)
 
@@ -196,7 +194,7 @@ def finish(
         return before.counted(), _decoded(before, params, values, total)
     if not before.groups:
         results = _decoded(before, params, values, total)
-        return before.after(results[0], params.method.range_buckets), results
+        return before.after(results[0], params.form.buckets), results
     runs, models = [], []
     published = params.published_groups(values, groups)
     for group, run in enumerate(before.groups):
@@ -204,7 +202,7 @@ def finish(
         if group in published:
             weight = groups.count(group) if params.method.visible else total
             (model,) = _decoded(run, params, PublicValues(values[group][None]), weight)
-            runs.append(run.after(model, params.method.range_buckets))
+            runs.append(run.after(model, params.form.buckets))
         else:
             model = run.model
             runs.append(run.counted())

@@ -68,7 +68,7 @@ class Computation(Protocol):
     def check_values(self, given: RoundInput, progress: Progress) -> Checked:
         """Check that clients' uploads are in range (`pipeline.check_values`).
 
-        Of the weights in what is `given` these are `Method.weight_of`.
+        Of the weights in what is `given` these are `Weights.one`.
         """
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:

@@ -616,11 +616,11 @@ class ShardedComputation:
 
     def check_values(self, given: RoundInput, progress: Progress) -> Checked:
         params, uploads = given.params, given.uploads
-        if not params.method.checks_values:
+        if not params.form.checks:
             return Checked([True] * len(uploads), Cost())
         start, crew = time.perf_counter(), self._rounds
         shards, slices = self._cut(params.dim), self._slices(params, uploads)
-        if params.upload_check:
+        if params.form.check:
             return self._checked_whole(given, shards, slices, progress)
         checked: list[Checked] = crew.run(
             "check_values",
@@ -653,12 +653,12 @@ class ShardedComputation:
         start, crew, params = time.perf_counter(), self._rounds, given.params
         shards, slices = self._cut(params.dim), self._slices(params, given.uploads)
         coin, costs = b"", []
-        if params.method.tosses:
+        if params.form.tosses:
             # the two daemons alone
             coin, cost = pipeline.toss(crew.channel, self._party, lambda _: given.opening)
             costs.append(cost)
         verdicts = None
-        if params.method.surveys:
+        if params.form.survey:
             verdicts, cost = self._judged(params, shards, slices, given.weights, coin)
             costs.append(cost)
 
@@ -695,7 +695,7 @@ class ShardedComputation:
         return _Slices(
             self._workers,
             uploads,
-            lambda upload, shard, keep: for_shard(upload, params.layout, shard, keep),
+            lambda upload, shard, keep: for_shard(upload, params.form.layout, shard, keep),
         )
 
     def _judged(

@@ -229,7 +229,7 @@ class ThreadComputation:
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
         self.establish()
-        if not given.params.method.audited:
+        if not given.params.form.audited:
             return self._run(given, progress, shard)
         auditor, self._auditor = self._auditor, None
         if auditor is None:

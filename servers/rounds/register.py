@@ -216,7 +216,7 @@ class Register:
         begun = self._rounds_of_the_hour(asked.cohort)
         spent = max(self.spent(asked.cohort), asked.spent)
         params.method.check_settled()
-        config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
+        config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.noise.rho))
         if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(
                 f"{config.name} has {Security(config.security).line}, and is asked for a round "
@@ -225,11 +225,11 @@ class Register:
             )
         if config.bounded:
             refuse(config.name, unbounded(params))
-        if params.method.audited:
+        if params.form.audited:
             config.check_audits()
         if asked.model_form:
             ModelForm.parse(asked.model_form, params.dim)
-        upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
+        upload_bytes = 8 * params.form.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
                 f"an upload has more bytes than max_message_bytes of {config.name} "
@@ -253,7 +253,7 @@ class Register:
             signing_key=config.peer.signing_key,
             repeats=bound.clients,
             toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
-            noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.zcdp_rho) else "",
+            noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.noise.rho) else "",
             spent=spent,
         )
         _check_enough(server_round, config.name)
@@ -271,11 +271,11 @@ class Register:
         """Return the spool of a round, which leaves room for the round's result and run."""
         method, dim = params.method, params.dim
         values = method.opened_rows(params.max_total) * dim
-        leaves = 8 * ring.packed_words(values, params.opened_bits)
+        leaves = 8 * ring.packed_words(values, params.form.opened_bits)
         if self._config.party == 0:
             # model, scale and up to two moments
             leaves += 4 * 4 * dim * method.groups
-        return self._store.spool(round_id, params.layout, params.dealing, rows, leaves)
+        return self._store.spool(round_id, params.form.layout, params.form.dealing, rows, leaves)
 
     def model_form_after(self, cohort: str, dim: int) -> str:
         """Return the form of the models in a cohort's latest round, if they have `dim` values."""

@@ -626,7 +626,7 @@ class Requests:
         """
         entry = self._find(call)
         server_round = entry.server_round
-        private = server_round.params.result_to == "clients"
+        private = server_round.params.method.result_to == "clients"
         if private and call.fields.values and call.role != CLIENT:
             raise NotAllowed(
                 f"the result is for the round's clients alone: {server_round.round_id}; ask a "

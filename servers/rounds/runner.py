@@ -165,7 +165,7 @@ class RoundRunner:
     def _check(self, entry: Entry) -> None:
         """Let the engine check clients, or toss for it first, at both servers."""
         here, spool, engine = entry.server_round, entry.spool, self._engine(entry)
-        clients, params, shape = here.under_check, here.params, here.params.dealing
+        clients, params, shape = here.under_check, here.params, here.params.form.dealing
         coin = here.check.coin if here.check else b""
         self._require_session(entry)
         examine = spool.examination(clients)
@@ -184,7 +184,7 @@ class RoundRunner:
             engine.check_dealings(shape, halves, coin, examine, spool.noting(clients))
         else:
             uploads = [spool.get(key) for key in clients]
-            weights = [params.method.weight_of(key) for key in clients]
+            weights = [params.method.weighing.one(key) for key in clients]
             opening = bytes.fromhex(here.toss_opening)
             engine.check_values(RoundInput(params, uploads, weights, opening=opening), examine)
 
@@ -202,7 +202,7 @@ class RoundRunner:
         return RoundInput(
             server_round.computed,
             [spool.get(client) for client in included],
-            server_round.params.weights_of(included),
+            server_round.params.method.weights_of(included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,

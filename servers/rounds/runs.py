@@ -123,14 +123,14 @@ def _begin(
     fresh = reset or model is not None
     if model is None:
         model = kept.model
-        if reset and not params.uses_range and model is not None and model.size != params.dim:
+        if reset and not params.form.buckets and model is not None and model.size != params.dim:
             # a new run of another size: its first result becomes its model
             model = None
     policy = policy_from(range_options) if range_options or fresh else kept.policy
     scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)
     _check_model(model, params)
-    if params.uses_range:
-        _check_range(policy, scale, params.method.range_buckets)
+    if params.form.buckets:
+        _check_range(policy, scale, params.form.buckets)
     changed = optimiser_options or fresh
     optimiser = optimiser_from(optimiser_options or {}) if changed else kept.optimiser
     _check_optimiser(optimiser, params)
@@ -158,7 +158,7 @@ def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
 
 
 def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
-    if params.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
+    if params.method.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
         raise ConfigError(
             "the optimiser takes its step from the result, which only the clients learn: "
             f"{optimiser.name}; leave it out, or let the servers learn the result"
@@ -167,7 +167,7 @@ def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
 
 def _check_model(model: Float32s | None, params: RoundParams) -> None:
     if model is None:
-        if params.uses_range:
+        if params.form.buckets:
             raise ConfigError(
                 "a round on buckets needs a global model: S0 keeps none; give one when opening "
                 "(--model FILE.npy, which `securemedian init` makes)"
@@ -212,22 +212,23 @@ def finish_round(
 ) -> tuple[Result, RunState | None]:
     """Return the result of a round, signed by this server, and at S0 the run that it leaves."""
     params, method = server_round.params, server_round.params.method
-    packed, cost = ring.pack(outcome.values, params.opened_bits), outcome.cost.to_dict()
-    if params.result_to == "clients":
+    packed, cost = ring.pack(outcome.values, params.form.opened_bits), outcome.cost.to_dict()
+    if params.method.result_to == "clients":
         return Result(receipt_of(server_round, b"", signing), packed, cost), before.counted()
     opened, groups, after = method.public(outcome.values), server_round.groups, None
     if server_round.party == 0:
         count = len(server_round.included)
-        total = sum(params.weights_of(server_round.included))
+        total = sum(params.method.weights_of(server_round.included))
         after, _ = finish(before, server_round.computed, opened, total, groups)
-        after = after.adapted(before, method, method.clipped(opened), count)
+        if by := method.adapts:
+            after = after.adapted(before, by, by.clipped(opened), count)
     published = params.published_groups(opened, groups)
     with_result = PublicValues(opened[published]) if method.groups > 1 else opened
     result = Result(
         receipt_of(server_round, digest_of(packed), signing),
         packed,
         cost,
-        method.outermost(with_result),
+        params.form.outermost(with_result),
         unchanged_groups=[one for one in range(method.groups) if one not in published],
         coin=outcome.coin.hex(),
     )

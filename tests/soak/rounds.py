@@ -116,7 +116,7 @@ class CohortRounds:
             method,
             dim=self._dim,
             # of two, neither is closer to the others
-            min_clients=3 if method.surveys else 2,
+            min_clients=3 if method.form(self._dim, 3).survey else 2,
             max_clients=len(self._clients),
             deadline_s=DEADLINE_S,
         )

@@ -21,7 +21,7 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Clear, Method, Published, Survey, ValueRange
+from securemedian.mpc.rounds.methods.base import Clear, Form, Method, Published
 from securemedian.mpc.rounds.methods.fixed import FixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
@@ -57,10 +57,6 @@ class Bounded(FixedPoint):
         "of length B leaves room for, which auto always takes)",
         metavar="S",
     )
-
-    @property
-    def fault(self) -> str:
-        return FAULT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,26 +114,17 @@ class Bounded(FixedPoint):
                 f"{self.most_length:,}; leave fraction_bits out"
             )
 
-    @property
-    def checks_values(self) -> bool:
-        return self.bounded
-
-    @property
-    def tosses(self) -> bool:
-        return self.bounded
-
-    @property
-    def shares_differences(self) -> bool:
-        return self.bounded
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
-        return self.norm_check if self.bounded else None
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = super().form(dim, max_clients)
+        return short(form, self.norm_check, FAULT) if self.bounded else form
 
     @property
     def norm_check(self) -> NormCheck:
         """Return the check of the clients' uploads."""
         most = SOUNDNESS.limit(self.longest)
-        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most, self.heaviest)
+        return NormCheck(
+            BITS, SOUNDNESS.rows, MARGIN * self.most_length, most, self.weighing.heaviest
+        )
 
     def check_settled(self) -> None:
         super().check_settled()
@@ -154,9 +141,6 @@ class Bounded(FixedPoint):
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        return None if self.bounded else super().value_range(dim, max_clients)
-
     def whole_difference(
         self, vector: NDArray[np.float64], published: Published
     ) -> NDArray[np.int64]:
@@ -166,7 +150,7 @@ class Bounded(FixedPoint):
     def whole_differences(self, clear: Clear) -> NDArray[np.int64]:
         """Return the differences (n, d) of all clients so, for `in_the_clear`."""
         updates = np.asarray(clear.updates, np.float64)
-        each = zip(updates, self.parts_of(clear.weights), strict=True)
+        each = zip(updates, self.weighing.parts(clear.weights), strict=True)
         return np.stack(
             [self.whole_difference(row, replace(clear.published, part=part)) for row, part in each]
         )
@@ -196,6 +180,21 @@ class Tolerating(Method):
         text="clients that a check leaves out count among the F that may be faulty; S0 sets it for "
         "every round that it opens",
         since=3,
+    )
+
+
+def short(form: Form, check: NormCheck, fault: str) -> Form:
+    """Return the form of a round on short differences, whose lengths are checked."""
+    return replace(
+        form,
+        layout=replace(form.layout, rows=1, bits=BITS),
+        xor=False,
+        differences=True,
+        value_range=None,
+        tosses=True,
+        check=check,
+        values=None,
+        fault=fault,
     )
 
 

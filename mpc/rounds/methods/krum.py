@@ -46,7 +46,7 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
 from securemedian.mpc.rounds.methods.bounded import NOBODY, AlwaysBounded, Tolerating
 from securemedian.mpc.rounds.methods.mixing import HIDDEN, OPENED
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
@@ -128,11 +128,6 @@ class Krum(Tolerating, AlwaysBounded):
         return replace(self, faulty=bounded.remaining(self.faulty, caught))
 
     @property
-    def fault(self) -> str:
-        fits = self.counts_left_out and self.longest == self.most_length
-        return bounded.UNFIT if fits else super().fault
-
-    @property
     def most_length(self) -> int:
         return nearest.LONGEST
 
@@ -150,9 +145,10 @@ class Krum(Tolerating, AlwaysBounded):
 
     # The protocol
 
-    @property
-    def surveys(self) -> bool:
-        return True
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = replace(super().form(dim, max_clients), opened_bits=SUM_BITS, survey=self)
+        fits = self.counts_left_out and self.longest == self.most_length
+        return replace(form, fault=bounded.UNFIT) if fits else form
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
@@ -197,9 +193,6 @@ class Krum(Tolerating, AlwaysBounded):
 
     def at_once(self, clients: int) -> int:
         return clients
-
-    def opened_bits_for(self, max_clients: int) -> int:
-        return SUM_BITS
 
     # The result
 

@@ -32,7 +32,7 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest, norms
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Survey, ValueRange
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
 from securemedian.mpc.rounds.methods.bounded import NOBODY, Tolerating
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.reveal import open_bits
@@ -74,7 +74,7 @@ class Neighbours(Tolerating):
         if self.fraction_bits == -1:
             given = MIXED_FRACTION if self.neighbours else FRACTION
             object.__setattr__(self, "fraction_bits", given)
-        if self.neighbours and (self.named_weights or self.groups > 1):
+        if self.neighbours and (self.weighing.named or self.groups > 1):
             raise ConfigError(
                 "neighbours counts every client once, for one model: neighbours "
                 f"{self.neighbours} with weights or groups; leave weights and groups out"
@@ -137,34 +137,16 @@ class Neighbours(Tolerating):
             return self
         return replace(self, neighbours=bounded.remaining(self.neighbours, caught))
 
-    @property
-    def fault(self) -> str:
-        if not self.neighbours:
-            return super().fault
-        return bounded.UNFIT if self.counts_left_out else bounded.FAULT
-
     # Shares of clients
 
-    def share_bits_for(self, max_clients: int) -> int:
-        return bounded.BITS if self.neighbours else super().share_bits_for(max_clients)
-
-    @property
-    def shares_differences(self) -> bool:
-        return self.neighbours != 0 or super().shares_differences
-
-    @property
-    def checks_values(self) -> bool:
-        return self.neighbours != 0 or super().checks_values
-
-    @property
-    def tosses(self) -> bool:
-        return self.neighbours != 0 or super().tosses
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+    def mixed(self, form: Form) -> Form:
+        """Return the form of a round that has one without neighbours, with them if it has any."""
         if not self.neighbours:
-            return super().upload_check(dim, max_clients)
+            return form
         most = norms.SOUNDNESS.limit(nearest.LONGEST)
-        return norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, most)
+        check = norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, most)
+        fault = bounded.UNFIT if self.counts_left_out else bounded.FAULT
+        return replace(bounded.short(form, check, fault), survey=self)
 
     def encode_difference(self, vector: NDArray[Any], published: Published) -> Ring:
         """Return what a client shares with neighbours, shape (1, d)."""
@@ -174,9 +156,6 @@ class Neighbours(Tolerating):
     def _whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
         return bounded.whole_difference(vector, published, self.fraction_bits, nearest.LONGEST)
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        return None if self.neighbours else super().value_range(dim, max_clients)
-
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         if not self.neighbours:
             return super().shortened(vector, published)
@@ -185,16 +164,12 @@ class Neighbours(Tolerating):
 
     # The protocol
 
-    @property
-    def surveys(self) -> bool:
-        return self.neighbours != 0
-
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
         return nearest.sketches(party, chunk)
 
     def surveyed(self, clients: int) -> int:
-        return clients * nearest.ROWS if self.neighbours else 0
+        return clients * nearest.ROWS
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shares of who is near to whom, n^2 bits, packed, those of a client together."""
@@ -204,8 +179,6 @@ class Neighbours(Tolerating):
         return XorBits(pack_bits(near.reshape(-1)))
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
-        if not self.neighbours:
-            return Demand()
         clients = len(weights)
         return nearest.distances_demand(clients) + nearest.nearest_demand(clients)
 
@@ -283,6 +256,9 @@ class Mixing(Neighbours, SizedFixedPoint):
     @property
     def value_bits(self) -> int:
         return MIXED_BITS if self.neighbours else super().value_bits
+
+    def form(self, dim: int, max_clients: int) -> Form:
+        return self.mixed(super().form(dim, max_clients))
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         if self.neighbours:

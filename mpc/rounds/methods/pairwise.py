@@ -49,7 +49,7 @@ class Pairwise(Weighted, Mixing):
     )
 
     def compute(self, party: Party, chunk: Chunk) -> Result:
-        bits = self.bits_for(chunk.max_clients)
+        bits = chunk.form.ring_bits
         values, weights = self.inputs(party, chunk), chunk.weights
         element = median(
             party, values, bits, self.selection, weights=weights, batch=self.batch_limit(chunk)
@@ -62,7 +62,7 @@ class Pairwise(Weighted, Mixing):
         return opened
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        choosing = demand(dim, self.bits_for(max_clients), self.selection, weights)
+        choosing = demand(dim, self.value_bits, self.selection, weights)
         return choosing + self.mixing_demand(len(weights))
 
     def at_once(self, clients: int) -> int:

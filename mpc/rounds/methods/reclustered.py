@@ -149,7 +149,7 @@ class Reclustered(Clustered, SizedFixedPoint):
     # The protocol
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        bits, clients = self.bits_for(chunk.max_clients), len(chunk.weights)
+        bits, clients = self.value_bits, len(chunk.weights)
         sums = self.cluster_sums(party, chunk.rows(party), chunk.coin)
         if self._opens:
             self._check_exposure(chunk.coin, clients)
@@ -183,7 +183,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         return opened * count // self.averaged(count)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        bits, count = self.bits_for(max_clients), self.clusters_among(len(weights))
+        bits, count = self.value_bits, self.clusters_among(len(weights))
         coordinates = self.reclusterings * dim
         if self._opens:
             return Demand()
@@ -199,7 +199,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         if self._opens:
             return self.reclusterings * count
         if self._by_radix(clients):
-            return self.reclusterings * descent.at_once(count, self.bits_for(clients))
+            return self.reclusterings * descent.at_once(count, self.value_bits)
         return self.reclusterings * order.pairs(count)
 
     def _by_radix(self, clients: int) -> bool:
@@ -208,7 +208,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             return False
         if self.median_by != FEWEST:
             return self.median_by == RADIX
-        count, bits = self.clusters_among(clients), self.bits_for(clients)
+        count, bits = self.clusters_among(clients), self.value_bits
         by_pairs = pairwise.demand(SLICE_ALIGN, bits, "hidden", [1] * count)
         return descent.demand(SLICE_ALIGN, count, bits, bits).ots < by_pairs.ots
 
@@ -218,7 +218,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         They are fewer than the ring's, which holds the sum of all clusters and reclusterings.
         """
         largest = -(-clients // self.clusters_among(clients))
-        value = self.bits_for(max_clients) - 1 - self.headroom(max_clients)
+        value = self.value_bits - 1 - self.headroom(max_clients)
         return value + (largest - 1).bit_length()
 
     def opened_rows(self, total: int) -> int:
@@ -240,7 +240,7 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         moved = self.difference(clear.updates, clear.published)
-        parts = np.array(self.parts_of(clear.weights))
+        parts = np.array(self.weighing.parts(clear.weights))
         whole = self.whole_numbers(moved * parts[:, None], clear.max_clients)
         sums = self.sums_in_the_clear(whole, clear.published.coin)
         if self._opens:
