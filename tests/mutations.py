@@ -119,7 +119,7 @@ MUTATIONS = {
     ),
     # issue 38
     "left_out some_of_the_faulty": Change(
-        "mpc/rounds/methods/krum.py", "bounded.remaining(self.faulty, caught)", "self.faulty"
+        "mpc/rounds/methods/nearest.py", "self._asked - caught if", "self._asked if"
     ),
     "clipping liar": Change(
         _MEAN, "surveyed & surveyed.dtype.type(1)", "surveyed & surveyed.dtype.type(3)"

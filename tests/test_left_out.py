@@ -16,7 +16,7 @@ from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.methods import bounded, nearest
+from securemedian.mpc.rounds.methods import nearest
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bounded import FAULT, UNFIT
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -197,7 +197,7 @@ def test_a_server_opens_no_round_whose_numbers_are_not_chosen(tmp_path: Path) ->
         ({"method": "krum"}, "norm_bound is auto; update S0, or give a number"),
         ({"method": "radix", "neighbours": 1}, "neighbours 1; update S0"),
         (
-            {"method": "krum", "norm_bound": 2.0, "faulty": bounded.NOBODY},
+            {"method": "krum", "norm_bound": 2.0, "faulty": nearest.NOBODY},
             "faulty is for rounds that",
         ),
     ]

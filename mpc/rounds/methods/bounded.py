@@ -21,7 +21,7 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Clear, Form, Method, Published
+from securemedian.mpc.rounds.methods.base import Clear, Form, Published
 from securemedian.mpc.rounds.methods.fixed import FixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
@@ -29,8 +29,6 @@ AUTO, OFF = "auto", "off"
 # s where it is not given: of the plain mean, and of auto, if norms then reach AUTO_REACH at least
 OFF_FRACTION, AUTO_FRACTION = 24, 16
 AUTO_REACH = 32
-# of F: none of those who remain is faulty
-NOBODY = -1
 # how far s goes where it follows from a small bound
 MOST_FRACTION = 40
 # of the ring of lengths
@@ -171,18 +169,6 @@ class Bounded(FixedPoint):
         return moved(mean, published) if self.bounded else mean
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tolerating(Method):
-    """A method that tolerates F faulty clients, of whom those that the servers catch are some."""
-
-    counts_left_out: bool = option(
-        False,
-        text="clients that a check leaves out count among the F that may be faulty; S0 sets it for "
-        "every round that it opens",
-        since=3,
-    )
-
-
 def short(form: Form, check: NormCheck, fault: str) -> Form:
     """Return the form of a round on short differences, whose lengths are checked."""
     return replace(
@@ -196,19 +182,6 @@ def short(form: Form, check: NormCheck, fault: str) -> Form:
         values=None,
         fault=fault,
     )
-
-
-def remaining(faulty: int, caught: int) -> int:
-    """Return F for those who remain, NOBODY for none, if `caught` of F faulty clients are gone."""
-    return faulty - caught if faulty > caught else NOBODY
-
-
-def check_asked(name: str, faulty: int) -> None:
-    """Raise ConfigError if F, the option `name`, is one that a round only comes to."""
-    if faulty == NOBODY:
-        raise ConfigError(
-            f"{name} is for rounds that lost all their faulty clients: {NOBODY}; ask for 1 or more"
-        )
 
 
 def fitting(model: NDArray[np.float32] | None, longest: int, most: int) -> int:

@@ -33,11 +33,10 @@ from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest, norms
 from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
-from securemedian.mpc.rounds.methods.bounded import NOBODY, Tolerating
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
+from securemedian.mpc.rounds.methods.nearest import HIDDEN, OPENED, Tolerating
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
-HIDDEN, OPENED = "hidden", "opened"
 # s where it is not given: of values, and of differences, whose lengths then reach 32
 FRACTION, MIXED_FRACTION = 24, 16
 # Bits of the ring in which sums are compared and added. A value that passes the check is below
@@ -52,6 +51,9 @@ ROWS_PER_COMPARISON = 4
 @dataclass(frozen=True, kw_only=True)
 class Neighbours(Tolerating):
     """A method on values, or on sums of each update's nearest ones in fixed point."""
+
+    tolerated = "neighbours"
+    most_faulty = MOST_CLIENTS
 
     neighbours: int = option(
         0,
@@ -69,8 +71,6 @@ class Neighbours(Tolerating):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours != NOBODY:
-            check_whole("neighbours", self.neighbours, 0, MOST_CLIENTS)
         if self.fraction_bits == -1:
             given = MIXED_FRACTION if self.neighbours else FRACTION
             object.__setattr__(self, "fraction_bits", given)
@@ -88,16 +88,10 @@ class Neighbours(Tolerating):
     def check_round(self, max_clients: int) -> None:
         if self.neighbours:
             check_whole("max_clients with neighbours", max_clients, 2, MOST_CLIENTS)
-            self._check_count(max_clients, "max_clients is")
+            self.check_count(max_clients, "max_clients is")
         super().check_round(max_clients)
 
-    def check_total(self, total: int) -> None:
-        super().check_total(total)
-        if self.neighbours:
-            self._check_count(total, "those who take part are")
-
-    def _check_count(self, clients: int, what: str) -> None:
-        """Raise ConfigError if so many clients are too few; `what` names them."""
+    def check_count(self, clients: int, what: str) -> None:
         if clients <= 2 * self._far:
             raise ConfigError(
                 f"neighbours {self._far} needs more than {2 * self._far} clients: {what} "
@@ -125,17 +119,11 @@ class Neighbours(Tolerating):
 
     def check_settled(self) -> None:
         super().check_settled()
-        bounded.check_asked("neighbours", self.neighbours)
         if self.neighbours and not self.counts_left_out:
             raise ConfigError(
                 "S0 runs a release that does not count who is left out: neighbours "
                 f"{self.neighbours}; update S0, or leave neighbours out"
             )
-
-    def without(self, caught: int) -> Self:
-        if not caught or not self.counts_left_out:
-            return self
-        return replace(self, neighbours=bounded.remaining(self.neighbours, caught))
 
     # Shares of clients
 
@@ -163,13 +151,6 @@ class Neighbours(Tolerating):
         return f"{said}: fraction_bits {self.fraction_bits} takes no more" if said else ""
 
     # The protocol
-
-    def survey(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
-        return nearest.sketches(party, chunk)
-
-    def surveyed(self, clients: int) -> int:
-        return clients * nearest.ROWS
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shares of who is near to whom, n^2 bits, packed, those of a client together."""
