@@ -46,6 +46,8 @@ BEYOND_POOL = (
 PANELS = {
     "before": ("before the last upload", "seconds"),
     "after": ("after the last upload", "seconds"),
+    "seconds": ("a round, estimated", "seconds"),
+    "OTs": ("oblivious transfers", "million OTs"),
     "MB": ("between the servers, both ways", "megabytes"),
 }
 
@@ -111,15 +113,12 @@ def _measure(
     where = f"d = {options.dim:,}, {chosen.extension}, {chosen.link}"
     printed = [report.table(f"{name}: {where}", [*map(_row, rows)]) for name, rows in of.items()]
     beyond = [BEYOND_POOL] if any(one["beyond_pool"] for one in results) else []
-    exponents = {
-        name: {what: exponent(values.items()) for what, values in growth.items()}
-        for name, growth in growths.items()
-    }
+    exponents = exponents_of(growths)
     return Found(
         results,
         [*printed, f"\n{NOTE}", *beyond, str(chosen.yardstick)],
         f"Whole rounds by the number of clients, d = {options.dim:,}",
-        _panels(growths, exponents),
+        panels(growths, exponents),
         {"exponents": exponents},
     )
 
@@ -203,14 +202,22 @@ def exponent(values: Iterable[tuple[int, float]]) -> float | None:
     return statistics.linear_regression(*logs).slope
 
 
-def _panels(growths: Mapping[str, Growth], exponents: Mapping[str, Exponents]) -> list[Panel]:
+def exponents_of(growths: Mapping[str, Growth]) -> Mapping[str, Exponents]:
+    """Return the exponents of n for every quantity of each method."""
+    return {
+        name: {what: exponent(values.items()) for what, values in growth.items()}
+        for name, growth in growths.items()
+    }
+
+
+def panels(growths: Mapping[str, Growth], exponents: Mapping[str, Exponents]) -> list[Panel]:
     """Return a panel per quantity, whose legend has the exponents of each line."""
     labels = {name: _label(name, of) for name, of in exponents.items()}
     return [
         Panel(
-            title,
+            PANELS[what][0],
             "clients",
-            unit,
+            PANELS[what][1],
             [
                 Line(labels[name], [*growth[what]], [*growth[what].values()])
                 for name, growth in growths.items()
@@ -218,7 +225,7 @@ def _panels(growths: Mapping[str, Growth], exponents: Mapping[str, Exponents]) -
             log_x=True,
             log_y=True,
         )
-        for what, (title, unit) in PANELS.items()
+        for what in next(iter(growths.values()))
     ]
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from securemedian.benchmarks import settings
+from securemedian.benchmarks import by_clients, settings
 from securemedian.benchmarks.link import LinkShape
 from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients import files
@@ -41,6 +41,7 @@ from securemedian.clients.flags import add_methods, given_options
 from securemedian.common import terminal
 from securemedian.common.policy import refuse, unbounded
 from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
+from securemedian.laboratory import plots, report
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
@@ -210,6 +211,12 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
     )
     add_switch(plan)
     plan.add_argument("--json", type=Path, metavar="FILE", help="save the rows as a JSON list")
+    plan.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE",
+        help="draw the costs by the number of clients, of which --clients has several: a PNG file",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -221,6 +228,14 @@ def run(options: argparse.Namespace) -> None:
     if options.clients is None or options.dim is None:
         raise ConfigError("plan lacks its sizes: --clients, and --dim or --model; give both")
     counts = sorted(set(options.clients))
+    if options.plot:
+        plots.check()
+        if len(counts) < 2:
+            raise ConfigError(
+                f"--plot draws several numbers of clients: {counts[0]} alone; give --clients "
+                "more of them, like 4,8,16"
+            )
+        report.check_writable(options.plot)
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     console = terminal.console()
@@ -256,6 +271,16 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
         console.print(f"saved to {options.json}")
+    if options.plot:
+        title = f"Plan: rounds by the number of clients, d = {options.dim:,}"
+        growths = dict[str, dict[str, dict[int, float]]]()
+        for row in found:
+            growth = growths.setdefault(row.name, {"seconds": {}, "OTs": {}, "MB": {}})
+            growth["seconds"][row.clients] = row.seconds
+            growth["OTs"][row.clients] = row.cost.ots / 1e6
+            growth["MB"][row.clients] = (row.cost.bytes_sent + row.cost.bytes_received) / 1e6
+        drawn = by_clients.panels(growths, by_clients.exponents_of(growths))
+        console.print(f"saved to {plots.save(options.plot.with_suffix(''), title, drawn)}")
 
 
 def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]]:
@@ -485,6 +510,15 @@ def _costs(row: Forecast) -> list[str]:
 def _figure(value: float) -> str:
     """Return a figure with about three digits."""
     return f"{value:,.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(
+            f"not the name of a PNG file: {text!r}; give one like cost.png"
+        )
+    return path
 
 
 def _positive(text: str) -> float:

@@ -84,6 +84,7 @@ def test_the_service_is_imported_without_any_extra() -> None:
             [
                 "bench fig3 --out {folder}",
                 "bench clients --out {folder} mean",
+                "plan --dim 10 --clients 3,4 --plot {folder}/cost.png mean",
                 "experiment fig4 --out {folder}",
             ],
         ),

@@ -463,9 +463,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_several_numbers_of_clients_are_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "plan.json"
+    file, picture = tmp_path / "plan.json", tmp_path / "cost.by.clients.png"
     given = ["plan", "--dim", "300", "--clients", "8,4,8,6", "--one-malicious-server"]
-    assert cli.main([*given, "--json", str(file)]) == 0
+    saved = ["--json", str(file), "--plot", str(picture)]
+    assert cli.main([*given, *saved]) == 0
     printed = capsys.readouterr().out
     assert all(len(line) <= 80 for line in printed.split("saved to")[0].splitlines())
     assert printed.count("\nmethod ") == 1
@@ -482,6 +483,18 @@ def test_several_numbers_of_clients_are_one_table(
         assert f"n = {n}: On this link the approximate median takes the least time with {best}" in (
             " ".join(printed.split())
         )
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_needs_several_numbers_of_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["plan", "--dim", "300", "--clients", "4,4", "mean", "--plot"]
+    assert cli.main([*given, str(tmp_path / "cost.png")]) == 2
+    assert "--plot draws several numbers of clients: 4 alone; give" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*given, str(tmp_path / "cost.pdf")])
+    assert "not the name of a PNG file: " in capsys.readouterr().err
 
 
 def test_no_figure_is_cut_where_there_is_little_room() -> None:
