@@ -10,7 +10,6 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.laboratory import plaintext
-from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -70,15 +69,6 @@ def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: i
         for column in values.T
     ]
     assert opened_sum(lanes, params, values).tolist() == want
-
-
-def test_clients_scale_by_weights_and_the_mean_is_divided(lanes: Lanes) -> None:
-    weights = {"a": 5, "b": 1, "c": 4, "d": 5}
-    params = RoundParams(Mean(norm_bound="off", weights=weights), dim=300, max_clients=4)
-    values = np.random.default_rng(1).normal(size=(4, 300))
-    total = opened_sum(lanes, params, values)
-    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 15, Published())[0]
-    assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4, 5]), atol=2**-22, rtol=0)
 
 
 def test_the_ring_holds_the_sum_of_all() -> None:

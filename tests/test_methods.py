@@ -42,7 +42,7 @@ from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from tests.parties import make_parties, run_both, shared
+from tests.parties import make_parties, played, run_both, shared
 
 MODEL_SEED = 5
 # arguments that methods require: here the first client is the validator
@@ -315,12 +315,14 @@ def test_a_round_whose_chunks_fit_is_not_cut() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_is_filled_ahead_and_planned(method: str) -> None:
-    params = RoundParams(METHODS[method](), dim=300, max_clients=3)
+    params = RoundParams(METHODS[method](**GIVEN.get(method, {})), dim=300, max_clients=3)
     protocol = ProtocolParams(lanes=1)
     lanes = make_parties(1)
     ahead = run_both(lambda j: fill(lanes[j], params, protocol, 1 << 28))[0]
     predicted = predict(params, [1] * 3, protocol)
     assert predicted.memory > 0 and (ahead.ots > 0) == (predicted.costs[0].ots > 0)
+    around = Published(*(np.ones(300, np.float32),) * 2, policy=CoordinateRange())
+    assert played(lanes, params, np.zeros((3, 300)), around, protocol).cost.ots == 0
 
 
 def test_a_policy_is_its_name_and_its_options() -> None:

@@ -19,9 +19,8 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
 from securemedian.mpc.rounds.plan import predict
 from tests.daemons import Pair, running
-from tests.parties import Lanes, make_parties, run_both
-from tests.test_krum import DIM, run
-from tests.test_privacy import looks_uniform, recorders
+from tests.parties import Lanes, make_parties, played, run_both
+from tests.test_krum import DIM
 
 SCALE = 2.0**16
 METHODS = ("pairwise", "trimmed-mean", "radix")
@@ -60,7 +59,7 @@ def test_a_result_is_that_of_the_mixed_updates(
     options = {"trim": 0.3} if name == "trimmed-mean" else {}
     params = made(name, DIM, clients, neighbours=f, selection=selection, **options)
     method = params.method
-    outcome = run(lanes, params, updates)
+    outcome = played(lanes, params, updates)
     ranked = np.sort(mixed(method, updates, f, outcome.coin), axis=0)
     if name != "trimmed-mean":
         want = ranked[(clients - 1) // 2] / SCALE / (clients - f)
@@ -82,22 +81,6 @@ def test_a_lane_takes_no_more_memory_than_without() -> None:
 
     most = memory("pairwise")
     assert all(0.4 * most < memory(name, neighbours=2) < most for name in METHODS)
-
-
-@pytest.mark.parametrize("selection", ["hidden", "opened"])
-def test_who_is_near_to_whom_is_opened_only_where_that_is_asked_for(selection: str) -> None:
-    pair = recorders()
-    params = made("trimmed-mean", 2048, 7, neighbours=2, selection=selection, trim=0.2)
-    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
-    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
-    for end in pair:
-        opened = [label for label, array in end.received if label[:4] == "open"]
-        assert opened == ["open.bits"] * (selection == "opened") + ["open.ring"]
-        for label in {"rows.reply", "square.reply", "mux.reply", "open.ring"} - (
-            {"rows.reply"} if selection == "opened" else set()
-        ):
-            seen = end.of(label).view(np.uint8)
-            assert seen.size < 1000 or looks_uniform(seen), label
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -11,7 +11,6 @@ from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.encode import UniformBuckets
 from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -194,28 +193,6 @@ def test_nan_is_refused(encoding: str) -> None:
         Radix(encoding=encoding).words([0.0, np.nan])
 
 
-@pytest.mark.parametrize("buckets", [3, 8, 9])
-def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> None:
-    rng = np.random.default_rng(buckets)
-    values = rng.normal(size=(7, 300))
-    params = RoundParams(Radix(encoding="buckets", buckets=buckets), dim=300, max_clients=7)
-    assert params.form.layout.bits == math.ceil(math.log2(buckets)) and params.form.layout.rows == 1
-    lying = UniformBuckets(2.0, buckets)
-    published = Published(np.array(0.1, np.float32), np.array(2, np.float32), CoordinateRange())
-    index = lying.bucketize(values, np.float32(0.1))
-    uploads = [
-        share.split(
-            method_of(params).words(row, published)[None], params.form.layout.bits, xor=True
-        )
-        for row in values
-    ]
-    one, _ = run_both(
-        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
-    )
-    want = lying.quantize(reference.bucketed_median(index, buckets), np.float32(0.1))
-    assert (method_of(params).values(one.values[0], published) == want).all()
-
-
 def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
     params = RoundParams(Radix(encoding="buckets", buckets=5), dim=2, max_clients=5)
     assert method_of(params).values(
@@ -315,15 +292,6 @@ def test_weighted_lower_median_of_all_methods(clients: int) -> None:
         assert (got == reference.weighted_median(index, weights)).all()
 
 
-def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
-    weights = [5, 1, 4, 3, 2]
-    values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, weights)
-    assert (
-        method_of(params).values(outcome.values[0]) == reference.weighted_median(values, weights)
-    ).all()
-
-
 def test_ranks_take_no_weights() -> None:
     named = dict.fromkeys("abc", 1)
     for options in ({"ranks": [2]}, {"quantiles": [0.5]}, {"ranks": [1, 2], "quantiles": [0.5]}):
@@ -421,12 +389,6 @@ def test_only_a_trim_that_is_not_given_is_new_on_the_wire() -> None:
 def test_options_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         RoundParams.from_dict({"method": "radix", "dim": 10, "max_clients": 8} | bad)
-
-
-def test_a_rank_beyond_those_who_came_is_refused() -> None:
-    params = RoundParams(Radix(ranks=[7]), dim=10, max_clients=8)
-    with pytest.raises(ConfigError, match="beyond the total weight 5 .*: 7;"):
-        method_of(params).ranks_of(5)
 
 
 def test_cost_is_linear_in_the_clients() -> None:

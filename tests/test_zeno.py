@@ -12,18 +12,15 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import lengths, ring, share
 from securemedian.mpc.protocols.boolean import unpack_bits
-from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.methods import zeno
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
-from securemedian.mpc.rounds.plan import predict
+from securemedian.mpc.rounds.pipeline import check_values
 from tests.daemons import Pair, running
-from tests.parties import Lanes, make_parties, run_both
-from tests.test_privacy import looks_uniform, recorders
+from tests.parties import Lanes, played, run_both
 
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
@@ -31,25 +28,6 @@ SMALL = ProtocolParams(lanes=2, chunk=128)
 
 def names(clients: int) -> list[str]:
     return [f"client-{index}" for index in range(clients)]
-
-
-def run(
-    lanes: Lanes, params: RoundParams, updates: np.ndarray, protocol: ProtocolParams = SMALL
-) -> Outcome:
-    """Run a round on the updates (n, d) of clients by their names, and return what both have."""
-    weights = params.method.weights_of(names(len(updates)))
-    uploads = []
-    for name, row in zip(names(len(updates)), updates, strict=True):
-        around = Published(part=params.part_of(name))
-        whole = params.method.encode(row, params.max_clients, around)
-        uploads.append(share.split(whole, params.form.layout.bits))
-    one, other = run_both(
-        lambda j: run_round(
-            lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights
-        )
-    )
-    assert (one.values == other.values).all() and one.coin == other.coin
-    return Outcome(one.values, one.cost, one.coin)
 
 
 def passing(method: Zeno, updates: np.ndarray, weights: list[int], coin: bytes) -> list[list[bool]]:
@@ -112,7 +90,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
         **EXACT,
     )
     params = RoundParams(method, dim=DIM, max_clients=clients)
-    outcome = run(lanes, params, updates)
+    outcome = played(lanes, params, updates)
     given = params.method.weights_of(names(clients))
     verdicts = passing(method, updates, given, outcome.coin)
     whole = method.whole_differences(Clear(updates, given, Published(), clients))
@@ -196,27 +174,6 @@ def test_no_score_wraps_for_rows_at_the_ends_of_their_range(
     )
 
 
-def test_sketches_judge_as_the_updates_themselves_do() -> None:
-    """Clusters whose exact scores are 5 standard deviations from 0 get the same verdict."""
-    rng = np.random.default_rng(6)
-    clients, agreed = 30, 0
-    method = Zeno(validator="client-0", clusters=1, rho=0.01, epsilon=0.01)
-    for number in range(20):
-        coin = bytes([number] * 16)
-        direction = rng.normal(size=DIM) * 0.1
-        updates = direction * rng.normal(size=(clients, 1)) + rng.normal(size=(clients, DIM)) * 0.1
-        step, others = updates[0], updates[1:]
-        scores = others @ step - 0.01 * (others**2).sum(axis=1) + 0.01
-        size = np.linalg.norm(others, axis=1) * np.linalg.norm(step) / np.sqrt(zeno.ROWS)
-        weights = [0] + [1] * (clients - 1)
-        verdicts = np.array(passing(method, updates, weights, coin)[0])
-        order = [those[0] for those in method.members(coin, clients - 1)[0]]
-        clear = np.abs(scores[order]) > 5 * size[order]
-        assert np.array_equal(verdicts[clear], scores[order][clear] >= 0)
-        agreed += int(clear.sum())
-    assert agreed > 100
-
-
 def test_rows_too_long_for_a_cluster_are_left_out_however_many_have_them(lanes: Lanes) -> None:
     """A median of lengths knows nothing of that: rows of all are within 2^27, and no sum is."""
     method = Zeno(validator="client-0", clusters=3)
@@ -238,53 +195,6 @@ def test_rows_too_long_for_a_cluster_are_left_out_however_many_have_them(lanes: 
     vectors[:, 0] = method.most_length // 4
     vectors[1, 0], vectors[2, 5], vectors[3, 7] = -(1 << 63), 1 << 62, 2 * method.most_length
     assert passed(vectors) == [True, False, False, False, True, True, True]
-
-
-def test_faulty_clients_are_left_out_wherever_they_are_drawn(lanes: Lanes) -> None:
-    """Sign flips of 10 times the length in 6 of 18 clients: without the check they win."""
-    rng = np.random.default_rng(4)
-    direction = rng.normal(size=DIM) * 0.1
-    updates = direction + rng.normal(size=(19, DIM)) * 0.01
-    updates[-6:] *= -10
-    method = Zeno(validator="client-0", clusters=1, epsilon=0.01)
-    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=19), updates)
-    (got,) = method.decode(method.public(outcome.values), 18, Published())
-    assert np.allclose(got, updates[1:13].sum(axis=0) / 18, atol=1e-3)
-
-
-def test_opened_is_the_result_alone() -> None:
-    pair = recorders()
-    method = Zeno(validator="client-0", clusters=2, reclusterings=2)
-    params = RoundParams(method, dim=2048, max_clients=7)
-    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
-    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
-    for end in pair:
-        opened = [array for label, array in end.received if label.startswith("open")]
-        assert [array.size for array in opened] == [2048 + NONCE_WORDS]
-        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
-        assert {"square.request", "square.reply", "rows.reply", "leaf.reply", "b2a"} <= labels
-        for label in labels - {"sizes", "toss.commit", "toss.open", "leaf.request", "leaf.reply"}:
-            seen = end.of(label).view(np.uint8)
-            # of the comparisons there are too few to judge
-            assert seen.size < 1000 or looks_uniform(seen), label
-
-
-def test_ots_do_not_grow_with_the_updates() -> None:
-    method = Zeno(validator="client-0", clusters=2, reclusterings=2)
-
-    def ots(dim: int) -> int:
-        params = RoundParams(method, dim=dim, max_clients=7)
-        return predict(params, [1] * 7, ProtocolParams(lanes=1, chunk=1 << 20)).costs[0].ots
-
-    assert ots(100) == ots(10_000)
-
-
-def test_a_filled_pool_is_what_a_round_takes(lanes: Lanes) -> None:
-    params = RoundParams(Zeno(validator="client-0", clusters=2), dim=DIM, max_clients=5)
-    fresh = make_parties(lanes=2)
-    ahead = run_both(lambda j: fill(fresh[j], params, SMALL, 1 << 30))
-    assert ahead[0].ots > 0
-    assert run(fresh, params, np.zeros((5, DIM))).cost.ots == 0
 
 
 @pytest.mark.parametrize(
@@ -347,7 +257,7 @@ def test_published_is_the_clear_result_for_the_longest_updates(
     updates[1, 1:] *= rng.choice([-1, 1], DIM - 1)
     updates[2:4, ::2] *= -1
     updates[3, 3:] = 0
-    outcome = run(lanes, params, updates)
+    outcome = played(lanes, params, updates)
     given = params.method.weights_of(names(clients))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
