@@ -10,8 +10,8 @@ import pytest
 from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import cost, lanes, pipeline
-from securemedian.mpc.rounds.cutting import cut_check
+from securemedian.mpc.rounds import chunks, cost, lanes
+from securemedian.mpc.rounds.cutting import Does, Step, steps
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint, Values
@@ -99,14 +99,20 @@ def verdicts(
     return one
 
 
+def pieces_of(params: RoundParams, clients: int, protocol: ProtocolParams) -> list[Step]:
+    """Return the steps of a check of values."""
+    before, _ = steps(params, clients, protocol)
+    return [step for step in before if step.does == Does.CHECK]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
 def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     values, uploads = honest(params, CLIENTS)
-    pieces = cut_check(params, CLIENTS, SMALL)
-    assert len(pieces) > 2 and len({piece.clients.start for piece in pieces}) > 1
+    pieces = pieces_of(params, CLIENTS, SMALL)
+    assert len(pieces) > 2 and len({piece.first for piece in pieces}) > 1
     cuts = sorted({at for piece in pieces for at in (piece.begin, piece.end - 1)})
     assert cuts[0] == 0 and cuts[-1] == DIM - 1
     top = 1 << (params.form.ring_bits - 2 - method.headroom(CLIENTS))
@@ -172,7 +178,7 @@ def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> 
     def lie(party: Any, passed: Sequence[bool]) -> Any:
         return exchange(party, [False, *passed[1:]] if party.number else passed)
 
-    monkeypatch.setattr(pipeline, "exchange_verdicts", lie)
+    monkeypatch.setattr(chunks, "exchange_verdicts", lie)
     with pytest.raises(PeerProtocolError, match="disagree on which clients' values"):
         verdicts(params, honest(params, 3)[1])
 
@@ -231,13 +237,12 @@ def test_a_check_is_cut_to_the_batch() -> None:
     for clients in (2, 3, 100, 70_000):
         for method in METHODS_CHECKED[::2]:
             params = RoundParams(method, dim=2000, max_clients=min(clients, 1 << 16))
-            pieces = cut_check(
-                params, clients, ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
-            )
+            protocol = ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
+            pieces = pieces_of(params, clients, protocol)
             assert params.form.values
             per_value = params.form.values.comparisons
-            sizes = [(piece.clients.stop - piece.clients.start) * piece.dim for piece in pieces]
-            slices = max((piece.clients.stop - piece.clients.start) for piece in pieces)
+            sizes = [piece.clients * piece.dim for piece in pieces]
+            slices = max(piece.clients for piece in pieces)
             assert max(sizes) * per_value < (1 << 12) + slices * per_value * share.SLICE_ALIGN
             assert slices * per_value * share.SLICE_ALIGN <= 1 << 12
             assert sum(sizes) == clients * 2000

@@ -47,6 +47,10 @@ class Cost:
     # the cost of the checks of uploads before that
     checking_seconds: float = 0.0
 
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the cost of what was done one after the other."""
+        return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
     def after(self, earlier: "Cost") -> "Cost":
         """Return the cost with what was done before: by `fill`, or by checks of the uploads."""
         sums = {

@@ -33,6 +33,10 @@ class RoundInput:
     # of each client of an audited round, the seed of the masks of its folds for this server
     masks: Sequence[bytes] = field(default=(), repr=False)
 
+    def entropy(self, count: int) -> bytes:
+        """Return the opening, as what a toss asks for (`prg.Entropy`)."""
+        return self.opening
+
 
 class Computation(Protocol):
     """The computation of one session with the other server.

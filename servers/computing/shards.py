@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -31,7 +31,7 @@ import zmq
 
 from securemedian.common.addresses import check_endpoint
 from securemedian.common.keys import KeyPair, check_public_key
-from securemedian.mpc.arrays import Result, RingShare, XorBits
+from securemedian.mpc.arrays import Result, RingShare
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -42,17 +42,18 @@ from securemedian.mpc.errors import (
     cut,
     from_code,
 )
-from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols import dealing, wire
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
-from securemedian.mpc.protocols.prg import SESSION_BYTES
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import cutting, pipeline
-from securemedian.mpc.rounds.cost import Cost, joined
+from securemedian.mpc.rounds.cost import Cost, counted, joined
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
+from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Outcome
+from securemedian.mpc.rounds.pipeline import Checked, Found, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.folds import Folds
@@ -577,8 +578,7 @@ class ShardedComputation:
         hurry: Callable[[], bool],
         progress: Progress,
     ) -> Cost:
-        shards = self._cut(params.dim)
-        start = time.perf_counter()
+        start, shards = time.perf_counter(), self._cut(params.dim)
         each = limit_bytes // len(shards)
         costs = self._rounds.run(
             "fill", shards, lambda shard: (params, each, shard), progress, hurry
@@ -589,8 +589,7 @@ class ShardedComputation:
             preprocessing_bytes_sent=own.bytes_sent,
             preprocessing_bytes_received=own.bytes_received,
         )
-        cost = _together(joined(costs), ahead)
-        return replace(cost, ahead_seconds=time.perf_counter() - start)
+        return replace(joined(costs) + ahead, ahead_seconds=time.perf_counter() - start)
 
     def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
         return pipeline.toss_for_check(self._checks.channel, self._party, vouch)
@@ -599,29 +598,46 @@ class ShardedComputation:
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note
     ) -> Checked:
         start, crew = time.perf_counter(), self._checks
+        shards = [shard for shard in self._cut(shape.dim) if shard.parts(shape)]
         slices = _Slices(
             self._workers, halves, lambda half, shard, keep: for_check(half, shape, shard, keep)
         )
-        opened: list[tuple[list[Opened], Cost]] = crew.run(
-            "open_dealings",
-            [shard for shard in self._cut(shape.dim) if shard.parts(shape)],
-            lambda shard: (shape, slices.of(shard), coin, shard),
+        opened: list[Found] = crew.run(
+            "open_dealings", shards, lambda shard: (shape, slices.of(shard), coin, shard)
         )
-        cost = joined([each for _, each in opened])
-        own = crew.own_cost
+        whole = [
+            Opened(
+                b"".join(part.hashes for part in parts),
+                b"".join(part.digest for part in parts),
+                all(part.guarded for part in parts),
+            )
+            for parts in zip(*(one.value for one in opened), strict=True)
+        ]
+        cost = joined([one.cost for one in opened]) + crew.own_cost.as_checking()
+
+        def compare() -> list[bool]:
+            note([each.hashes for each in whole])
+            return dealing.compare(crew.channel, whole)
+
         # the two daemons alone, so that no worker sends a digest before all is noted
-        passed, compared = pipeline.compare_dealings(crew.channel, [one for one, _ in opened], note)
-        cost = _together(cost, _together(own, compared).as_checking())
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
+        passed, compared = counted(crew.channel, compare)
+        return _checked(passed, cost + compared.as_checking(), start)
 
     def check_values(self, given: RoundInput, progress: Progress) -> Checked:
-        params, uploads = given.params, given.uploads
+        start, params, crew = time.perf_counter(), given.params, self._rounds
         if not params.form.checks:
-            return Checked([True] * len(uploads), Cost())
-        start, crew = time.perf_counter(), self._rounds
-        shards, slices = self._cut(params.dim), self._slices(params, uploads)
+            return Checked([True] * len(given.uploads), Cost())
+        shards, slices = self._cut(params.dim), self._slices(given)
         if params.form.check:
-            return self._checked_whole(given, shards, slices, progress)
+            coin, tossed = pipeline.toss(crew.channel, self._party, given.entropy)
+            verdicts, judged = self._judged(given, shards, slices, coin, progress, checking=True)
+            own = crew.channel, self._party, verdicts, len(given.uploads)
+            # the two daemons alone open who passes
+            opened, cost = counted(
+                crew.channel, lambda: open_verdicts(*own, Stream(os_entropy(SEED_BYTES)))
+            )
+            passed = [bool(bit) for bit in opened]
+            return _checked(passed, (tossed + judged + cost).as_checking(), start)
         checked: list[Checked] = crew.run(
             "check_values",
             shards,
@@ -629,38 +645,22 @@ class ShardedComputation:
             progress,
         )
         passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
-        cost = _together(joined([one.cost for one in checked]), crew.own_cost.as_checking())
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
-
-    def _checked_whole(
-        self, given: RoundInput, shards: Sequence[Shard], slices: _Slices, progress: Progress
-    ) -> Checked:
-        """Return whose whole uploads pass, which the two daemons open."""
-        start, channel = time.perf_counter(), self._rounds.channel
-        coin, tossed = pipeline.toss(channel, self._party, lambda _: given.opening)
-        verdicts, judged = self._judged(
-            given.params, shards, slices, given.weights, coin, progress, checking=True
-        )
-        clients = len(given.uploads)
-        passed, opened = pipeline.open_passed(channel, self._party, verdicts, clients)
-        cost = _together(tossed, judged, opened).as_checking()
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
+        cost = joined([one.cost for one in checked]) + crew.own_cost.as_checking()
+        return _checked(passed, cost, start)
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
         raise LocalProtocolError("a server with workers was to audit a round")
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
-        start, crew, params = time.perf_counter(), self._rounds, given.params
-        shards, slices = self._cut(params.dim), self._slices(params, given.uploads)
-        coin, costs = b"", []
+        start, params, crew = time.perf_counter(), given.params, self._rounds
+        shards, slices = self._cut(params.dim), self._slices(given)
+        coin, verdicts, total = b"", None, Cost()
         if params.form.tosses:
             # the two daemons alone
-            coin, cost = pipeline.toss(crew.channel, self._party, lambda _: given.opening)
-            costs.append(cost)
-        verdicts = None
+            coin, total = pipeline.toss(crew.channel, self._party, given.entropy)
         if params.form.survey:
-            verdicts, cost = self._judged(params, shards, slices, given.weights, coin)
-            costs.append(cost)
+            verdicts, cost = self._judged(given, shards, slices, coin)
+            total += cost
 
         def arguments(shard: Shard) -> Sequence[Any]:
             agreed = replace(shard, coin=coin, verdicts=verdicts)
@@ -668,8 +668,7 @@ class ShardedComputation:
 
         outcomes: list[Outcome] = crew.run("run_round", shards, arguments, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)
-        costs += [joined([outcome.cost for outcome in outcomes]), crew.own_cost]
-        total = _together(*costs)
+        total += joined([outcome.cost for outcome in outcomes]) + crew.own_cost
         seconds = time.perf_counter() - start
         total = replace(
             total,
@@ -690,42 +689,41 @@ class ShardedComputation:
     def _cut(self, dim: int) -> list[Shard]:
         return cutting.shards(dim, self._shards)
 
-    def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> _Slices:
+    def _slices(self, given: RoundInput) -> _Slices:
         """Return what the workers of a round are given of the uploads."""
+        layout = given.params.form.layout
         return _Slices(
             self._workers,
-            uploads,
-            lambda upload, shard, keep: for_shard(upload, params.form.layout, shard, keep),
+            given.uploads,
+            lambda upload, shard, keep: for_shard(upload, layout, shard, keep),
         )
 
     def _judged(
         self,
-        params: RoundParams,
+        given: RoundInput,
         shards: Sequence[Shard],
         slices: _Slices,
-        weights: Sequence[int],
         coin: bytes,
         progress: Progress | None = None,
         checking: bool = False,
-    ) -> tuple[XorBits, Cost]:
+    ) -> Found:
         """Survey all shards, and let the first of them judge the sum."""
-        crew = self._rounds
+        crew, public = self._rounds, RoundInput(given.params, [], given.weights)
 
         def arguments(shard: Shard) -> Sequence[Any]:
-            return params, slices.of(shard), weights, replace(shard, coin=coin), checking
+            own = replace(public, uploads=slices.of(shard))
+            return own, replace(shard, coin=coin), checking
 
-        surveys: list[tuple[RingShare, Cost]] = crew.run("survey", shards, arguments, progress)
-        cost = _together(joined([each for _, each in surveys]), crew.own_cost)
-        total = RingShare(np.stack([one for one, _ in surveys]).sum(axis=0, dtype=np.uint64))
-        ((verdicts, judged),) = crew.run(
+        surveys: list[Found] = crew.run("survey", shards, arguments, progress)
+        cost = joined([one.cost for one in surveys]) + crew.own_cost
+        total = np.stack([one.value for one in surveys]).sum(axis=0, dtype=np.uint64)
+        (judged,) = crew.run(
             "judge",
             shards[:1],
-            lambda first: (params, total, weights, replace(first, coin=coin), checking),
+            lambda first: (public, RingShare(total), replace(first, coin=coin), checking),
         )
-        return verdicts, _together(cost, judged, crew.own_cost)
+        return Found(judged.value, cost + judged.cost + crew.own_cost)
 
 
-def _together(*costs: Cost) -> Cost:
-    """Return the cost of what was done one after the other."""
-    totals = {name: sum(getattr(cost, name) for cost in costs) for name in asdict(costs[0])}
-    return Cost(**totals)
+def _checked(passed: list[bool], cost: Cost, start: float) -> Checked:
+    return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
