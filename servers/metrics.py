@@ -178,11 +178,8 @@ class Snapshot:
     @classmethod
     def of(cls, requests: Requests, rounds: Rounds, engines: Engines) -> "Snapshot":
         """Return a snapshot. Only the loop's thread may call it."""
-        peer = rounds.peer
-        live: Counter[str] = Counter()
-        uploads: Counter[str] = Counter()
-        dealings: Counter[str] = Counter()
-        progress = 0.0
+        peer, progress = rounds.peer, 0.0
+        live, uploads, dealings = Counter[str](), Counter[str](), Counter[str]()
         for entry in rounds.live:
             live[entry.server_round.state.value] += 1
             uploads.update(entry.server_round.whereabouts().values())

@@ -91,8 +91,9 @@ class Rounds:
         self._config, self._engines, self._clock = config, engines, clock
         self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
-        tell = lambda message: self._peer_control.send(message)  # noqa: E731
-        self._runner = RoundRunner(self.register, engines, tell, clock)
+        self._runner = RoundRunner(
+            self.register, engines, lambda message: self._peer_control.send(message), clock
+        )
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
         )
@@ -399,8 +400,8 @@ class Rounds:
         silent = [key for key, none in zip(clients, checked.silent, strict=False) if none]
         level = logging.WARNING if failed else logging.INFO
         lists = {"checked": clients, "failed": failed}
-        told = {what: [here.names[key] for key in keys] for what, keys in lists.items()}
-        told = here.about | told
+        names = {what: [here.names[key] for key in keys] for what, keys in lists.items()}
+        told = here.about | names
         if here.folding:
             logs.event("clients-folded", level, **told)
         else:
