@@ -48,6 +48,24 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "range_", "error"),
+    [
+        (MODEL.astype(np.float64), {}, "global model"),
+        (MODEL[:-1], {}, "global model"),
+        (np.full_like(MODEL, np.nan), {}, "global model is not finite"),
+        (None, {}, "S0 keeps none"),
+        (MODEL, {"initial": 0}, "initial"),
+        (MODEL, {"initial": -0.1}, "initial"),
+        (MODEL, {"initial": "0.1"}, "initial"),
+        (MODEL, {"policy": "wide"}, "wide"),
+    ],
+)
+def test_a_bad_model_or_range_is_refused(model: Any, range_: dict[str, Any], error: str) -> None:
+    with pytest.raises((ConfigError, InputError), match=error):
+        begin(RunState(), BUCKETED, range_, False, model)
+
+
 def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
     """Its number goes on, too, so that a failed attempt at it binds as before."""
     server = Server(0, tmp_path, BUCKETED)
