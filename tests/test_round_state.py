@@ -569,8 +569,8 @@ def test_the_servers_agree_on_who_is_excluded_and_why(kind: dict[str, Any]) -> N
         f"its {what} reached only s1": ["key-y"],
     }
     assert both.rounds[0].excluded == both.rounds[1].excluded == expected
-    places = {"anna": "both", "ben": "both", "cleo": "here", "dora": "none", "somebody": "here"}
-    assert both.rounds[0].whereabouts() == places
+    where = {"anna": "both", "ben": "both", "cleo": "here", "dora": "none", "somebody": "here"}
+    assert both.rounds[0].whereabouts() == where
     assert both.rounds[1].left_out["cleo"] == f"its {what} reached only s0"
 
 

@@ -72,7 +72,7 @@ def s1(tmp_path: Path) -> Server:
 
 def asked(round_id: str = "1-0000000a", params: RoundParams = PARAMS, **more: Any) -> Open:
     """Return what S0 asks S1 for: a round in a new session."""
-    given = {"new_session": True, "start_over": False, "start": START} | more
+    given: dict[str, Any] = {"new_session": True, "start_over": False, "start": START} | more
     return Open(round_id, 1, params.to_dict(), bytes(16), **given)
 
 
