@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 
 from numpy.typing import NDArray
 
-from securemedian.clients import turns, upload
 from securemedian.clients import update as updates
+from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -31,10 +31,17 @@ from securemedian.clients.journal import (
     Submission,
     fingerprint,
 )
-from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
+from securemedian.clients.rounds import (
+    ROUND_LOST,
+    Lookup,
+    Turn,
+    ask_form,
+    load_round,
+    trained,
+    turns_of,
+)
 from securemedian.clients.sharing import REFUSED, Sender
-from securemedian.clients.turns import ROUND_LOST, Turn
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
 from securemedian.common.status import POLICY, SERVERS, check_public_metrics
@@ -106,7 +113,7 @@ class Client(Member):
         self, config: ClientConfig, public: "PublicSet | None" = None, **options: Any
     ) -> None:
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
-        super().__init__(config, trained=self._trained, **options)
+        super().__init__(config, **options)
         self.public = public
         # this process and the state folder, if there is one
         self._here = 0, Path()
@@ -116,7 +123,7 @@ class Client(Member):
             super().close()
             raise
         self.service.meanwhile = self._tend
-        self._lookup = Lookup(self.service, self.outcomes, self._journal)
+        self._lookup = Lookup(self, self._journal)
         self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
         self._seen = ""
@@ -371,7 +378,7 @@ class Client(Member):
                 report(updates.flatten(model, keep_local)[1].summary)
             for turn in self.rounds(rounds, timeout_s):
                 current, name = turn.round, f"round {turn.round.round_id}"
-                group = turns.load(self, current, model, loss, keep_local, goes_on=done > 0)
+                group = load_round(self, current, model, loss, keep_local, goes_on=done > 0)
                 start, _ = updates.flatten(model, keep_local)
                 metrics: Mapping[str, float] = {}
                 with turn:
@@ -380,7 +387,7 @@ class Client(Member):
                     else:
                         if not current.dealing_lost:
                             report(f"{name}: training")
-                            metrics = turns.trained(model, train, public_metrics, on_error)
+                            metrics = trained(model, train, public_metrics, on_error)
                         turn.submit(model, public_metrics=metrics, group=group, **sent)
                         report(f"{name}: submitted, waiting for the result")
                     result, form = self.flat_result(current.round_id, group)
@@ -417,7 +424,7 @@ class Client(Member):
         that this client's policy refuses cost that round alone, and are reported. Raises what
         `wait_for_round` raises.
         """
-        return turns.rounds(self, count, timeout_s, lost, all_count)
+        return turns_of(self, count, timeout_s, lost, all_count)
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.
@@ -617,7 +624,7 @@ class Client(Member):
             params = self._shared[round_id].params
         else:
             params = self.service.params(round_id, limit.left_s)
-        return params, list(self.outcomes.fetch(round_id, limit, params))
+        return params, list(self.fetch(round_id, limit, params))
 
     def _wanted(self, round_id: str, params: RoundParams, group: int | None) -> int:
         """Return the index of the result for a group, by default the one submitted to."""
@@ -639,7 +646,6 @@ class Client(Member):
         return updates.unflatten(vector, shared.spec) if shared and shared.spec else vector
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
-        """Return what the receipt of a round must fit (`outcomes.Trained`)."""
         if sent := self._journal.confirmed(round_id):
             return sent.start, self.service.keys.public.decode()
         shared = self._shared.get(round_id) or self._journal.submission(round_id)

@@ -183,9 +183,16 @@ class _Kept:
             kept.sent = Sent(round_id, fields["start"], fields["chosen"], fields["order"])
             return kept
         one, other = map(ShareHalf, fields["forms"], (arrays["s0"], arrays["s1"]))
-        about = (fields[name] for name in ("params", "start", "update"))
-        groups = fields["chosen"], fields["group"]
-        kept.made = Submission(round_id, *about, (one, other), *groups, kept.upheld)
+        kept.made = Submission(
+            round_id,
+            fields["params"],
+            fields["start"],
+            fields["update"],
+            (one, other),
+            fields["chosen"],
+            fields["group"],
+            kept.upheld,
+        )
         return kept
 
     def message(self) -> wire.Message:

@@ -1,19 +1,32 @@
-"""The base of a client and the coordinator."""
+"""The base of a client and the coordinator: what both ask about rounds and their results."""
 
 import json
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.clients import outcomes, upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection, Service
-from securemedian.clients.outcomes import Outcomes, Trained, untrained
-from securemedian.common.receipts import Receipt
+from securemedian.clients.connection import Connection, Limit, Service
+from securemedian.common.receipts import Receipt, for_those_left
 from securemedian.common.status import RoundStatus, check_public_metrics
 from securemedian.common.terminal import Report
-from securemedian.mpc.errors import PeerProtocolError
+from securemedian.mpc.errors import (
+    PeerProtocolError,
+    ReceiptInvalid,
+    RoundFailed,
+    ServerUnreachable,
+    UnknownRound,
+)
+from securemedian.mpc.protocols import wire
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.run_state import RunState, finish
 
 _log = logging.getLogger("securemedian")
 
@@ -21,20 +34,22 @@ _log = logging.getLogger("securemedian")
 class Member:
     """The requests about a round that a client and the coordinator have in common.
 
-    `report` gets a line when a server is away and waited for, and one when it is back. `trained`
-    returns what a receipt must fit, where this side trains.
+    `report` gets a line when a server is away and waited for, and one when it is back.
 
     Every call has a limit, `timeout_s`: how long a server that is away is asked again (default:
     `retry_limit_s` of the configuration). In calls that wait for a round it is how long they wait
     (default: `wait_timeout_s`). A server that has never been reached is not asked again.
     """
 
-    def __init__(
-        self, config: ClientConfig, report: Report = _log.warning, trained: Trained = untrained
-    ) -> None:
+    def __init__(self, config: ClientConfig, report: Report = _log.warning) -> None:
         self.config = config
         self.service = Service(config, report)
-        self.outcomes = Outcomes(self.service, trained)
+        self._recent = outcomes.RecentRuns()
+        # the server that is asked for values, chosen by the key, so that both servers' links carry
+        # the same load
+        self._source = self.service.keys.public[-1] % 2
+        # of the round whose results were fetched last, the groups without one
+        self._unchanged_groups: tuple[str, list[int]] = "", []
 
     @property
     def servers(self) -> tuple[Connection, ...]:
@@ -81,12 +96,23 @@ class Member:
         Only rounds on buckets have a scale and a policy; other rounds may have no model either.
         """
         status = self.status(round_id, timeout_s)
-        state = self.outcomes.run_before(round_id, bytes.fromhex(status.start), timeout_s)
+        state = self.run_before(round_id, bytes.fromhex(status.start), timeout_s)
         return state.published_for(RoundParams.from_dict(status.params))
+
+    def run_before(self, round_id: str, digest: bytes, timeout_s: float | None = None) -> RunState:
+        """Return the run with this digest, from which a round starts. Raises ReceiptInvalid."""
+        state = self._recent.find(digest)
+        if state is None:
+            answer = self.service.ask("model", {"round": round_id}, timeout_s=timeout_s)
+            state = outcomes.run_of(answer, round_id, digest)
+        self._recent.keep(state)
+        return state
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
         """Wait for a round's result and return its receipt, which both servers have signed."""
-        return self.outcomes.receipt(round_id, self.service.limit(timeout_s))
+        limit = self.service.limit(timeout_s)
+        answers = self._answers(round_id, limit, values=False)
+        return self._checked(round_id, answers, self.service.params(round_id, limit.left_s))
 
     def public_metrics(
         self, round_id: str, timeout_s: float | None = None
@@ -103,8 +129,122 @@ class Member:
 
     def unchanged_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
         """Wait for a round, and return the groups, 0-based, whose model stays: too few chose it."""
-        return self.outcomes.unchanged_groups(round_id, self.service.limit(timeout_s))
+        if self._unchanged_groups[0] != round_id:
+            self.fetch(round_id, self.service.limit(timeout_s))
+        return list(self._unchanged_groups[1])
 
     def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:
         """Return by name who is left out of a round, or has failed a check so far, and why."""
         return dict(self.status(round_id, timeout_s).left_out)
+
+    def fetch(
+        self, round_id: str, limit: Limit, params: RoundParams | None = None
+    ) -> NDArray[np.float32] | NDArray[np.float64]:
+        """Wait for all results of a round and return them, checked, shape (results, d)."""
+        params = params or self.service.params(round_id, limit.left_s)
+        if params.method.result_to != "clients":
+            # the new model may be a part of them
+            return self.finish(round_id, limit, params)[1].copy()
+        answers = self._answers(round_id, limit, both=True)
+        record = self._checked(round_id, answers, params).record
+        if start := self._recent.find(record.start):
+            self._recent.keep(start.counted())
+        one, other = (answers[party].arrays.get("share", np.empty(0)) for party in (0, 1))
+        return upload.combine(one, other, params)[None]
+
+    def finish(
+        self, round_id: str, limit: Limit, params: RoundParams | None = None
+    ) -> tuple[RunState, NDArray[np.float32]]:
+        """Wait for a round, and return the run after it and its results, shape (results, d)."""
+        params = params or self.service.params(round_id, limit.left_s)
+        answers = self._answers(round_id, limit)
+        record = self._checked(round_id, answers, params).record
+        start = self.run_before(round_id, record.start, limit.left_s)
+        party = next((party for party in answers if answers[party].arrays), 0)
+        opened = outcomes.opened_of(answers[party], party, record, params)
+        total = outcomes.total_of(record, params)
+        computed = for_those_left(params, record.reasons)
+        after, published = finish(start, computed, opened, total, record.groups)
+        with_result = params.published_groups(opened, record.groups)
+        every = range(params.method.groups)
+        self._unchanged_groups = round_id, [group for group in every if group not in with_result]
+        self._recent.keep(after)
+        return after, published
+
+    def _trained(self, round_id: str) -> tuple[bytes | None, str]:
+        """Return what the receipt of a round must fit, as far as this side has taken part.
+
+        This is the digest of the run that it trained from, and its public key if both servers have
+        confirmed its upload. Each is empty otherwise.
+        """
+        return None, ""
+
+    def _checked(
+        self, round_id: str, answers: Mapping[int, wire.Message], params: RoundParams
+    ) -> Receipt:
+        """Return the receipt in the answers, which fits the round as this side knows it."""
+        for party, answer in answers.items():
+            outcomes.check_form(answer, party, round_id, params)
+        keys = self.config.s0.signing_key, self.config.s1.signing_key
+        receipt, known = outcomes.agreed(answers, keys), self._trained(round_id)
+        outcomes.check_record(receipt.record, self.config.cohort, round_id, params, *known)
+        return receipt
+
+    def _answers(
+        self, round_id: str, limit: Limit, values: bool = True, both: bool = False
+    ) -> dict[int, wire.Message]:
+        """Return the answers by party once a round is published, of both servers if they are there.
+
+        With `values` one of them has the values, with `both` each: then both servers must answer.
+        Otherwise one is enough, because it has the signatures of both. Waits for S0, which leads,
+        or for S1 if S0 is away. Raises RoundFailed, with the reason, if the round has failed.
+        """
+        what = f"round {round_id} was not published"
+
+        def ask(party: int, wanted: bool) -> dict[int, wire.Message] | None:
+            fields = {"round": round_id, "values": wanted}
+            try:
+                message = self.service.servers[party].ask("result", fields)
+            except RoundFailed as error:
+                raise RoundFailed(f"round {round_id} has no result: {error}") from None
+            return None if message.fields.get("form") == "pending" else {party: message}
+
+        def disagreement(party: int) -> ReceiptInvalid:
+            return ReceiptInvalid(
+                f"S{party} has a result of round {round_id}, of which the other server says "
+                f"otherwise: S{1 - party} says that it has failed; take nothing over, and ask "
+                "both operators"
+            )
+
+        def first() -> dict[int, wire.Message] | None:
+            try:
+                return ask(0, both or (values and self._source == 0))
+            except RoundFailed:
+                with suppress(ServerUnreachable, UnknownRound, RoundFailed):
+                    if ask(1, False):
+                        raise disagreement(1) from None
+                raise
+            except (ServerUnreachable, UnknownRound) as error:
+                try:
+                    return ask(1, values)
+                except (ServerUnreachable, UnknownRound):
+                    raise error from None
+
+        waiting = f"the result of round {round_id} from S0 and S1"
+        answers = self.service.wait(0, first, limit, what, waiting)
+        (party,) = answers
+
+        def second() -> dict[int, wire.Message] | None:
+            try:
+                return ask(1 - party, both or (values and not answers[party].arrays))
+            except RoundFailed:
+                raise disagreement(party) from None
+            except (ServerUnreachable, UnknownRound):
+                if both:
+                    raise
+                return {}
+
+        answers |= self.service.wait(1 - party, second, limit, what, waiting)
+        if values and not any(answer.arrays for answer in answers.values()):
+            answers |= ask(party, values) or {}
+        return answers

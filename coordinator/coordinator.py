@@ -155,15 +155,13 @@ class Coordinator(Member):
         """Wait for a round and return its model, or one row per group. Raises RoundFailed."""
         limit = self.service.limit(timeout_s)
         params = self.service.params(round_id, limit.left_s)
-        fetched = np.asarray(self.outcomes.fetch(round_id, limit, params), np.float32)
+        fetched = np.asarray(self.fetch(round_id, limit, params), np.float32)
         model: NDArray[np.float32] = fetched if params.method.groups > 1 else fetched[0]
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """Wait for all results of a round and return them, shape (ranks or groups, d)."""
-        limit = self.service.limit(timeout_s)
-        fetched = self.outcomes.fetch(round_id, limit, self.service.params(round_id, limit.left_s))
-        return np.asarray(fetched, np.float32)
+        return np.asarray(self.fetch(round_id, self.service.limit(timeout_s)), np.float32)
 
     def outcome(
         self, round_id: str, timeout_s: float | None = None
@@ -174,10 +172,7 @@ class Coordinator(Member):
         per group. Raises what `results` raises, and ConfigError where the round exchanges no
         parameters.
         """
-        limit = self.service.limit(timeout_s)
-        after, published = self.outcomes.finish(
-            round_id, limit, self.service.params(round_id, limit.left_s)
-        )
+        after, published = self.finish(round_id, self.service.limit(timeout_s))
         models = after.models
         if not models:
             raise ConfigError(f"the round has no model: {round_id}; ask for its results")

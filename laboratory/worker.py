@@ -20,7 +20,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
-from securemedian.clients.turns import Turn
+from securemedian.clients.rounds import Turn
 from securemedian.clients.upload import Round, number_of
 from securemedian.common.durable import say
 from securemedian.common.terminal import Progress, unseen
