@@ -14,7 +14,6 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -485,25 +484,13 @@ class Client(Member):
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
-        policy, listed, bounded, epsilon = self.config.policy, [], [], inf
+        policy, statuses = self.config.policy, []
         if policy.needs_statuses:
             statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
-            listed = [status.clients for status in statuses]
-            bounded = [status.one_malicious_server for status in statuses]
-            told = [status.epsilon for status in statuses]
-            epsilon = max(inf if one is None else one for one in told)
-        made = self._journal.made_within_a_day
+        made, key = self._journal.made_within_a_day, self.service.keys.public.decode()
+        about = self.config.name, statuses, self.config.weight, key
         try:
-            policy.check_round(
-                params,
-                made,
-                self.config.name,
-                listed,
-                epsilon,
-                bounded,
-                self.config.weight,
-                self.service.keys.public.decode(),
-            )
+            policy.check_round(params, made, *about)
         except PolicyRefused:
             self.decline(round_id)
             raise

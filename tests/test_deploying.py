@@ -10,7 +10,7 @@ from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
 from securemedian.common.receipts import DIFFERENT
 from securemedian.common.states import State
-from securemedian.common.status import DECLINED
+from securemedian.common.status import DECLINED, RoundStatus
 from securemedian.mpc.errors import PolicyRefused
 from securemedian.mpc.rounds.methods.bounded import UNFIT
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -79,11 +79,14 @@ def test_the_policy_of_a_client_that_it_shows() -> None:
     explained = page.partition("| line | takes part only |")[2]
     assert all(f"`{name}`" in explained for name in table)
     bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10, "min_clients": 5}
-    listed = [["hospital-a", "hospital-b"]] * 2
+    listed = [RoundStatus(clients={"hospital-a": "none", "hospital-b": "none"})] * 2
     policy.check_round(RoundParams.from_dict(bucketed), 3, "hospital-a", listed)
     with pytest.raises(PolicyRefused) as caught:
         policy.check_round(
-            RoundParams.from_dict(bucketed | {"min_clients": 4}), 4, "a", [["university"]]
+            RoundParams.from_dict(bucketed | {"min_clients": 4}),
+            4,
+            "a",
+            [RoundStatus(clients={"university": "none"})],
         )
     assert str(caught.value).count("a refuses") == 4
 

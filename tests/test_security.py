@@ -13,6 +13,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import BOUNDED, Policy, unbounded
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
@@ -133,7 +134,11 @@ def test_workers_on_ray_are_refused_with_it() -> None:
 def test_a_client_asks_for_it() -> None:
     policy = build(ClientPolicy, {"security": "bounded"}, "[policy]")
     good = params(GOOD["buckets"])
-    policy.check_round(good, 0, "a", bounded=[True, True])
+
+    def told(*bounded: bool) -> list[RoundStatus]:
+        return [RoundStatus(one_malicious_server=each) for each in bounded]
+
+    policy.check_round(good, 0, "a", told(True, True))
     for bounded, where in (
         ([True, False], "s1"),
         ([False, True], "s0"),
@@ -141,11 +146,11 @@ def test_a_client_asks_for_it() -> None:
         ([], "both"),
     ):
         with pytest.raises(PolicyRefused, match=f'without security = "bounded" at {where}: '):
-            policy.check_round(good, 0, "a", bounded=bounded)
+            policy.check_round(good, 0, "a", told(*bounded))
     # and judges the parameters by itself
     with pytest.raises(PolicyRefused, match='schedule scan: security = "bounded" permits'):
-        policy.check_round(params(BAD["schedule scan"]), 0, "a", bounded=[True, True])
-    ClientPolicy().check_round(good, 0, "a", bounded=[])
+        policy.check_round(params(BAD["schedule scan"]), 0, "a", told(True, True))
+    ClientPolicy().check_round(good, 0, "a")
 
 
 def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
