@@ -74,9 +74,9 @@ def test_a_lease_is_for_one(tmp_path: Path) -> None:
 
 
 def options(**changes: Any) -> TrainingPlan:
-    given: dict[str, Any] = {"options": None, "wait_s": 0.1} | changes
-    method = given.pop("method", "radix")
-    return TrainingPlan.of(method, 2, 60.0, None, **given)
+    chosen: dict[str, Any] = {"method": "radix", "min_clients": 2, "deadline_s": 60.0}
+    given = chosen | {"range_policy": None, "options": None, "wait_s": 0.1} | changes
+    return TrainingPlan.of(**given)
 
 
 def rounds_of(pair: Pair, **changes: Any) -> FrameworkRounds:
@@ -117,10 +117,26 @@ def test_a_round_of_a_framework_from_its_opening_to_its_result(
     rounds.end()
     status = pair.status(round_id=round_id)
     assert (status["state"], "the run was stopped" in status["reason"]) == ("failed", True)
-    # the next caller has the lease
+    # the next caller has the lease, and is killed
     other = rounds_of(pair)
-    other.open(MODEL, 3)
-    other.end()
+    left_open = other.open(MODEL, 3)
+    assert other._lease
+    other._lease.release()
+    rounds.open(MODEL, 3)
+    rounds.end()
+    reason = pair.status(round_id=left_open)["reason"]
+    assert "a new run has replaced the one that opened it" in reason
+
+
+@pytest.mark.slow
+def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
+    theirs = pair.open(method="radix", dim=3, max_clients=2, deadline_s=60, reset=True)
+    rounds = rounds_of(pair)
+    with pytest.raises(RoundBusy, match=f"S0: .*{theirs} is open"):
+        rounds.open(MODEL, 3)
+    rounds.end()
+    assert pair.status(round_id=theirs)["state"] == "open"
+    pair.caller("coordinator", "s0").ask("abort", round=theirs, reason="the test is over")
 
 
 @pytest.mark.slow
@@ -138,6 +154,9 @@ def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCapt
     ("changes", "said"),
     [
         ({"method": "median"}, "invalid method: .*; take one of"),
+        ({"method": "bucketed", "options": {"trim": 0.1}}, "invalid option of bucketed: trim"),
+        ({"min_clients": 1}, "invalid min_clients: 1; give 2"),
+        ({"deadline_s": 0}, "invalid deadline_s: 0; give more than 0"),
         ({"options": {"dim": 5, "max_clients": 2}}, "these options: dim and max_clients"),
         ({"on_failure": "retry"}, "invalid on_failure: .*; take one of stop, skip"),
         ({"wait_s": 0}, "invalid wait_s: 0; give more than 0 seconds"),
