@@ -186,7 +186,7 @@ def _open(options: argparse.Namespace) -> None:
     plan.asked()
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
-        given = plan.asked(coordinator.dim)
+        given = plan.asked(lambda: coordinator.dim())
         asked = given["params"]
         round_id = coordinator.open_round(
             reset=options.reset, keep_range=options.keep_range, release=options.release, **given

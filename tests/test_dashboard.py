@@ -165,6 +165,8 @@ def test_who_is_in_is_in_the_result_of_rounds_that_have_one() -> None:
     assert kind_of("a", said) == "i"
     assert kind_of("a", replace(said, state="failed")) == "s"
     assert kind_of("a", RoundStatus(state="failed", clients={"a": "here"})) == "o"
+    # nobody waits for it after a failure
+    assert kind_of("a", RoundStatus(state="failed", clients={"a": "none"})) == "l"
 
 
 # Requests, and the answers that are remembered
@@ -241,11 +243,6 @@ def test_rounds_stand_in_the_order_of_their_numbers() -> None:
     # a run that starts over
     history.take(of_number("1-00000002", 1), 400.0)
     assert [seen.status.number for seen in history.rounds] == [1, 1, 2, 3, 1]
-
-
-def test_nobody_waits_for_a_client_after_a_failure() -> None:
-    told = status("1-00000000", "failed", clients={"a": "none"})
-    assert kind_of("a", RoundStatus.from_answer(told)) == "l"
 
 
 def of_number(round_id: str, number: int) -> RoundStatus:

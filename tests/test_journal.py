@@ -104,11 +104,8 @@ def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
     kept = Journal(folder)
     kept.keep(SUBMISSION)
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         kept.confirm(SUBMISSION)
     assert [sent.group for sent in kept.sent] == [2]
     assert {path.name for path in folder.iterdir()} == {"days", "lock"}
@@ -212,11 +209,8 @@ def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
     kept = Journal(folder)
     kept.keep_own({}, {"network": VECTOR})
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         with pytest.raises(ConfigError, match="No space left on device.; make room$"):
             kept.keep_own({}, {"network": VECTOR + 1})
     assert np.array_equal(kept.own.arrays["network"], VECTOR)
@@ -326,11 +320,8 @@ def test_the_folder_is_for_one_process_and_one_user(folder: Path) -> None:
 def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Journal(folder)
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         with pytest.raises(ConfigError, match="No space left on device.*make room. Nothing"):
             kept.keep(SUBMISSION)
     # the next attempt writes the same
