@@ -25,7 +25,7 @@ class Found:
     printed: Sequence[Any]
     title: str = ""
     panels: Sequence[Panel] = ()
-    # what the JSON has beside the results
+    # further fields of the JSON
     saved: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ def run(
 ) -> None:
     """Measure, print, and save JSON: NAME.json in --out, or the points alone as --json says.
 
-    What cannot be written or drawn is refused before anything is measured.
+    Refuse what cannot be written or drawn before anything is measured.
     """
     chosen, to_folder = settings.read(options), hasattr(options, "out")
     file = options.out / f"{name}.json" if to_folder else options.json
