@@ -231,7 +231,8 @@ def patiently(
             found = act()
             break
         except patience.passes as error:
-            if not patience.limit_s:
+            # a round that is forgotten stays so
+            if not patience.limit_s or isinstance(error, UnknownRound):
                 raise
             if time.monotonic() > deadline:
                 raise type(error)(f"{error} (waited for {patience.limit_s:g} s)") from error
