@@ -42,6 +42,7 @@ from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.network.transport import ClientPort
 from tests import forks
+from tests.soak.processes import size
 
 # the first start compiles
 START_S = 240.0
@@ -241,9 +242,9 @@ class Pair:
         return self._size(server)[1]
 
     def _size(self, server: str) -> tuple[int, int]:
-        size = self._processes[server].size()
-        assert size
-        return size
+        taken = size(self.pid(server))
+        assert taken
+        return taken
 
     def away(self, name: str) -> Path:
         """Write the configuration of somebody whose servers cannot be reached."""
@@ -318,7 +319,7 @@ class Pair:
         for caller in self._callers.values():
             caller.close()
         for server in self.running:
-            self._processes[server].kill()
+            self._processes[server].send(signal.SIGKILL)
         self._processes.stop()
 
     # Rounds
