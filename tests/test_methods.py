@@ -402,6 +402,6 @@ def test_a_difference_as_long_as_the_bound_is_not_cut(sides: tuple[int, ...], ti
     whole = np.array(sides) * times
     longest = round(float(np.sqrt((np.array(sides) ** 2).sum()))) * times
     exact = whole / 2.0**16
-    assert np.array_equal(bounded.whole_difference(exact, Published(), 16, longest), whole)
-    shorter = bounded.whole_difference(exact, Published(), 16, longest - 1)
+    assert np.array_equal(bounded.Cut(16, longest).whole(exact, Published()), whole)
+    shorter = bounded.Cut(16, longest - 1).whole(exact, Published())
     assert (shorter <= whole).all() and (shorter**2).sum() < longest**2

@@ -38,6 +38,43 @@ UNFIT = "its numbers do not fit: its update is too long for the fixed point, or 
 FAULT = "its update is longer than its bound allows, or a value is out of range"
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The fixed point of differences to the model, and how long one may be in it."""
+
+    fraction_bits: int
+    longest: int
+    # how many steps shorter a client cuts its difference
+    spare: int = 0
+
+    def whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
+        """Return a vector's difference (d,) in fixed point, cut to the length, toward 0.
+
+        A client that counts by its weight scales difference and length by it.
+        """
+        difference = _difference(vector, published)
+        most = max(0, self.longest * published.part - self.spare)
+        direction, peak = _direction(difference)
+        length, unit = _length(direction), 2.0**self.fraction_bits * published.part
+        # values that overflow float64 are longer than any bound
+        with np.errstate(over="ignore"):
+            near = peak * unit * length <= 2 * most
+        if near:
+            # a power of two rounds nothing, and a direction does
+            whole = np.trunc(difference * unit).astype(np.int64)
+            if int((whole * whole).sum()) <= most**2:
+                return whole
+        return np.trunc(direction * (most / length)).astype(np.int64)
+
+    def shortened(self, vector: NDArray[Any], published: Published) -> str:
+        """Say how `whole` cuts a vector (d,); "" where it does not."""
+        direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
+        length, most = peak * _length(direction), self.longest / 2.0**self.fraction_bits
+        if length <= most:
+            return ""
+        return f"it is {length:.4g} long, as a difference to the model, and was cut to {most:.4g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bounded(FixedPoint):
     """A method on differences to the global model that are not long."""
@@ -139,11 +176,16 @@ class Bounded(FixedPoint):
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
 
+    @property
+    def cut(self) -> Cut:
+        """Return how a client cuts its difference to the bound."""
+        return Cut(self.fraction_bits, self.longest)
+
     def whole_difference(
         self, vector: NDArray[np.float64], published: Published
     ) -> NDArray[np.int64]:
         """Return a vector's difference (d,) in fixed point, cut to the bound, toward 0."""
-        return whole_difference(vector, published, self.fraction_bits, self.longest)
+        return self.cut.whole(vector, published)
 
     def whole_differences(self, clear: Clear) -> NDArray[np.int64]:
         """Return the differences (n, d) of all clients so, for `in_the_clear`."""
@@ -154,15 +196,9 @@ class Bounded(FixedPoint):
         )
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
-        if not self.bounded:
-            return ""
-        said = shortened(vector, published, self.fraction_bits, self.longest)
-        return (
-            f"{said}: norm_bound {self.norm_bound} with "
-            f"fraction_bits {self.fraction_bits} takes no more"
-            if said
-            else ""
-        )
+        said = self.cut.shortened(vector, published) if self.bounded else ""
+        what = f"norm_bound {self.norm_bound} with fraction_bits {self.fraction_bits}"
+        return f"{said}: {what} takes no more" if said else ""
 
     def moved(self, mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
         """Return the model after a movement by a mean difference, or the mean itself."""
@@ -197,42 +233,6 @@ def fitting(model: NDArray[np.float32] | None, longest: int, most: int) -> int:
 def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
     """Return the model after a movement by a mean difference."""
     return mean if published.model is None else published.model.astype(np.float64) + mean
-
-
-def whole_difference(
-    vector: NDArray[np.float64],
-    published: Published,
-    fraction_bits: int,
-    longest: int,
-    spare: int = 0,
-) -> NDArray[np.int64]:
-    """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0.
-
-    A client that counts by its weight scales difference and length by it. It cuts to `spare` steps
-    less than that.
-    """
-    difference = _difference(vector, published)
-    most = max(0, longest * published.part - spare)
-    direction, peak = _direction(difference)
-    length, unit = _length(direction), 2.0**fraction_bits * published.part
-    # values that overflow float64 are longer than any bound
-    with np.errstate(over="ignore"):
-        near = peak * unit * length <= 2 * most
-    if near:
-        # a power of two rounds nothing, and a direction does
-        whole = np.trunc(difference * unit).astype(np.int64)
-        if int((whole * whole).sum()) <= most**2:
-            return whole
-    return np.trunc(direction * (most / length)).astype(np.int64)
-
-
-def shortened(vector: NDArray[Any], published: Published, fraction_bits: int, longest: int) -> str:
-    """Say how `whole_difference` cuts a vector (d,); "" where it does not."""
-    direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
-    length, most = peak * _length(direction), longest / 2.0**fraction_bits
-    if length <= most:
-        return ""
-    return f"it is {length:.4g} long, as a difference to the model, and was cut to {most:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,18 +115,18 @@ class Clustered(Weighted, FixedPoint):
         values = np.asarray(vectors, np.float64)
         return values if published.model is None else values - published.model.astype(np.float64)
 
+    def sums(self, rows: NDArray[Any], coin: bytes) -> NDArray[Any]:
+        """Return the sums (c, R, d) of rows (n, d) over all clusters, modulo their dtype."""
+        return sums_over(rows, self.members(coin, len(rows)))
+
     def members(self, coin: bytes, clients: int) -> list[Members]:
         """Return who is in each cluster: per reclustering and cluster, the clients' places."""
         return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
 
     def cluster_sums(self, party: Party, rows: RingShare, coin: bytes) -> RingShare:
-        """Return shares of all clusters' sums, shape (c, R, d), from those of updates (n, d)."""
+        """Return shares of what `sums` returns, from those of updates (n, d)."""
         with party.reading_uploads():
-            return RingShare(sums_over(rows, self.members(coin, len(rows))))
-
-    def sums_in_the_clear(self, whole: NDArray[np.int64], coin: bytes) -> NDArray[np.int64]:
-        """Return the clusters' sums (c, R, d) of whole numbers (n, d), for `in_the_clear`."""
-        return sums_over(whole, self.members(coin, len(whole)))
+            return RingShare(self.sums(rows, coin))
 
     def model_after(
         self, movement: NDArray[np.float64], total: int, published: Published

@@ -56,7 +56,6 @@ from securemedian.mpc.rounds.methods.bounded import (
     MOST_FRACTION,
     Bounded,
     fitting,
-    whole_difference,
 )
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST
@@ -175,8 +174,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         self, vector: NDArray[np.float64], published: Published
     ) -> NDArray[np.int64]:
         """Return a vector's difference (d,) in fixed point, whose first value leaves a bit free."""
-        spare = 1 if self.counts else 0
-        whole = whole_difference(vector, published, self.fraction_bits, self.longest, spare)
+        whole = replace(self.cut, spare=int(self.counts)).whole(vector, published)
         if self.counts:
             whole[0] -= np.sign(whole[0]) * (abs(whole[0]) & 1)
         return whole

@@ -138,16 +138,17 @@ class Neighbours(Tolerating):
 
     def encode_difference(self, vector: NDArray[Any], published: Published) -> Ring:
         """Return what a client shares with neighbours, shape (1, d)."""
-        whole = self._whole(encode.without_nan(vector, "the update"), published)
+        whole = self._cut.whole(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, bounded.BITS)[None]
 
-    def _whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
-        return bounded.whole_difference(vector, published, self.fraction_bits, nearest.LONGEST)
+    @property
+    def _cut(self) -> bounded.Cut:
+        return bounded.Cut(self.fraction_bits, nearest.LONGEST)
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         if not self.neighbours:
             return super().shortened(vector, published)
-        said = bounded.shortened(vector, published, self.fraction_bits, nearest.LONGEST)
+        said = self._cut.shortened(vector, published)
         return f"{said}: fraction_bits {self.fraction_bits} takes no more" if said else ""
 
     # The protocol
@@ -204,7 +205,7 @@ class Neighbours(Tolerating):
     def mixed_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
         """Return what `inputs` shares, (n, d), by plain arithmetic."""
         updates = np.asarray(clear.updates, np.float64)
-        whole = np.stack([self._whole(row, clear.published) for row in updates])
+        whole = np.stack([self._cut.whole(row, clear.published) for row in updates])
         distances = nearest.distances_in_the_clear(whole, clear.published.coin)
         near = nearest.nearest_in_the_clear(distances, len(whole) - self._far)
         return np.stack([whole[those].sum(axis=0) for those in near])

@@ -242,7 +242,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         moved = self.difference(clear.updates, clear.published)
         parts = np.array(self.weighing.parts(clear.weights))
         whole = self.whole_numbers(moved * parts[:, None], clear.max_clients)
-        sums = self.sums_in_the_clear(whole, clear.published.coin)
+        sums = self.sums(whole, clear.published.coin)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
             return self._combined(in_order, len(clear.updates), clear.published)

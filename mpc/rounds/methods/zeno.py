@@ -236,7 +236,7 @@ class Zeno(AlwaysBounded, Clustered):
         coin = clear.published.coin
         whole = self.whole_differences(clear)
         total = sum(clear.weights[other] for other in others)
-        sums = self.sums_in_the_clear(whole[others], coin)
+        sums = self.sums(whole[others], coin)
         sums = sums.reshape(-1, whole.shape[1])
         (step,) = self.norm_check.sketches(whole[place : place + 1], coin).astype(object)
         rows = self.norm_check.sketches(sums, coin).astype(object)
