@@ -223,34 +223,6 @@ def test_what_a_selection_takes_does_not_grow_with_the_update() -> None:
         assert taken[0].ots == taken[1].ots < 800_000
 
 
-@pytest.mark.parametrize(
-    ("options", "clients", "says"),
-    [
-        ({}, 2, "krum with 0 faulty clients needs at least 3: max_clients is 2"),
-        ({"faulty": 1}, 3, "needs at least 4"),
-        ({"faulty": 4}, 8, "needs at least 9"),
-        ({"faulty": 2, "chosen": 6}, 7, "would average 6 clients: .* of whom 2 may be faulty"),
-        ({"faulty": -2}, 7, "invalid faulty: .*; give a whole number from 0"),
-        ({"chosen": -1}, 7, "invalid chosen: .*; give a whole number from 0"),
-        ({"selection": "shown"}, 7, "invalid selection: .*; take one of hidden, opened"),
-        ({"weights": {"a": 1}}, 7, "invalid option of krum: weights"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], clients: int, says: str) -> None:
-    given = {"method": "krum", "dim": 9, "max_clients": clients}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
-def test_too_few_of_those_who_take_part_are_refused() -> None:
-    params = RoundParams(Krum(faulty=2, chosen=4), dim=9, max_clients=9)
-    params.check_included([str(number) for number in range(6)])
-    with pytest.raises(ConfigError, match="those who take part are 5, of whom 2 may be faulty"):
-        params.check_included([str(number) for number in range(5)])
-    with pytest.raises(ConfigError, match="needs at least 5: those who take part are 4"):
-        params.check_included([str(number) for number in range(4)])
-
-
 # Through daemons
 
 

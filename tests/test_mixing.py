@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
@@ -104,35 +103,6 @@ def test_sums_of_neighbours_do_not_wrap() -> None:
     assert longest * mixing.MOST_CLIENTS < 1 << mixing.MIXED_BITS - 2
     assert longest * mixing.MOST_CLIENTS < 1 << radix.MIXED_WORD_BITS - 1
     assert longest * mixing.MOST_CLIENTS**2 < 1 << mixing.MIXED_BITS - 1
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"neighbours": 4}, "neighbours 4 needs more than 8 clients: max_clients is 7"),
-        ({"neighbours": -2}, "invalid neighbours: .*; give a whole number from 0"),
-        ({"neighbours": 2, "ring_bits": 32, "fraction_bits": 8}, "leave ring_bits out"),
-        ({"neighbours": 2, "groups": 2, "membership": "visible"}, "leave weights and groups"),
-        ({"method": "radix", "neighbours": 2, "encoding": "bfloat16"}, "leave encoding and"),
-        ({"neighbours": 2, "max_clients": 129}, "invalid max_clients with neighbours: .* to 128"),
-        ({"method": "pairwise", "neighbours": 2, "result_to": "clients"}, "leave result_to out"),
-        (
-            {"method": "pairwise", "neighbours": 2, "weights": {"a": 1, "b": 1, "c": 1}},
-            "leave w",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
-    given = {"method": "trimmed-mean", "dim": 9, "max_clients": 7}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
-def test_too_few_of_those_who_take_part_are_refused() -> None:
-    params = made("trimmed-mean", 9, 7, neighbours=2)
-    params.check_included(list("abcde"))
-    with pytest.raises(ConfigError, match="more than 4 clients: those who take part are 4"):
-        params.check_included(list("abcd"))
 
 
 # Through daemons

@@ -428,59 +428,6 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
 # Bad input and cost
 
 
-@pytest.mark.parametrize(
-    ("options", "clients", "says"),
-    [
-        ({"clusters": 4}, 3, "too few clients for a cluster of 4: max_clients is 3"),
-        ({"clusters": 0}, 3, "invalid clusters: .*; give a whole number from 1"),
-        ({"reclusterings": 0}, 3, "invalid reclusterings: .*; give a whole number from 1"),
-        (
-            {"reclusterings": 1025},
-            3,
-            "invalid reclusterings: .*; give a whole number from 1 to 1024",
-        ),
-        ({"aggregator": "krum"}, 3, "cannot compute this aggregator: krum; take clustering opened"),
-        (
-            {"aggregator": "mode"},
-            3,
-            "invalid aggregator: .*; take one of median, trimmed-mean, mean, krum",
-        ),
-        (
-            {"clustering": "opened", "weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 1},
-            3,
-            "takes no weights",
-        ),
-        ({"clustering": "opened"}, 257, "invalid max_clients with clustering opened: .* to 256"),
-        (
-            {"clustering": "opened", "aggregator": "krum", "clusters": 3},
-            12,
-            r"clusters, 4, of 12 clients: .* Krum with f = 1 faulty clients: 4; give 2 f \+ 3",
-        ),
-        (
-            {"clustering": "opened", "clusters": 3, "reclusterings": 4},
-            60,
-            "whose matrix has rank 60, tell updates: those of 60 of 60 clients; ask for",
-        ),
-        ({"trim": 0.5}, 3, "more would leave nothing"),
-        ({"eta": 0}, 3, "invalid eta: .*; give a number above 0"),
-        ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "invalid fraction_bits"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
-    options: dict[str, Any], clients: int, says: str
-) -> None:
-    given = {"method": "reclustered", "dim": 5, "max_clients": clients}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
-def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
-    params = RoundParams(Reclustered(clusters=4), dim=5, max_clients=9)
-    params.check_included(["a", "b", "c", "d"])
-    with pytest.raises(ConfigError, match="a cluster of 4: those who take part are 3"):
-        params.check_included(["a", "b", "c"])
-
-
 @pytest.mark.slow
 def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""

@@ -197,35 +197,6 @@ def test_rows_too_long_for_a_cluster_are_left_out_however_many_have_them(lanes: 
     assert passed(vectors) == [True, False, False, False, True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("options", "dim", "says"),
-    [
-        ({"rho": 0}, 9, "invalid rho: .*; give a number above 0"),
-        ({"epsilon": 0}, 9, "invalid epsilon: .*; give a number above 0"),
-        ({"ring_bits": 32}, 9, "invalid option of zeno: ring_bits"),
-        ({"norm_bound": "off"}, 9, "invalid norm_bound: .*; take one of auto"),
-        ({"norm_bound": 9e9}, 9, "invalid norm_bound: .*; give auto.* or a number above 0"),
-        ({"rho": 1e-30}, 9, "too much for scores of 128 bits: 1e.30 and 0.2; raise rho"),
-        (
-            {"epsilon": 1e6, "rho": 1e-11, "eta": 1e6, "fraction_bits": 24},
-            9,
-            "too much for scores of 128 bits",
-        ),
-        ({"clusters": 257}, 9, "a cluster may weigh .*: 513; ask for smaller clusters"),
-        ({"clusters": 7}, 9, "those besides the validator are at most 6"),
-        (
-            {"weights": {"a": 1, "b": 1, "c": 1, "d": 1}},
-            9,
-            "the validator has no weight, .*: 'v'; name",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], dim: int, says: str) -> None:
-    given = {"method": "zeno", "dim": dim, "max_clients": 7, "validator": "v"}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
 def test_nobody_is_judged_without_the_validator(lanes: Lanes) -> None:
     method = Zeno(validator="client-3")
     with pytest.raises(ConfigError, match="the validator takes no part"):
