@@ -28,11 +28,16 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
 from securemedian.mpc.rounds.lanes import SIZE_WORDS
+from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
 from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
@@ -44,60 +49,30 @@ from tests.parties import make_parties, run_both
 pytestmark = pytest.mark.slow
 
 # several chunks from a few thousand coordinates on
-SMALL: dict[str, Any] = {
-    "chunk": 1280,
-    "batch": 1 << 14,
-}
+SMALL: dict[str, Any] = {"chunk": 1280, "batch": 1 << 14}
 
-ROUNDS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed", "uploads": "dealt", "buckets": 8, "schedule": "scan"},
-    "scan-wide": {
-        "method": "bucketed",
-        "uploads": "dealt",
-        "buckets": 3,
-        "schedule": "scan",
-        "ring_bits": 16,
-    },
-    "bisect": {"method": "bucketed", "uploads": "dealt", "schedule": "bisect", "buckets": 11},
-    "unverified": {"method": "bucketed", "uploads": "unverified", "schedule": "scan"},
-    "pairwise": {"method": "pairwise"},
-    "pairwise-opened": {
-        "method": "pairwise",
-        "selection": "opened",
-        "ring_bits": 32,
-        "fraction_bits": 16,
-    },
-    "pairwise-clients": {
-        "method": "pairwise",
-        "result_to": "clients",
-        "ring_bits": 20,
-        "fraction_bits": 8,
-    },
-    "float32": {"method": "radix"},
-    "bfloat16": {"method": "radix", "encoding": "bfloat16"},
-    "fixed": {"method": "radix", "encoding": "fixed", "word_bits": 11, "fraction_bits": 4},
-    "buckets": {"method": "radix", "encoding": "buckets"},
-    "ranks": {"method": "radix", "encoding": "bfloat16", "ranks": [1, 2], "quantiles": [0.9]},
-    "midpoint": {"method": "radix", "encoding": "bfloat16", "midpoint": True},
-    "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
-    "mean": {"method": "mean"},
-    "bounded": {"method": "mean", "norm_bound": 2.0},
-    "unbounded": {"method": "mean", "norm_bound": "off"},
-    "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
-    "reclustered": {"method": "reclustered", "reclusterings": 3},
-    "reclustered-radix": {
-        "method": "reclustered",
-        "clusters": 1,
-        "median_by": "radix",
-        "ring_bits": 32,
-        "fraction_bits": 8,
-    },
-    "reclustered-trimmed": {
-        "method": "reclustered",
-        "clusters": 1,
-        "aggregator": "trimmed-mean",
-        "trim": 0.3,
-    },
+ROUNDS: dict[str, Method] = {
+    "scan": Bucketed(buckets=8, schedule="scan", uploads="dealt"),
+    "scan-wide": Bucketed(buckets=3, schedule="scan", uploads="dealt", ring_bits=16),
+    "bisect": Bucketed(buckets=11, schedule="bisect", uploads="dealt"),
+    "unverified": Bucketed(schedule="scan", uploads="unverified"),
+    "pairwise": Pairwise(),
+    "pairwise-opened": Pairwise(selection="opened", ring_bits=32, fraction_bits=16),
+    "pairwise-clients": Pairwise(result_to="clients", ring_bits=20, fraction_bits=8),
+    "float32": Radix(),
+    "bfloat16": Radix(encoding="bfloat16"),
+    "fixed": Radix(encoding="fixed", word_bits=11, fraction_bits=4),
+    "buckets": Radix(encoding="buckets"),
+    "ranks": Radix(encoding="bfloat16", ranks=(1, 2), quantiles=(0.9,)),
+    "midpoint": Radix(encoding="bfloat16", midpoint=True),
+    "trimmed-mean": TrimmedMean(trim=0.3),
+    "untrimmed": TrimmedMean(trim=0.0),
+    "mean": Mean(),
+    "bounded": Mean(norm_bound=2.0),
+    "unbounded": Mean(norm_bound="off"),
+    "reclustered": Reclustered(reclusterings=3),
+    "reclustered-radix": Reclustered(clusters=1, median_by="radix", ring_bits=32, fraction_bits=8),
+    "reclustered-trimmed": Reclustered(clusters=1, aggregator="trimmed-mean", trim=0.3),
 }
 
 WEIGHTS = [3, 1, 4, 2, 5]
@@ -177,7 +152,7 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
 )
 def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 256)
-    params = RoundParams.from_dict({"dim": 1000, "max_clients": 4} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=1000, max_clients=4)
     protocol = ProtocolParams(lanes=2, chunk=256)
     plans = predict_shards(params, [1] * 4, protocol, 3)
     cut = shards(params.dim, 3)
@@ -217,7 +192,7 @@ SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (129, 8, 4, 3), (5000, 5, 2, 3)]
 def test_predicted_is_counted(
     name: str, dim: int, clients: int, field_bits: int, lanes: int
 ) -> None:
-    params = RoundParams.from_dict({"dim": dim, "max_clients": clients} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=dim, max_clients=clients)
     check(params, [1] * clients, ProtocolParams(field_bits, lanes, **SMALL))
 
 
@@ -231,53 +206,44 @@ def test_predicted_is_counted_of_silent_ots(
     """Many iterations of a code for tests alone, whose ends fall anywhere in a chunk."""
     for code, bins in (("SETUP", 70), ("CODE", 100)):
         monkeypatch.setattr(ferret, code, ferret.Code(secrets=3000, bins=bins, depth=7))
-    params = RoundParams.from_dict({"dim": 5000, "max_clients": 3} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=5000, max_clients=3)
     check(params, [1] * 3, ProtocolParams(2, lanes, "silent", **SMALL))
 
 
-# a round's options, the clients' weights, and the protocol
-Case = tuple[dict[str, Any], list[int], ProtocolParams]
+# a method, the coordinates, the clients' weights, and the protocol
+Case = tuple[Method, int, list[int], ProtocolParams]
 TWO = ProtocolParams(lanes=2, chunk=256)
-ZENO = {"method": "zeno", "validator": "client-0", "clusters": 2, "reclusterings": 2}
+ZENO = Zeno(validator="client-0", clusters=2, reclusterings=2)
+FEW = Pairwise(ring_bits=16, fraction_bits=4)
 CASES: dict[str, Case] = {
-    "some stay away": (
-        {"dim": 700, "max_clients": 30} | ROUNDS["bfloat16"],
-        [1] * 4,
-        ProtocolParams(**SMALL),
-    ),
-    "the validator weighs nothing": (ZENO | {"dim": 700}, [1] * 6 + [0], TWO),
-    "comparisons are cut into batches": (
-        {"method": "pairwise", "dim": 130, "ring_bits": 16, "fraction_bits": 4},
-        [1] * 20,
-        ProtocolParams(lanes=2, batch=4096),
-    ),
+    "the validator weighs nothing": (ZENO, 700, [1] * 6 + [0], TWO),
+    "comparisons are cut into batches": (FEW, 130, [1] * 20, replace(TWO, batch=4096)),
 }
 for _name in ("scan", "pairwise", "pairwise-opened", "bfloat16"):
-    _named = {str(client): weight for client, weight in enumerate(WEIGHTS)}
-    CASES[f"{_name} by weights"] = (
-        {"dim": 3000, "weights": _named} | ROUNDS[_name],
-        WEIGHTS,
-        ProtocolParams(lanes=2, **SMALL),
-    )
+    _named: Any = {"weights": {str(client): weight for client, weight in enumerate(WEIGHTS)}}
+    _weighted = replace(ROUNDS[_name], **_named)
+    CASES[f"{_name} by weights"] = _weighted, 3000, WEIGHTS, ProtocolParams(lanes=2, **SMALL)
 for _extension in ("softspoken", "silent"):
-    CASES[f"{_extension}, chunks as they are"] = (
-        {"dim": 150_001} | ROUNDS["scan"],
-        [1] * 8,
-        ProtocolParams(ot_extension=_extension),
-    )
+    _whole = ProtocolParams(ot_extension=_extension)
+    CASES[f"{_extension}, chunks as they are"] = ROUNDS["scan"], 150_001, [1] * 8, _whole
 for _selection in ("hidden", "opened"):
     for _clients in (3, 10, 24):
-        _krum = {"method": "krum", "selection": _selection, "dim": 700}
-        CASES[f"krum {_selection} {_clients}"] = _krum, [1] * _clients, TWO
-    for _method in ("pairwise", "trimmed-mean", "radix"):
-        _mixed = {"method": _method, "neighbours": 2, "selection": _selection, "dim": 700}
-        CASES[f"{_method} mixed {_selection}"] = _mixed, [1] * 6, TWO
+        _krum = Krum(selection=_selection)
+        CASES[f"krum {_selection} {_clients}"] = _krum, 700, [1] * _clients, TWO
+    for _method in (Pairwise, TrimmedMean, Radix):
+        _mixed = _method(neighbours=2, selection=_selection)
+        CASES[f"{_method.name} mixed {_selection}"] = _mixed, 700, [1] * 6, TWO
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_is_counted_in_special_cases(case: str) -> None:
-    options, weights, protocol = CASES[case]
-    check(RoundParams.from_dict({"max_clients": len(weights)} | options), weights, protocol)
+    method, dim, weights, protocol = CASES[case]
+    check(RoundParams(method, dim=dim, max_clients=len(weights)), weights, protocol)
+
+
+def test_predicted_is_counted_where_some_stay_away() -> None:
+    params = RoundParams(ROUNDS["bfloat16"], dim=700, max_clients=30)
+    check(params, [1] * 4, ProtocolParams(**SMALL))
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 9])
@@ -285,7 +251,7 @@ def test_predicted_is_counted_of_dealings_in_parts(
     clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dealing, "PART", 1000)
-    params = RoundParams.from_dict({"dim": 3500, "max_clients": 9} | ROUNDS["scan"])
+    params = RoundParams(ROUNDS["scan"], dim=3500, max_clients=9)
     assert params.form.dealing is not None and len(params.form.dealing.parts) == 3
     check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
 
@@ -365,7 +331,7 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
 def test_a_large_model_is_planned_in_seconds(name: str) -> None:
-    params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=1_663_370, max_clients=8)
     # compiles
     predict(replace(params, dim=200), [1] * 8, ProtocolParams())
     # processor time, so that other users of the machine are not in it

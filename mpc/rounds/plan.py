@@ -137,7 +137,7 @@ def predict_shards(
         dealt = params.form.dealing
         parts = [dealt.parts[number].kept for number in shard.parts(dealt)] if dealt else []
         # shards that are the same in this cost the same
-        leads = shard.number == 0 and (params.form.survey or params.form.check is not None)
+        leads = shard.number == 0 and bool(params.form.survey or params.form.check)
         same = shard.dim, leads, *parts
         if same not in known:
             known[same] = predict(params, weights, protocol, shard)
