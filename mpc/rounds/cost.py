@@ -132,11 +132,8 @@ def _counters(party: Party) -> dict[str, Any]:
         "bytes_received": traffic.bytes_received,
         "messages": traffic.messages_sent,
         "rounds": traffic.rounds,
-        "preprocessing_bytes_sent": spent.bytes_sent,
-        "preprocessing_bytes_received": spent.bytes_received,
-        "preprocessing_rounds": spent.rounds,
-        "preprocessing_seconds": spent.seconds,
         "uploads_seconds": party.uploads_seconds,
+        **{f"preprocessing_{name}": value for name, value in vars(spent).items()},
     }
 
 

@@ -166,10 +166,9 @@ class _Seat:
     peer_key: str = ""
     endpoint: str = ""
     worker: int | None = None
-    opening: "Future[Any] | None" = None
-    running: "Future[Any] | None" = None
-    # whether the session is open at our worker
+    # whether the session is open at our worker, which opens it before it runs a step
     opened: bool = False
+    asked: "Future[Any] | None" = None
     # of the step
     result: Any = field(default=None, repr=False)
     peer_finished: bool = False
@@ -183,7 +182,7 @@ class _Seat:
 
     @property
     def busy(self) -> bool:
-        return bool(self.opening or self.running or self.wanted_since)
+        return bool(self.asked or self.wanted_since)
 
     def begin(self) -> None:
         self.result, self.peer_finished, self.progress = None, False, (0, 0)
@@ -191,7 +190,7 @@ class _Seat:
     def leave(self) -> None:
         self.begin()
         self.keys = self.worker = self.wanted_since = None
-        self.opening = self.running = self.asking = None
+        self.asked = self.asking = None
         self.opened = False
 
 
@@ -320,7 +319,7 @@ class _Crew:
             seat.begin()
             seat.tries = 0
             if seat.opened:
-                self._submit(seat, given)
+                self._ask_worker(seat, "run", *given(seat))
             elif self._party == 0:
                 self._take_up(seat)
         heard = time.monotonic()
@@ -387,7 +386,7 @@ class _Crew:
                 seat.attempt, seat.peer_key, seat.endpoint = message.attempt, message.key, ""
                 seat.wanted_since = time.monotonic()
             case At() if self._party == 0 and message.attempt == seat.attempt:
-                if seat.keys and not (seat.opening or seat.opened):
+                if seat.keys and not (seat.asked or seat.opened):
                     seat.peer_key, seat.endpoint = message.key, message.endpoint
                     self._open(seat)
             case Lost() if self._party == 0:
@@ -449,38 +448,34 @@ class _Crew:
         bound = repr((self._name, seat.shard, seat.attempt, both)).encode()
         session_id = hashlib.sha256(self._session_id + bound).digest()[:SESSION_BYTES]
         meeting = Meeting(session_id, seat.keys, seat.peer_key, seat.endpoint, self._timeout_s())
-        seat.opening = self._ask_worker(seat, "open", meeting)
+        self._ask_worker(seat, "open", meeting)
 
     def _look(self, seat: _Seat, given: _Given) -> None:
         """See whether a worker is there, has opened the session, or has ended the step."""
         if seat.wanted_since:
             self._engage(seat)
-        if seat.opening and seat.opening.done():
-            opening, seat.opening = seat.opening, None
-            endpoint = self._value(seat, opening)
-            if endpoint is not None:
-                seat.opened = True
-                if self._party == 1:
-                    assert seat.keys
-                    public = seat.keys.public.decode()
-                    self._say(At(self._step, seat.shard, seat.attempt, public, endpoint))
-                self._submit(seat, given)
-        if seat.running and seat.running.done():
-            running, seat.running = seat.running, None
-            result = self._value(seat, running)
-            if result is not None:
-                seat.result = result
-                self._say(Finished(self._step, seat.shard, seat.attempt))
+        if not (seat.asked and seat.asked.done()):
+            return
+        asked, seat.asked = seat.asked, None
+        value = self._value(seat, asked)
+        if value is None:
+            return
+        if seat.opened:
+            seat.result = value
+            self._say(Finished(self._step, seat.shard, seat.attempt))
+            return
+        seat.opened = True
+        if self._party == 1:
+            assert seat.keys
+            public = seat.keys.public.decode()
+            self._say(At(self._step, seat.shard, seat.attempt, public, value))
+        self._ask_worker(seat, "run", *given(seat))
 
-    def _submit(self, seat: _Seat, given: _Given) -> None:
-        seat.running = self._ask_worker(seat, "run", *given(seat))
-
-    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> "Future[Any]":
+    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> None:
         """Ask the worker of an attempt; its answer rings the bell."""
         assert seat.worker is not None
-        future = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
-        future.add_done_callback(self._bell.ring)
-        return future
+        seat.asked = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
+        seat.asked.add_done_callback(self._bell.ring)
 
     def _value(self, seat: _Seat, future: "Future[Any]") -> Any:
         """Return what a worker has returned, or None if the shard is lost at this attempt."""
@@ -535,7 +530,7 @@ class _Crew:
                 if not seat.asking.exception():
                     seat.progress = seat.asking.result()
                 seat.asking = None
-            if seat.running and seat.worker is not None:
+            if seat.opened and seat.asked and seat.worker is not None:
                 if progress and not seat.asking:
                     key = self._key(seat)
                     seat.asking = self._workers.submit(seat.worker, "progress", key)
