@@ -112,12 +112,7 @@ def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
                 print("Paste the others' lines, and end with Ctrl-D:")
             text = sys.stdin.read().removeprefix("\ufeff")
         else:
-            try:
-                text = read_text(Path(source))
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot read the file: {source} ({error}); name one that you may read"
-                ) from error
+            text = read_text(Path(source))
         where = "the standard input" if source == STDIN else source
         try:
             keys = parse_public_keys(text)
@@ -261,7 +256,7 @@ def _entry(
 ) -> tuple[str, int, dict[str, Any]] | None:
     """Return the table of a configuration, the place in it and the entry that a key is for.
 
-    It is None if the key is not needed. Raises ConfigError if there is no such entry.
+    It is None if the key is not needed. Raises ConfigError if the file lacks the entry.
     """
     signs, at_server = key.role in SERVERS, _is_server(values)
     # clients and the coordinator need both servers' keys, and a server needs all but its own

@@ -32,9 +32,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, MultiKrum, Strat
 from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian.clients.client import Client
-from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.records import ARRAYS, CLIENT, put_local
+from securemedian.flower.records import CLIENT, put_local
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.plugins.rounds import Arrays
 from tests.daemons import Pair, running
@@ -275,58 +274,6 @@ def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair) -> None
         assert np.allclose(one, other, rtol=1e-5)
         assert not np.allclose(one, START[name])
         assert one.dtype == START[name].dtype
-
-
-def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
-    options: dict[str, Any] = {"method": "bucketed", "options": {"buckets": 16}}
-    numbers = []
-
-    class Numbers(InProcessGrid):
-        def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
-            replies = super().send_and_receive(messages)
-            numbers.append(pair.status()["number"])
-            return replies
-
-    small = {1: 0.001, 2: 0.002, 3: 0.003}
-
-    def train(node: int, model: Arrays) -> Arrays:
-        return model | {"w": model["w"] + np.float32(small[node])}
-
-    grid = Numbers(client_app(train), node_configs(pair))
-    result = run(secure(pair, FedAvg(fraction_evaluate=0.0), **options), grid, rounds=2)
-    assert np.abs(result.arrays["w"].numpy() - START["w"] - 0.004).max() < 0.02
-    # evaluation is skipped by sending nothing
-    assert numbers[::2] == [1, 2]
-    numbers.clear()
-    # an optimiser's model is another one than S0 has: S0 takes it, and goes on with its range
-    adam = secure(pair, FedAdam(fraction_evaluate=0.0), **options)
-    result = run(adam, grid, rounds=2)
-    assert numbers[::2] == [1, 2]
-    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
-        start = coordinator.model(pair.status()["round"])
-    sent = arrays_of(grid.sent[-1].content[ARRAYS])
-    assert start.model is not None and np.array_equal(start.model[:6], sent["w"].reshape(-1))
-    assert start.policy is not None and start.scale is not None
-    assert np.all(start.scale < start.policy.start())
-
-
-def test_halves_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
-    """S0's model is float32, and the nodes' is the nearest that float16 can say."""
-    start = {"w": np.linspace(-1, 1, 6).astype(np.float16)}
-
-    def train(node: int, model: Arrays) -> Arrays:
-        # a few of the smallest steps of float16 next to 1
-        return {"w": (model["w"] + np.float16(0.002 * node)).astype(np.float16)}
-
-    strategy = secure(
-        pair, FedAvg(fraction_evaluate=0.0), method="bucketed", options={"buckets": 16}
-    )
-    grid = grid_of(pair, train)
-    result = strategy.start(grid, record(start), num_rounds=2, timeout=60)
-    assert pair.status()["number"] == 2
-    model = result.arrays["w"].numpy()
-    assert model.dtype == np.float16
-    assert np.abs(model - start["w"] - 0.008).max() < 0.02
 
 
 # Failures in a round

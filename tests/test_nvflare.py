@@ -634,20 +634,6 @@ def test_mistakes_at_the_server_end_the_job_before_training(pair: Pair, tmp_path
 # Servers that are away, jobs that are stopped
 
 
-def test_sites_that_train_without_a_round_send_nothing(
-    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    coordinator = str(pair.away("coordinator"))
-    job = Job(pair, tmp_path)
-    result = job.run(SecureMedian(coordinator, on_failure="skip", wait_s=0.1), 2)
-    assert not job.reason
-    assert np.array_equal(result["w"], START["w"])
-    assert caplog.text.count("see why none was opened: the model stays as it is") == 2
-    # sites have trained, as NVFlare cannot be told to leave it, and nothing of it has left them
-    assert job.trainers[1].seen == ["train", "train"]
-    no_array_left(job)
-
-
 def test_a_job_that_is_stopped_ends_its_round(pair: Pair, tmp_path: Path) -> None:
     def train(site: int, model: Arrays) -> Arrays:
         assert pair.status()["state"] == "open"

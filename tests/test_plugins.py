@@ -20,6 +20,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
 )
 from securemedian.plugins.rounds import (
+    Arrays,
     FrameworkRounds,
     TrainingPlan,
     listed,
@@ -137,6 +138,36 @@ def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
     rounds.end()
     assert pair.status(round_id=theirs)["state"] == "open"
     pair.caller("coordinator", "s0").ask("abort", round=theirs, reason="the test is over")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [False, True], ids=["kept", "changed"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(
+    pair: Pair, dtype: type[np.floating[Any]], changed: bool
+) -> None:
+    """S0's model is float32, and the clients' is the nearest that float16 can say.
+
+    An optimiser changes the model: S0 takes it, and goes on with its range.
+    """
+    rounds = rounds_of(pair, method="bucketed", options={"buckets": 16})
+    model: Arrays = {"w": np.linspace(-1, 1, 6).astype(dtype)}
+    for number in (1, 2):
+        round_id = rounds.open(model, 2)
+        assert pair.status()["number"] == number
+        published = pair.published("client-1", round_id)
+        assert published.model is not None and published.policy and published.scale is not None
+        assert np.array_equal(published.model.astype(dtype), model["w"])
+        assert np.all(published.scale < published.policy.start()) == (number == 2)
+        for client in (1, 2):
+            config = ClientConfig.load(pair.folder / f"client-{client}.toml")
+            # a few of the smallest steps of float16 next to 1
+            submit(config, {"w": (model["w"] + dtype(0.002 * client)).astype(dtype)}, round_id)
+        result = rounds.result(round_id, model)
+        assert result["w"].dtype == dtype
+        assert np.abs(result["w"] - model["w"] - 0.002).max() < 0.02
+        model = {"w": result["w"] + dtype(changed)}
+    rounds.end()
 
 
 @pytest.mark.slow
