@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -491,10 +492,8 @@ def _tables(rows: Sequence[Forecast]) -> Group:
     )
     if several:
         return Group(costs)
-    parts = [[getattr(row, f"{part}_seconds") for part in SECONDS] for row in rows]
-    cells = [
-        [row.name, *map(_figure, (*own, row.seconds))] for row, own in zip(rows, parts, strict=True)
-    ]
+    own = attrgetter(*(f"{part} seconds".replace(" ", "_") for part in SECONDS), "seconds")
+    cells = [[row.name, *map(_figure, own(row))] for row in rows]
     columns = "method", *SECONDS, "seconds"
     return Group(costs, terminal.table(seconds, columns, cells, SECONDS_NOTE))
 
