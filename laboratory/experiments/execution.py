@@ -51,6 +51,9 @@ class Diverged(SecureMedianError):
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
 
+# returns the state after a round of these updates (n, d)
+Combine = Callable[[RunState, Float32s], RunState]
+
 # between two questions of a client to a server
 POLL_S = 0.02
 
@@ -148,11 +151,17 @@ class ExperimentServers:
 
 
 def carry_out(
-    run: Run, rounds: int, data: Dataset, service: ExperimentServers | None, show: ShowRecord
+    run: Run,
+    rounds: int,
+    data: Dataset,
+    service: ExperimentServers | None = None,
+    show: ShowRecord = lambda _: None,
+    combine: Combine | None = None,
 ) -> RunRecord:
     """Train for `rounds` rounds, and return the record.
 
-    Only runs that are `secure` need `service`.
+    Only runs that are `secure` need `service`. Others combine updates by `combine`, which is by
+    default `combined`.
     """
     players = Collaborators(run, data) if run.collaboration else Players(run, data)
     state = RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser)
@@ -164,7 +173,7 @@ def carry_out(
             if isinstance(players, Collaborators):
                 state, cost, inference = _collaborate(run, state, players, service)
             else:
-                state, cost, inference = _round(run, state, players, service)
+                state, cost, inference = _round(run, state, players, service, combine)
             model = _model(state)
             accuracy, networks = players.accuracy(model)
             digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
@@ -181,7 +190,11 @@ After = tuple[RunState, ServerCost | None, dict[str, float]]
 
 
 def _round(
-    run: Run, before: RunState, players: Players, service: ExperimentServers | None
+    run: Run,
+    before: RunState,
+    players: Players,
+    service: ExperimentServers | None,
+    combine: Combine | None,
 ) -> After:
     """Run one more round of parameters; raise Diverged if a value is no longer a number."""
 
@@ -201,6 +214,8 @@ def _round(
         if run.secure:
             assert service is not None
             after, cost = service.run_round(run.params(model.size), before, play)
+        elif combine:
+            after = combine(before, play(model))
         else:
             after, _ = combined(run, before, play(model))
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
