@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -67,30 +67,19 @@ class RunState:
         published: int,
         optimiser: Optimiser,
         arrays: Mapping[str, Float32s],
-    ) -> Self:
+    ) -> "RunState":
         """Return the run that has these `arrays`. Raises KeyError if one is missing."""
-        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
-        if count:
-            return cls.of_groups(
-                [
-                    cls._of_arrays(policy, published, optimiser, arrays, f".{group}")
-                    for group in range(count)
-                ]
-            )
-        return cls._of_arrays(policy, published, optimiser, arrays, "")
+        one = cls(policy, published=published, optimiser=optimiser)
 
-    @classmethod
-    def _of_arrays(
-        cls,
-        policy: RangePolicy,
-        published: int,
-        optimiser: Optimiser,
-        arrays: Mapping[str, Float32s],
-        suffix: str,
-    ) -> Self:
-        model, scale = arrays.get(f"model{suffix}"), arrays[f"scale{suffix}"]
-        moments, bound = arrays.get(f"moments{suffix}"), arrays.get(f"bound{suffix}")
-        return cls(policy, model, scale, published, optimiser, moments, bound)
+        def run(suffix: str) -> "RunState":
+            named = {name: arrays.get(name + suffix) for name in _ARRAYS}
+            found: dict[str, Any] = named | {"scale": arrays[f"scale{suffix}"]}
+            return replace(one, **found)
+
+        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
+        if not count:
+            return run("")
+        return cls.of_groups([run(f".{group}") for group in range(count)])
 
     @property
     def arrays(self) -> dict[str, Float32s]:

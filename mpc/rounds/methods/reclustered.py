@@ -136,12 +136,6 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     # The sizes of a round
 
-    def averaged(self, clusters: int) -> int:
-        """Return of how many clusters' sums the aggregate is the sum."""
-        if self.aggregator == MEDIAN:
-            return 1
-        return clusters - 2 * self._dropped(clusters)
-
     def _dropped(self, clusters: int) -> int:
         trims = self.aggregator == TRIMMED_MEAN
         return trimmed_mean.dropped(clusters, self.trim) if trims else 0
@@ -167,12 +161,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             ends = self._dropped(len(flat))
             found = trimmed_mean.kept_sum(party, flat, bits, ends, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
-        return self._rescaled(opened, bits, clients)
-
-    def _rescaled(self, opened: PublicValues, bits: int, clients: int) -> PublicValues:
-        """Return opened sums of aggregates, `_scaled`."""
-        scaled = self._scaled(ring.signed(opened, bits), clients)
-        return PublicValues(ring.reduce(scaled, bits))
+        return PublicValues(ring.reduce(self._scaled(ring.signed(opened, bits), clients), bits))
 
     def _scaled(self, opened: NDArray[np.int64], clients: int) -> NDArray[np.int64]:
         """Return floor(c / k sum_r A_r), of aggregates that are sums of k clusters' sums.
@@ -180,7 +169,8 @@ class Reclustered(Clustered, SizedFixedPoint):
         It is R W times the mean movement. Everybody who knows the weight W decodes it.
         """
         count = self.clusters_among(clients)
-        return opened * count // self.averaged(count)
+        averaged = 1 if self.aggregator == MEDIAN else count - 2 * self._dropped(count)
+        return opened * count // averaged
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         bits, count = self.value_bits, self.clusters_among(len(weights))
