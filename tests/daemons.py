@@ -29,6 +29,7 @@ from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.policy import Policy
 from securemedian.common.receipts import Record, for_those_left
 from securemedian.common.states import LIVE
+from securemedian.laboratory import plaintext
 from securemedian.laboratory.processes import Processes, Running
 from securemedian.laboratory.servers import SERVERS, configure, make
 from securemedian.mpc.arrays import RingShare
@@ -246,6 +247,15 @@ class Pair:
         assert taken
         return taken
 
+    def toml(self, name: str) -> str:
+        """Return the path of somebody's configuration."""
+        return str(self.folder / f"{name}.toml")
+
+    def config(self, name: str, **changed: Any) -> ClientConfig:
+        """Return somebody's configuration, with waits that are short in tests."""
+        loaded = ClientConfig.load(self.folder / f"{name}.toml")
+        return replace(loaded, poll_interval_s=0.02, **changed)
+
     def away(self, name: str) -> Path:
         """Write the configuration of somebody whose servers cannot be reached."""
         lines = (self.folder / f"{name}.toml").read_text().splitlines()
@@ -413,6 +423,39 @@ class Pair:
         current, params = self.round(name)
         fields = {"round": current["round"], "params": params.digest, "form": form} | fields
         return self.caller(name, server).ask(op, {"share": array}, **fields)
+
+    def play(
+        self,
+        values: Sequence[NDArray[np.float32]],
+        model: NDArray[np.float32] | None = None,
+        bucket_range: Mapping[str, Any] | None = None,
+        reset: bool = False,
+        **params: Any,
+    ) -> str:
+        """Open a round of so many values, which each client uploads, and return its id."""
+        sizes = {"dim": len(values[0]), "max_clients": len(self.names)} | params
+        round_id = self.open(model, bucket_range, reset, **sizes)
+        for name, value in zip(self.names, values, strict=False):
+            self.submit(name, value)
+        return round_id
+
+    def published_as(
+        self, round_id: str, values: Sequence[NDArray[np.float32]]
+    ) -> tuple[dict[str, Any], NDArray[np.float32]]:
+        """Return the status and the results, which must be what the method is in the clear."""
+        status = self.wait("published")
+        included = status["included"]
+        left = for_those_left(RoundParams.from_dict(status["params"]), status["left_out"].values())
+        want = plaintext.published(
+            np.stack([values[self.names.index(name)] for name in included]),
+            left,
+            self.published(included[0], round_id),
+            left.weights_of([self._keys(name).public.decode() for name in included]),
+            coin=bytes.fromhex(status["coin"]),
+        )
+        results = self.results(round_id)
+        assert np.array_equal(results, want)
+        return status, results
 
     def status(self, server: str = "s0", round_id: str = "") -> dict[str, Any]:
         return self.caller("coordinator", server).ask("status", round=round_id).fields

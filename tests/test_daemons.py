@@ -191,20 +191,6 @@ def test_pairwise_gives_the_exact_median_to_servers_or_to_clients_alone(pair: Pa
             pair.caller("coordinator", server).ask("result", round=round_id)
 
 
-def test_radix_ranks_and_the_trimmed_mean_over_daemons(pair: Pair) -> None:
-    values = updates()
-    plain = np.stack(values)
-    round_id = run(
-        pair, values, method="radix", dim=DIM, max_clients=3, ranks=[1, 3], quantiles=[0.5]
-    )
-    results = pair.results(round_id)
-    assert np.array_equal(results, np.sort(plain, axis=0)[[0, 2, 1]])
-    assert RoundParams.from_dict(pair.status()["params"]).form.ring_bits == 3
-    round_id = run(pair, values, method="trimmed-mean", dim=DIM, max_clients=3, trim=0.34)
-    # of three, one is left
-    assert np.array_equal(pair.result(round_id), exact_in_the_clear(values))
-
-
 def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
     """They complete a radix round, whose result stays within the honest values' range."""
     values = updates()[:2]
@@ -235,6 +221,8 @@ def test_weights_that_cannot_be(pair: Pair) -> None:
     weighted: dict[str, Any] = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):
         pair.open(**weighted, weights={"client-1": 1, "client-2": 1, "nobody": 1})
+    with pytest.raises(ConfigError, match="not a client of the round: 'nobody'"):
+        pair.open(method="zeno", dim=DIM, max_clients=3, clusters=1, validator="nobody")
     with pytest.raises(ConfigError, match="too few clients with weights, .*: 2; name 3 or more"):
         pair.open(**weighted, weights={"client-1": 2, "client-2": 1})
 

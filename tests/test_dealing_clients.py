@@ -1,9 +1,7 @@
 """Clients that deal, through real daemons: `clients.client` and the laboratory's malformed one."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,16 +32,8 @@ DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 PAIR = {"clients": 11}
 
 
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Clients that are closed after the test."""
-    with ExitStack() as stack:
-        yield stack
-
-
 def config(pair: Pair, number: int) -> ClientConfig:
-    loaded = ClientConfig.load(pair.folder / f"{pair.names[number]}.toml")
-    return replace(loaded, poll_interval_s=0.02, state_dir="")
+    return pair.config(pair.names[number], state_dir="")
 
 
 def update(number: int) -> NDArray[np.float32]:

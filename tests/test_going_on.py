@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -37,15 +37,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # a dealing takes several pieces
 PAIR: dict[str, Any] = {"clients": 2, "settings": SETTINGS | {"max_message_bytes": 400_000}}
-
-
-@pytest.fixture
-def opened(pair: Pair) -> Iterator[ExitStack]:
-    """Clients and proxies that are closed after the test, which leaves no round open."""
-    with ExitStack() as stack:
-        yield stack
-    if pair.status()["state"] == "open":
-        pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="done")
 
 
 class Line:

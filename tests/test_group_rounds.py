@@ -1,6 +1,6 @@
 """Rounds of several groups over real daemons, with real clients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -36,23 +36,8 @@ PARAMS = RoundParams(Bucketed(groups=2), dim=DIM, max_clients=CLIENTS)
 PAIR = {"clients": CLIENTS}
 
 
-@pytest.fixture
-def opened(pair: Pair) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    if pair.status()["state"] == "open":
-        pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="done")
-
-
 def config(pair: Pair, number: int) -> ClientConfig:
-    loaded = ClientConfig.load(pair.folder / f"client-{number + 1}.toml")
-    return replace(loaded, poll_interval_s=0.02, state_dir="")
-
-
-@pytest.fixture
-def coordinator(pair: Pair, opened: ExitStack) -> Coordinator:
-    loaded = ClientConfig.load(pair.folder / "coordinator.toml")
-    return opened.enter_context(Coordinator(replace(loaded, poll_interval_s=0.02)))
+    return pair.config(f"client-{number + 1}", state_dir="")
 
 
 @pytest.fixture

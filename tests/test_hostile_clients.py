@@ -168,33 +168,6 @@ def test_dealing_and_upload_at_once_are_judged_when_the_servers_get_to_it(pair: 
     ends_without_it(pair, round_id, FAILED)
 
 
-def test_a_client_that_deals_and_uploads_last_of_all_is_in(pair: Pair) -> None:
-    round_id = opened(pair)
-    names = (*HONEST, HOSTILE)
-    for name in names:
-        pair.submit(name, update(name))
-    status = pair.wait("published")
-    assert status["left_out"] == {} and len(status["included"]) == 4
-    assert status["cost"]["checking_bytes_sent"] > 0 and status["cost"]["checking_seconds"] > 0
-    updates = np.stack([update(name) for name in names])
-    params = RoundParams.from_dict(status["params"])
-    expected = plaintext.published(updates, params, pair.published("client-1", round_id))
-    assert np.array_equal(pair.result(round_id), expected[0])
-
-
-def test_different_uploads_at_the_two_servers_are_left_out(pair: Pair) -> None:
-    round_id = opened(pair)
-    shape = pair.round(HOSTILE)[1].form.dealing
-    assert shape
-    dealt = pair.deal(HOSTILE, dealing.deal(shape))
-    rotations = dealt.rotations(pair.encoded(HOSTILE, update(HOSTILE))[0])
-    pair.send(HOSTILE, "upload", "rotations", rotations, "s0")
-    pair.send(HOSTILE, "upload", "rotations", rotations ^ np.uint64(1), "s1")
-    for name in HONEST:
-        pair.submit(name, update(name))
-    ends_without_it(pair, round_id, "it sent different uploads to the two servers")
-
-
 def test_a_dealing_that_is_withheld_or_cut_short_is_left_out(pair: Pair) -> None:
     round_id = opened(pair)
     current, params = pair.round(HOSTILE)
@@ -302,20 +275,6 @@ def test_a_replayed_dealing_is_worth_nothing(pair: Pair) -> None:
         pair.submit(name, update(name))
     pair.caller("coordinator", "s0").ask("close", round=round_id)
     ends_without_it(pair, round_id, "its dealing reached neither server")
-
-
-def test_below_the_fewest_clients_the_round_fails_with_all_reasons(pair: Pair) -> None:
-    opened(pair, min_clients=3)
-    shape = pair.round(HOSTILE)[1].form.dealing
-    assert shape
-    for name in ("client-3", HOSTILE):
-        pair.deal(name, one_kept_vector(shape, dealing.deal(shape)))
-    pair.submit("client-1", update("client-1"))
-    pair.submit("client-2", update("client-2"))
-    status = wait_until(lambda: pair.status()["state"] == "failed" and pair.status())
-    assert "2 complete uploads" in status["reason"] and "at least 3" in status["reason"]
-    assert f"client-3, client-4: {FAILED}" in status["reason"]
-    assert status["opened"] == "nothing"
 
 
 # Values out of range

@@ -1,6 +1,5 @@
 """Krum and Multi-Krum: against slow definitions, what is opened, and through real daemons."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
-from tests.daemons import Pair, running
 from tests.parties import Lanes, additive, make_parties, played, run_both
 from tests.test_privacy import looks_uniform, recorders
 
@@ -221,38 +219,3 @@ def test_what_a_selection_takes_does_not_grow_with_the_update() -> None:
             method.judge_demand(weights, 10) + method.demand(weights, dim, 10) for dim in (1, 10**6)
         ]
         assert taken[0].ots == taken[1].ots < 800_000
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("krum"), clients=5)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    """Start without a model and open nothing; then from the first result, with who is chosen."""
-    rng, before = np.random.default_rng(3), None
-    for selection in ("hidden", "opened"):
-        given: dict[str, Any] = {
-            "method": "krum",
-            "dim": 200,
-            "max_clients": 5,
-            "selection": selection,
-        }
-        updates = (np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01).astype(np.float32)
-        updates[3] *= -20
-        round_id = pair.open(**given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
-        status = pair.wait("published")
-        placed = updates[[pair.names.index(name) for name in status["included"]]]
-        method = RoundParams.from_dict(status["params"]).method
-        published = Published(model=before, coin=bytes.fromhex(status["coin"]))
-        (want,) = method.in_the_clear(Clear(placed, [1] * 5, published, 5))
-        before = pair.result(round_id)
-        assert np.array_equal(before, want.astype(np.float32))
-        assert np.abs(want - np.delete(updates, 3, axis=0).mean(axis=0)).max() < 0.02

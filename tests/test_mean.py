@@ -17,7 +17,6 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.mpc.rounds.run_state import RunState
 from tests.daemons import Pair
 from tests.parties import Lanes, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
@@ -97,27 +96,6 @@ def test_the_sum_alone_is_opened() -> None:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "commit.ring", "open.ring"]
         assert looks_uniform(heard[2][1])
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    """Unweighted, and weighted by name: the servers know which weight is whose."""
-    updates = np.random.default_rng(2).normal(size=(4, 200)).astype(np.float32)
-    shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
-    weighted = {"weights": shares, "norm_bound": 64.0}
-    model = None
-    for options in ({}, weighted):
-        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 4} | options
-        round_id = pair.open(reset=True, **given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
-        pair.wait("published")
-        weights = list(shares.values()) if options else None
-        params = RunState().settled(RoundParams.from_dict(given))
-        (want,) = plaintext.published(updates, params, Published(model), weights)
-        model = pair.result(round_id)
-        assert np.array_equal(model, want)
-        assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-4)
 
 
 @pytest.mark.slow

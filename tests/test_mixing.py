@@ -1,7 +1,5 @@
 """Nearest neighbours mixed before a median or a trimmed mean: against slow definitions."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from securemedian.mpc.rounds.methods.nearest import LONGEST
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
 from securemedian.mpc.rounds.plan import predict
-from tests.daemons import Pair, running
 from tests.parties import Lanes, make_parties, played, run_both
 from tests.test_krum import DIM
 
@@ -103,39 +100,3 @@ def test_sums_of_neighbours_do_not_wrap() -> None:
     assert longest * mixing.MOST_CLIENTS < 1 << mixing.MIXED_BITS - 2
     assert longest * mixing.MOST_CLIENTS < 1 << radix.MIXED_WORD_BITS - 1
     assert longest * mixing.MOST_CLIENTS**2 < 1 << mixing.MIXED_BITS - 1
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("mixing"), clients=5)) as started:
-        yield started
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trimmed-mean", "radix"])
-def test_through_real_daemons(name: str, pair: Pair) -> None:
-    """Open nothing, and then who is near, from the result before."""
-    rng, latest = np.random.default_rng(4), None
-    for selection in ("hidden", "opened"):
-        params = made(name, 200, 5, neighbours=1, selection=selection)
-        round_id = pair.open(**params.to_dict())
-        before = pair.published("client-1", round_id)
-        model = np.zeros(200, np.float32) if before.model is None else before.model
-        assert latest is None or np.array_equal(model, latest)
-        steps = np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01
-        # as long as the others, so that its length does not tell
-        steps[3] *= -1
-        updates = (model + steps).astype(np.float32)
-        for client, update in zip(pair.names, updates, strict=True):
-            pair.submit(client, update)
-        status = pair.wait("published")
-        placed = updates[[pair.names.index(client) for client in status["included"]]]
-        published = replace(before, coin=bytes.fromhex(status["coin"]))
-        (want,) = params.method.in_the_clear(Clear(placed, [1] * 5, published, 5))
-        latest = pair.result(round_id)
-        assert np.array_equal(latest, want.astype(np.float32))
-        honest = np.delete(updates, 3, axis=0).mean(axis=0)
-        assert np.abs(latest - honest).max() < 0.05

@@ -1,7 +1,6 @@
 """The form of a model: layers are matched by name, and what does not fit is refused in words."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -161,15 +160,6 @@ def test_train_keeps_layers_local_over_restarts() -> None:
 
 
 # With servers
-
-
-@pytest.fixture
-def coordinator(pair: Pair) -> Iterator[Coordinator]:
-    """Return the coordinator, and end what a test leaves open."""
-    with Coordinator.from_config(toml(pair, "coordinator")) as one:
-        yield one
-        if one.status().state == "open":
-            one.abort_round(one.status().round, "the test is over")
 
 
 def model(fc1: float, fc2: float, swapped: bool = False) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,15 +177,6 @@ def test_an_error_of_a_library_is_one_line_and_status_1(
 
 def toml(pair: Pair, name: str) -> str:
     return str(pair.folder / f"{name}.toml")
-
-
-@pytest.fixture
-def coordinator(pair: Pair) -> Iterator[Coordinator]:
-    """Return the coordinator, and end what a test leaves open."""
-    with Coordinator.from_config(toml(pair, "coordinator")) as one:
-        yield one
-        if one.status().state == "open":
-            one.abort_round(one.status().round, "the test is over")
 
 
 def member(pair: Pair, number: int = 1) -> Client:

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -267,15 +266,6 @@ def test_a_worker_warms_up_for_predictions_alone(capsys: pytest.CaptureFixture[s
 
 
 # With servers
-
-
-@pytest.fixture
-def coordinator(pair: Pair) -> Iterator[Coordinator]:
-    """Return the coordinator, and end what a test leaves open."""
-    with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as one:
-        yield one
-        if one.status().state == "open":
-            one.abort_round(one.status().round, "the test is over")
 
 
 def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client:

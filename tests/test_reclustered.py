@@ -1,7 +1,6 @@
 """SHARE: clusters drawn from a common coin, against plain numpy, what is opened, and daemons."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -34,7 +33,6 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
-from tests.daemons import Pair, running
 from tests.parties import Lanes, deterministic_entropy, make_parties, played, run_both
 from tests.servers_alone import Server, held, hello
 from tests.test_privacy import looks_uniform, recorders
@@ -462,49 +460,3 @@ def test_a_median_is_computed_in_the_way_that_takes_fewer_ots(ring_bits: int) ->
         assert least.at_once(clients) in (by_pairs.at_once(clients), by_radix.at_once(clients))
     assert {(2, False), (5, False), (20, True), (60, True)} <= ways
     assert len(ways) == 8
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("reclustered"), clients=7)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    """Rounds of a run, each from the model of the one before."""
-    rng = np.random.default_rng(2)
-    model = np.zeros(200, np.float32)
-    ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
-    ways.append({"median_by": RADIX})
-    opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
-    for way in (*ways, opened):
-        updates = (model + rng.normal(size=(7, 200))).astype(np.float32)
-        given: dict[str, Any] = {
-            "method": "reclustered",
-            "dim": 200,
-            "max_clients": 7,
-            "clusters": 2,
-            "reclusterings": 3,
-            "trim": 0.34,
-            "eta": 0.5,
-        } | way
-        round_id = pair.open(**given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
-        status = pair.wait("published")
-        assert pair.status("s1")["coin"] == status["coin"] and len(status["coin"]) == 32
-        placed = updates[[pair.names.index(name) for name in status["included"]]]
-        method = RoundParams.from_dict(given).method
-        assert isinstance(method, Reclustered)
-        coin = bytes.fromhex(status["coin"])
-        want = (
-            method.in_the_clear(Clear(placed, [1] * 7, Published(model, coin=coin), 7))[0]
-            if way is opened
-            else expected(method, placed, model, [1] * 7, coin)
-        )
-        assert np.array_equal(pair.result(round_id), want.astype(np.float32))
-        model = pair.result(round_id)

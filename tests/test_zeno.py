@@ -1,6 +1,5 @@
 """SHARE with Zeno++: against exact arithmetic, what is opened, and through real daemons."""
 
-from collections.abc import Iterator
 from fractions import Fraction
 from math import isqrt
 from typing import Any
@@ -19,7 +18,6 @@ from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
-from tests.daemons import Pair, running
 from tests.parties import Lanes, played, run_both
 
 DIM = 300
@@ -254,40 +252,3 @@ def test_signs_of_sums_beyond_64_bits(lanes: Lanes, count: int) -> None:
     one, other = run_both(found)
     exact = [factors[0] * int(x) + factors[1] * int(y) + constant < 0 for x, y in values.T]
     assert (one ^ other).tolist() == exact
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("zeno"), clients=5)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    given: dict[str, Any] = {"method": "zeno", "dim": 200, "max_clients": 5, "reclusterings": 2}
-    with pytest.raises(ConfigError, match="not a client of the round: 'nobody'"):
-        pair.open(**given, validator="nobody")
-    rng = np.random.default_rng(3)
-    updates = (np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01).astype(np.float32)
-    updates[4] *= -20
-    round_id = pair.open(**given, validator="client-2")
-    # not as a client cuts it
-    values = pair.encoded(pair.names[4], updates[4])
-    values[0, 7] = np.uint64(1 << 40)
-    seeded, words = share.split(values, 64)
-    pair.halves(pair.names[4], "upload", seeded.seed, words.packed)
-    for name, update in zip(pair.names[:4], updates[:4], strict=True):
-        pair.submit(name, update)
-    status = pair.wait("published")
-    included = status["included"]
-    assert pair.names[4] not in included and "longer than its bound" in str(status["left_out"])
-    placed = updates[[pair.names.index(name) for name in included]]
-    method = RoundParams.from_dict(given).method
-    weights = [0 if name == "client-2" else 1 for name in included]
-    published = Published(coin=bytes.fromhex(status["coin"]))
-    (want,) = method.in_the_clear(Clear(placed, weights, published, 5))
-    assert np.array_equal(pair.result(round_id), want.astype(np.float32))
-    assert 0 < np.abs(want).sum() < np.abs(updates[:4].mean(axis=0)).sum() + 1
