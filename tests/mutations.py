@@ -43,13 +43,13 @@ _TABLE, _REGISTER = "servers/machine/table.py", "servers/rounds/register.py"
 _POLICY, _JOURNAL = "common/policy.py", "clients/journal.py"
 _SHARING, _SEALED = "clients/sharing.py", "servers/network/sealed.py"
 
-# By test: its file, and the words of its name.
+# By the test that sees it: its file, and words of its name.
 MUTATIONS = {
     # issue 35: both commit, each to its own words at its own place, before either opens
     "openings another_opening_is": Change(_CHANNEL, "self.check_opening(committed, ", "print("),
     "openings the_others_commitment": Change(_CHANNEL, "label, number, at)", "label, 0, at)"),
     "openings an_old_commitment": Change(_CHANNEL, "label, number, at)", "label, number, 0)"),
-    "openings hides_what": Change(
+    "output_shares nothing_more_is_sent": Change(
         "mpc/rounds/methods/reveal.py", "randomness.words(NONCE_WORDS)", "mine[:0]"
     ),
     "equality another_message": Change(
@@ -84,7 +84,7 @@ MUTATIONS = {
         "mpc/rounds/methods/krum.py", "0 < self.chosen <= 2", "0 < self.chosen < 2"
     ),
     # noise: the same for the same clients, another one for others
-    "rounds noise": Change(
+    "account another_attempt": Change(
         "servers/machine/round.py",
         "digest(self.noise_secret, self.digest)",
         "digest(self.noise_secret, 0)",
@@ -95,13 +95,10 @@ MUTATIONS = {
         "clients/update.py", 'raise InputError(f"unusable dtype', 'return bool(f"unusable dtype'
     ),
     "model_form first_line": Change("common/model_form.py", "mine[1:] != entry[1:]", "False"),
-    "receipts another_form_is": Change(_SHARING, "if form and form !=", "if False and form !="),
+    "model_form everybody_s": Change(_SHARING, "if form and form !=", "if False and form !="),
     "saturation would_be_cut": Change("clients/upload.py", "if not saturate:", "if False:"),
     "surroundings fork": Change(
         "clients/connection.py", "check_process(self._pid,", "print(self._pid,"
-    ),
-    "surroundings folder": Change(
-        "mpc/protocols/kernels/jit.py", "if found.st_mode & 0o022 or exposed:", "if exposed:"
     ),
     "journal clock": Change(_JOURNAL, "self._keep_days([min(made, now)", "print([min(made, now)"),
     "participants needs_more": Change(
