@@ -450,7 +450,7 @@ class Pair:
             np.stack([values[self.names.index(name)] for name in included]),
             left,
             self.published(included[0], round_id),
-            left.weights_of([self._keys(name).public.decode() for name in included]),
+            left.method.weights_of([self._keys(name).public.decode() for name in included]),
             coin=bytes.fromhex(status["coin"]),
         )
         results = self.results(round_id)

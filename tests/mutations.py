@@ -156,14 +156,14 @@ MUTATIONS = {
     "durable damaged_share": Change(
         "servers/storage/spool.py", "if digest.digest() != row.sha256[:SHA256_BYTES]", "if False"
     ),
-    "reload cannot": Change("servers/config.py", "if name in CHANGEABLE]\n", "]\n"),
+    "reload cannot": Change("servers/config.py", "differing if name in CHANGEABLE]", "differing]"),
     # clients' own checks of servers
     "receipts one_server_is_not": Change(
         "common/receipts.py", "if not self.is_signed(server, key)", "if False"
     ),
-    "journal one_secret": Change(_JOURNAL, "if kept.params != params:", "if False:"),
+    "journal one_secret": Change(_JOURNAL, "if kept.draw.params != params:", "if False:"),
     "journal rotates_no_other": Change(
-        _JOURNAL, "if self._draws.pop(round_id, None):", "if False:"
+        _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
     "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, coin) != coin", "False"),
     "dealing guards_alone": Change(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import MUTATIONS, Change
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "securemedian."
 THIRD_PARTY = {
@@ -224,6 +226,20 @@ def test_no_module_takes_anothers_underscore_names(package: str) -> None:
 )
 def test_the_search_for_underscore_names_finds_them(line: str, taken: list[str]) -> None:
     assert strangers(line) == taken
+
+
+def test_the_table_of_mutations_fits_the_product(tmp_path: Path) -> None:
+    assert len(MUTATIONS) >= 40
+    for test, change in MUTATIONS.items():
+        file, words = test.split(maxsplit=1)
+        assert change.old != change.new and "\n" not in change.old, test
+        assert (ROOT / change.file).read_text("utf-8").count(change.old) == 1, test
+        # words of `-k` may be joined by "or"
+        assert any(
+            word in (ROOT / "tests" / f"test_{file}.py").read_text() for word in words.split()
+        )
+    with pytest.raises(ValueError, match="0 times 'that is nowhere': mend the table"):
+        Change("setup.cfg", "that is nowhere", "").apply(ROOT)
 
 
 @pytest.mark.slow

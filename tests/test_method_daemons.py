@@ -58,7 +58,7 @@ def test_a_run_follows_the_plaintext(pair: Pair, name: str) -> None:
     given, rng = RUNS[name], np.random.default_rng(3)
     params = RoundParams.from_dict({"dim": DIM, "max_clients": 7, **given})
     start: dict[str, Any] = {"reset": True}
-    if params.uses_range:
+    if params.form.buckets:
         start |= {"model": np.zeros(DIM, np.float32), "bucket_range": {"policy": "coordinate"}}
     model = np.zeros(DIM, np.float32)
     for _ in range(2):
