@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -426,28 +426,29 @@ class Pair:
 
     def play(
         self,
-        values: Sequence[NDArray[np.float32]],
+        values: Iterable[NDArray[np.float32]],
         model: NDArray[np.float32] | None = None,
         bucket_range: Mapping[str, Any] | None = None,
         reset: bool = False,
         **params: Any,
     ) -> str:
         """Open a round of so many values, which each client uploads, and return its id."""
-        sizes = {"dim": len(values[0]), "max_clients": len(self.names)} | params
+        each = dict(zip(self.names, values, strict=False))
+        sizes = {"dim": len(each[self.names[0]]), "max_clients": len(self.names)} | params
         round_id = self.open(model, bucket_range, reset, **sizes)
-        for name, value in zip(self.names, values, strict=False):
+        for name, value in each.items():
             self.submit(name, value)
         return round_id
 
     def published_as(
-        self, round_id: str, values: Sequence[NDArray[np.float32]]
+        self, round_id: str, values: Iterable[NDArray[np.float32]]
     ) -> tuple[dict[str, Any], NDArray[np.float32]]:
         """Return the status and the results, which must be what the method is in the clear."""
-        status = self.wait("published")
+        status, each = self.wait("published"), dict(zip(self.names, values, strict=True))
         included = status["included"]
         left = for_those_left(RoundParams.from_dict(status["params"]), status["left_out"].values())
         want = plaintext.published(
-            np.stack([values[self.names.index(name)] for name in included]),
+            np.stack([each[name] for name in included]),
             left,
             self.published(included[0], round_id),
             left.method.weights_of([self._keys(name).public.decode() for name in included]),

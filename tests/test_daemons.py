@@ -209,14 +209,6 @@ def test_random_bytes_are_a_client_with_random_values(pair: Pair) -> None:
     assert (result >= np.min(values, axis=0)).all() and (result <= np.max(values, axis=0)).all()
 
 
-def test_a_weighted_round_over_daemons(pair: Pair) -> None:
-    values = updates()
-    # no client weighs more than a third, and so all weigh the same
-    weights = {"client-1": 3, "client-2": 1, "client-3": 1}
-    round_id = run(pair, values, method="radix", dim=DIM, max_clients=3, weights=weights)
-    assert np.array_equal(pair.result(round_id), np.sort(values, axis=0)[1])
-
-
 def test_weights_that_cannot_be(pair: Pair) -> None:
     weighted: dict[str, Any] = {"method": "radix", "dim": DIM, "max_clients": 3}
     with pytest.raises(ConfigError, match="nobody"):

@@ -356,6 +356,7 @@ def test_an_exception_of_the_training_costs_one_round_if_asked(pair: Pair) -> No
     for server in ("s0", "s1"):
         assert secret not in pair.output(server)
         assert secret not in str(pair.status(server, first))
+    pair.wait("published")
     with pytest.raises(ConfigError, match="invalid on_error: .*; take one of raise, decline"):
         fit(pair, train, told, on_error="ignore")
 
