@@ -82,7 +82,7 @@ def test_secure_and_plain_are_equal_bit_by_bit(
     radix = secure.run(1, "radix", "gaussian")
     # with clusters of one client, and so whatever the servers toss
     clustered = [secure.run(1, name) for name in ("share-median-m1-r1", "share-zeno-m1-r1")]
-    with ExperimentServers(3, nothing) as service:
+    with ExperimentServers.here(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, nothing)}
         for run in clustered:
             through[run.run_id] = execution.carry_out(run, 1, digits, service, nothing)

@@ -301,7 +301,7 @@ def _records(
     with bar, ExitStack() as stack:
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(ExperimentServers(design.clients, servers))
+            service = stack.enter_context(ExperimentServers.here(design.clients, servers))
         for number, (one, run) in enumerate(missing.items()):
             title = f"run {len(done) + 1} of {len(wanted)}: {run.name}"
 

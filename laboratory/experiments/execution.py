@@ -1,14 +1,10 @@
 """One run, carried out from its start to its end."""
 
 import hashlib
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +23,7 @@ from securemedian.laboratory.servers import (
     ShowStatus,
     client_config,
     differs,
+    new_folder,
     servers_here,
 )
 from securemedian.mpc import canonical
@@ -58,15 +55,26 @@ Combine = Callable[[RunState, Float32s], RunState]
 POLL_S = 0.02
 
 
+@dataclass(frozen=True)
 class ExperimentServers:
-    """Both servers, which start when the first round needs them and end with this context."""
+    """Both servers, and the clients that this process plays."""
 
-    def __init__(self, clients: int, show: ShowStatus) -> None:
-        self._count, self._show = clients, show
-        self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
-        # the servers and the connections to them
-        self._open = ExitStack()
-        self._clients: Sequence[Client] = ()
+    service: Service
+    clients: Sequence[Client]
+    show: ShowStatus
+
+    @classmethod
+    @contextmanager
+    def here(cls, clients: int, show: ShowStatus) -> Iterator[Self]:
+        """Run both servers for so many clients while the context is open."""
+        show(RoundStatus(phase="being started (the first start compiles)"))
+        with (
+            new_folder("experiment", "the servers' keys and logs") as folder,
+            servers_here(folder, clients) as service,
+            ExitStack() as stack,
+        ):
+            configs = [client_config(folder, name, POLL_S) for name in service.names]
+            yield cls(service, [stack.enter_context(Client(one)) for one in configs], show)
 
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
@@ -84,8 +92,8 @@ class ExperimentServers:
                 "range_policy": before.policy,
                 "optimiser": before.optimiser,
             }
-        results, cost = self._run(params, play, first)
-        return before.after(results[0], params.form.buckets), cost
+        result, cost = self._run(params, play, first)
+        return before.after(result, params.form.buckets), cost
 
     def combine(
         self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
@@ -94,8 +102,7 @@ class ExperimentServers:
 
         Returns the labels (d,), and what the round cost the servers.
         """
-        results, cost = self._run(params, lambda _: predictions, {}, public)
-        return results[0], cost
+        return self._run(params, lambda _: predictions, {}, public)
 
     def _run(
         self,
@@ -104,50 +111,28 @@ class ExperimentServers:
         opening: dict[str, Any],
         public: PublicSet | None = None,
     ) -> tuple[Float32s, ServerCost]:
-        """Run a round that all clients submit to; return its results (results, d) and its cost."""
-        service = self._started()
+        """Run a round that all clients submit to; return its first result (d,) and its cost."""
         sent: dict[str, Float32s] = {}
 
         def submit(round_id: str, before: Published) -> None:
             # rounds of experiments are opened with a model, or need none
             assert before.model is not None
             updates = play(before.model)
-            for client, update in zip(self._clients, updates, strict=True):
+            for client, update in zip(self.clients, updates, strict=True):
                 client.public = public
                 # attacks send what is beyond every range
                 client.submit(update, round_id, saturate=True)
                 sent[client.config.name] = update.reshape(-1)
 
-        ended = service.round(params, submit, self._show, **opening)
+        ended = self.service.round(params, submit, self.show, **opening)
         # the order in which the servers drew clients for clusters
         placed = np.stack([sent[name] for name in ended.status.included])
         if not ended.clear(placed):
             raise differs(ended.status.number)
         cost = ended.status.cost
-        return ended.results, ServerCost(
+        return ended.results[0], ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
-
-    def _started(self) -> Service:
-        if not self._clients:
-            self._show(RoundStatus(phase="being started (the first start compiles)"))
-            servers = servers_here(self._directory, self._count)
-            self._service = self._open.enter_context(servers)
-            self._clients = [
-                self._open.enter_context(Client(client_config(self._directory, name, POLL_S)))
-                for name in self._service.names
-            ]
-        return self._service
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._open.close()
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
-            shutil.rmtree(self._directory)
-        else:
-            print(f"the servers' keys and logs are left in {self._directory}", file=sys.stderr)
 
 
 def carry_out(
