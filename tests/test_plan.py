@@ -25,6 +25,7 @@ from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.chunks import evenly
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
 from securemedian.mpc.rounds.lanes import SIZE_WORDS
@@ -45,6 +46,7 @@ from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.servers.network.control import SHA256_BYTES
 from tests.daemons import SETTINGS, Pair, running
 from tests.parties import make_parties, run_both
+from tests.test_groups import VISIBLE
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +126,8 @@ def counted(
             if used.number == 0:
                 found, cost = judge_surveys(parties[j], params, surveyed, weights, used)
                 used, checked = replace(used, verdicts=found), cost.after(checked)
-        outcome = run_round(parties[j], params, protocol, given, weights=weights, shard=used)
+        groups = evenly(params, len(weights)) if params.method.visible else []
+        outcome = run_round(parties[j], params, protocol, given, None, weights, groups, shard=used)
         return outcome.cost.after(checked)
 
     return run_both(run)
@@ -219,6 +222,8 @@ CASES: dict[str, Case] = {
     "the validator weighs nothing": (ZENO, 700, [1] * 6 + [0], TWO),
     "comparisons are cut into batches": (FEW, 130, [1] * 20, replace(TWO, batch=4096)),
 }
+for _grouped in (Bucketed(buckets=8, groups=4), *VISIBLE):
+    CASES[_grouped.label] = _grouped, 700, [1] * 12, TWO
 for _name in ("scan", "pairwise", "pairwise-opened", "bfloat16"):
     _named: Any = {"weights": {str(client): weight for client, weight in enumerate(WEIGHTS)}}
     _weighted = replace(ROUNDS[_name], **_named)

@@ -32,6 +32,8 @@ from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
@@ -48,13 +50,13 @@ from securemedian.servers.computing.shards import (
     ShardedComputation,
     decode,
 )
-from securemedian.servers.computing.slices import for_check, for_shard
+from securemedian.servers.computing.slices import for_shard
 from securemedian.servers.computing.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.network.control import encode
 from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
-from tests.test_methods import variants
+from tests.test_methods import GIVEN
 from tests.workers import LOOPBACK, HeldWords, ShardedServers
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,8 @@ SMALL = ProtocolParams(lanes=2, chunk=128, batch=1 << 12)
 CLIENTS = 3
 DIM = 600
 OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
+ROUNDS = [cls(**GIVEN.get(name, {})) for name, cls in METHODS.items()]
+ROUNDS += [Bucketed(uploads="unverified"), Pairwise(result_to="clients"), Radix(neighbours=1)]
 
 
 @pytest.fixture
@@ -152,7 +156,7 @@ def test_the_parts_of_a_dealing_are_each_checked_by_one_shard() -> None:
         assert [part for shard in cut for part in shard.parts(shape)] == list(range(6))
 
 
-@pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
+@pytest.mark.parametrize("method", ROUNDS, ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_in_shards_is_the_round(servers: ShardedServers, method: Method) -> None:
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
@@ -589,11 +593,3 @@ def test_messages_that_cannot_come_are_refused(servers: ShardedServers) -> None:
 
     with pytest.raises(PeerProtocolError, match="do not run the same round"):
         run_both(lie)
-
-
-def test_shards_of_a_check_hold_whole_parts() -> None:
-    shape = Dealing(2_000_000, 4, 8)
-    cut = cutting.shards(shape.dim, 2)
-    half = SeedUpload(shape.layout, bytes(16))
-    assert for_check(half, shape, cut[0], HeldWords) is half
-    assert isinstance(cut[0], Shard)
