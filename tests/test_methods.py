@@ -161,7 +161,8 @@ def test_rounds_on_uneven_buckets(method: Method, policy: RangePolicy) -> None:
     ids=lambda m: m.name,
 )
 def test_a_weighted_round_too(method: Method) -> None:
-    weights = {"a": 3, "b": 1, "c": 4, "d": 2, "e": 5}
+    # counts of radix and bucketed then have 14 bits
+    weights = {"a": 2903, "b": 1, "c": 4021, "d": 2000, "e": 3100}
     assert isinstance(method, Weighted)
     weighted = replace(method, weights=weights)
     updates = np.random.default_rng(3).normal(size=(5, 150))

@@ -92,19 +92,18 @@ def median(
     values: RingShare,
     bits: int,
     selection: str,
-    rank: int | None = None,
     weights: Sequence[int] | None = None,
     batch: int | None = None,
 ) -> RingShare:
-    """Return shares of the element of rank k in each coordinate.
+    """Return shares of the lower median of each coordinate.
 
     `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. `selection` is
-    "hidden" or "opened". `rank` is 1..total weight, by default ceil(total / 2). `weights` are
-    whole numbers >= 1, one per client, by default 1. `batch` is as in `order.positions`.
+    "hidden" or "opened". `weights` are whole numbers >= 1, one per client, by default 1. `batch` is
+    as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
-    rank = ring.median_rank(sum(chosen_weights)) if rank is None else rank
+    rank = ring.median_rank(sum(chosen_weights))
     if selection != "opened" or clients == 1:
         return order.element(party, values, bits, rank, chosen_weights, batch)
     selected = order.holders(party, values, bits, rank, chosen_weights, batch)
