@@ -121,9 +121,9 @@ class Client(Member):
         except BaseException:
             super().close()
             raise
-        self.service.meanwhile = self._tend
+        self.meanwhile = self._tend
         self._lookup = Lookup(self, self._journal)
-        self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
+        self._sender = Sender(self._journal, self, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it
@@ -157,7 +157,7 @@ class Client(Member):
             # the protocol of audits takes a while to import
             from securemedian.clients.folder import Folder
 
-            Folder(self._journal, self.service).tend()
+            Folder(self._journal, self).tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -172,9 +172,9 @@ class Client(Member):
         PolicyRefused if this client's own policy refuses the round: both servers are told, and the
         next call waits for another.
         """
-        limit = self.service.limit(timeout_s)
+        limit = self.limit(timeout_s)
         while True:
-            current = self.service.wait(
+            current = self.wait(
                 0,
                 lambda: self._lookup.new(self._seen),
                 limit,
@@ -189,7 +189,7 @@ class Client(Member):
                 break
             except REFUSED as error:
                 self._seen = current.round_id
-                self.service.report(f"going on to the next round: {error}")
+                self.report(f"going on to the next round: {error}")
         if not current.submitted:
             try:
                 self._check_takes_part(current.round_id, current.params, limit.left_s)
@@ -279,7 +279,7 @@ class Client(Member):
         PeerProtocolError, before anything of the update is sent, if they contradict each other or
         have opened wrong values of the dealing.
         """
-        self.service.check_open()
+        self.check_open()
         vector, spec = updates.flatten(update, keep_local)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
@@ -327,7 +327,7 @@ class Client(Member):
 
         what = f"round {round_id} did not end"
         waiting = f"the end of round {round_id} from S0; it is audited, and is answered"
-        self.service.wait(0, over, self.service.limit(timeout_s), what, waiting)
+        self.wait(0, over, self.limit(timeout_s), what, waiting)
 
     def fit(
         self,
@@ -372,7 +372,7 @@ class Client(Member):
         check_one_of("on_error", on_error, ("raise", "decline"))
         sent = {"progress": progress, "keep_local": keep_local, "saturate": saturate}
         done = 0
-        with self.service.reporting(report):
+        with self.reporting(report):
             if keep_local:
                 report(updates.flatten(model, keep_local)[1].summary)
             for turn in self.rounds(rounds, timeout_s):
@@ -435,7 +435,7 @@ class Client(Member):
         own = spec.form if spec else None
         fits = own is not None and own.size == current.params.dim
         text = own.text if own is not None and fits else ""
-        return ask_form(self.service, current.round_id, current.params, text)
+        return ask_form(self, current.round_id, current.params, text)
 
     def flat_result(
         self, round_id: str, group: int | None = None, timeout_s: float | None = None
@@ -450,17 +450,17 @@ class Client(Member):
         shared = self._shared.get(round_id)
         if shared and shared.spec:
             return shared.spec.form
-        said = self.service.ask("info").fields
+        said = self.ask("info").fields
         if params.exchange.fixed is not None or agree("S0", said) < 3:
             return None
-        return ask_form(self.service, round_id, params, "")
+        return ask_form(self, round_id, params, "")
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""
         try:
-            self.service.ask("tell", {"round": round_id, "metrics": metrics})
+            self.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
-            self.service.report(f"round {round_id} goes on without these public metrics: {error}")
+            self.report(f"round {round_id} goes on without these public metrics: {error}")
 
     def _check_takes_part(
         self, round_id: str, params: RoundParams, timeout_s: float | None = None
@@ -486,8 +486,8 @@ class Client(Member):
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
         policy, statuses = self.config.policy, []
         if policy.needs_statuses:
-            statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
-        made, key = self._journal.made_within_a_day, self.service.keys.public.decode()
+            statuses = [self.status(round_id, timeout_s, party) for party in (0, 1)]
+        made, key = self._journal.made_within_a_day, self.keys.public.decode()
         about = self.config.name, statuses, self.config.weight, key
         try:
             policy.check_round(params, made, *about)
@@ -506,12 +506,12 @@ class Client(Member):
             fields = {"round": round_id}
             try:
                 if reason != POLICY:
-                    info = self.service.ask("info", timeout_s=0.0, party=party).fields
+                    info = self.ask("info", timeout_s=0.0, party=party).fields
                     # releases that speak less know no reasons
                     fields |= {"reason": reason} if agree(f"S{party}", info) >= 3 else {}
-                self.service.ask("decline", fields, timeout_s=0.0, party=party)
+                self.ask("decline", fields, timeout_s=0.0, party=party)
             except SecureMedianError as error:
-                self.service.report(f"S{party} was not told of a refusal: {error}")
+                self.report(f"S{party} was not told of a refusal: {error}")
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
@@ -594,7 +594,7 @@ class Client(Member):
         It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
         outlast the process. Raises ConfigError if they cannot be written.
         """
-        self.service.check_open()
+        self.check_open()
         self._journal.keep_own(fields, arrays)
 
     @property
@@ -606,11 +606,11 @@ class Client(Member):
         self, round_id: str, timeout_s: float | None
     ) -> tuple[RoundParams, list[NDArray[Any]]]:
         """Wait for all results of a round, and return its parameters and them, as flat vectors."""
-        limit = self.service.limit(timeout_s)
+        limit = self.limit(timeout_s)
         if round_id in self._shared:
             params = self._shared[round_id].params
         else:
-            params = self.service.params(round_id, limit.left_s)
+            params = self.params(round_id, limit.left_s)
         return params, list(self.fetch(round_id, limit, params))
 
     def _wanted(self, round_id: str, params: RoundParams, group: int | None) -> int:
@@ -634,14 +634,14 @@ class Client(Member):
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
         if sent := self._journal.confirmed(round_id):
-            return sent.start, self.service.keys.public.decode()
+            return sent.start, self.keys.public.decode()
         shared = self._shared.get(round_id) or self._journal.submission(round_id)
         return (shared.start if shared else None), ""
 
     def _submitted_before(self) -> str:
         """Return the latest round with an upload from before a restart. Raises InputError."""
         try:
-            found = self.service.latest()
+            found = self.latest()
         except UnknownRound:
             found = {}
         if made := self._journal.submission(found.get("round", "")):

@@ -2,21 +2,27 @@
 
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import outcomes, upload
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Connection, Limit, Service
+from securemedian.clients.connection import Limit, connect
+from securemedian.common.keys import load_keys
 from securemedian.common.receipts import Receipt, for_those_left
 from securemedian.common.status import RoundStatus, check_public_metrics
-from securemedian.common.terminal import Report
+from securemedian.common.terminal import Report, Wait
+from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
+    ChannelTimeout,
+    ConfigError,
     PeerProtocolError,
     ReceiptInvalid,
     RoundFailed,
@@ -28,6 +34,7 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.run_state import RunState, finish
 
+T = TypeVar("T")
 _log = logging.getLogger("securemedian")
 
 
@@ -42,19 +49,18 @@ class Member:
     """
 
     def __init__(self, config: ClientConfig, report: Report = _log.warning) -> None:
-        self.config = config
-        self.service = Service(config, report)
+        self.config, self.keys, self.report = config, load_keys(config.key_file), report
+        # is called between two looks of a wait
+        self.meanwhile: Callable[[], object] = lambda: None
+        self._closed = False
+        # the connections to S0 and S1
+        self.servers = connect(config, self.keys, report=lambda text: self.report(text))
         self._recent = outcomes.RecentRuns()
         # the server that is asked for values, chosen by the key, so that both servers' links carry
         # the same load
-        self._source = self.service.keys.public[-1] % 2
+        self._source = self.keys.public[-1] % 2
         # of the round whose results were fetched last, the groups without one
         self._unchanged_groups: tuple[str, list[int]] = "", []
-
-    @property
-    def servers(self) -> tuple[Connection, ...]:
-        """The connections to S0 and S1."""
-        return self.service.servers
 
     @classmethod
     def from_config(cls, path: str | Path, cohort: str = "", **options: Any) -> Self:
@@ -74,7 +80,11 @@ class Member:
 
     def close(self) -> None:
         """Close both connections."""
-        self.service.close()
+        if not self._closed:
+            self._closed = True
+            for server in self.servers:
+                server.cancel()
+                server.close()
 
     def __enter__(self) -> Self:
         return self
@@ -84,11 +94,14 @@ class Member:
 
     def name(self, timeout_s: float | None = None) -> str:
         """Return the name that this side's key has at S0."""
-        return str(self.service.ask("info", timeout_s=timeout_s).fields["name"])
+        return str(self.ask("info", timeout_s=timeout_s).fields["name"])
 
-    def status(self, round_id: str = "", timeout_s: float | None = None) -> RoundStatus:
-        """Return what S0 says about a round, by default the latest."""
-        return self.service.status(round_id, timeout_s)
+    def status(
+        self, round_id: str = "", timeout_s: float | None = None, party: int = 0
+    ) -> RoundStatus:
+        """Return what S0, or the server `party`, says about a round, by default the latest."""
+        answer = self.ask("status", {"round": round_id}, timeout_s=timeout_s, party=party)
+        return RoundStatus.from_answer(answer.fields)
 
     def model(self, round_id: str, timeout_s: float | None = None) -> Published:
         """Return what S0 published for a round: the global model, and how the buckets lie.
@@ -103,22 +116,22 @@ class Member:
         """Return the run with this digest, from which a round starts. Raises ReceiptInvalid."""
         state = self._recent.find(digest)
         if state is None:
-            answer = self.service.ask("model", {"round": round_id}, timeout_s=timeout_s)
+            answer = self.ask("model", {"round": round_id}, timeout_s=timeout_s)
             state = outcomes.run_of(answer, round_id, digest)
         self._recent.keep(state)
         return state
 
     def receipt(self, round_id: str, timeout_s: float | None = None) -> Receipt:
         """Wait for a round's result and return its receipt, which both servers have signed."""
-        limit = self.service.limit(timeout_s)
+        limit = self.limit(timeout_s)
         answers = self._answers(round_id, limit, values=False)
-        return self._checked(round_id, answers, self.service.params(round_id, limit.left_s))
+        return self._checked(round_id, answers, self.params(round_id, limit.left_s))
 
     def public_metrics(
         self, round_id: str, timeout_s: float | None = None
     ) -> dict[str, dict[str, float]]:
         """Return by client its public metrics of a round, for which nobody vouches."""
-        answer = self.service.ask("metrics", {"round": round_id}, timeout_s=timeout_s)
+        answer = self.ask("metrics", {"round": round_id}, timeout_s=timeout_s)
         try:
             said = json.loads(answer.arrays["metrics"].tobytes())
             return {name: check_public_metrics(metrics) for name, metrics in said.items()}
@@ -130,18 +143,102 @@ class Member:
     def unchanged_groups(self, round_id: str, timeout_s: float | None = None) -> list[int]:
         """Wait for a round, and return the groups, 0-based, whose model stays: too few chose it."""
         if self._unchanged_groups[0] != round_id:
-            self.fetch(round_id, self.service.limit(timeout_s))
+            self.fetch(round_id, self.limit(timeout_s))
         return list(self._unchanged_groups[1])
 
     def left_out(self, round_id: str, timeout_s: float | None = None) -> dict[str, str]:
         """Return by name who is left out of a round, or has failed a check so far, and why."""
         return dict(self.status(round_id, timeout_s).left_out)
 
+    def check_open(self) -> None:
+        """Raise ConfigError if it is closed."""
+        if self._closed:
+            raise ConfigError(
+                f"closed here, by close() or at the end of a `with`: {self.config.name}; make "
+                "another one, as in Client.from_config"
+            )
+
+    @contextmanager
+    def reporting(self, report: Report) -> Iterator[None]:
+        """Report to `report` within the context."""
+        before, self.report = self.report, report
+        try:
+            yield
+        finally:
+            self.report = before
+
+    def ask(
+        self,
+        op: str,
+        fields: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        timeout_s: float | None = None,
+        party: int = 0,
+    ) -> wire.Message:
+        """Return a server's answer; one that is away is asked for `timeout_s` (`retry_limit_s`)."""
+        self.check_open()
+        patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
+        return self.servers[party].ask(op, fields, arrays, patience_s)
+
+    def latest(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return what S0 says about the latest round.
+
+        Raises UnknownRound if there is none, and VersionsDiffer if it takes another release.
+        """
+        found = self.ask("round", timeout_s=timeout_s).fields
+        agree("S0", found)
+        return found
+
+    def params(self, round_id: str, timeout_s: float | None = None) -> RoundParams:
+        """Return the parameters that a server gives for a round, to be compared with its record."""
+        try:
+            status = self.status(round_id, 0.0)
+        except ServerUnreachable:
+            status = self.status(round_id, timeout_s, party=1)
+        return RoundParams.from_dict(status.params)
+
+    def limit(self, timeout_s: float | None) -> Limit:
+        return Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
+
+    def wait(
+        self,
+        party: int,
+        look: Callable[[], T | None],
+        limit: Limit,
+        what: str,
+        waiting: str | Callable[[], str],
+    ) -> T:
+        """Call `look`, which asks the server `party`, until it returns something other than None.
+
+        Before each look `meanwhile` is called.
+        If that takes a while, it is reported (`waits`) with `waiting`, which says what is waited
+        for and from whom. A server that has been reached before may be away until the limit.
+        Raises ChannelTimeout with `what`, which names the missing thing, at the limit.
+        """
+        self.check_open()
+        named = waiting if callable(waiting) else partial(str, waiting)
+        wait = Wait(self.report, named, limit.deadline)
+        try:
+            while True:
+                self.meanwhile()
+                try:
+                    if (seen := look()) is not None:
+                        return seen
+                except ServerUnreachable as error:
+                    self.servers[party].outlast(error, limit.deadline)
+                if limit.left_s <= 0:
+                    raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
+                wait.turn()
+                time.sleep(self.config.poll_interval_s)
+        finally:
+            wait.end()
+
     def fetch(
         self, round_id: str, limit: Limit, params: RoundParams | None = None
     ) -> NDArray[np.float32] | NDArray[np.float64]:
         """Wait for all results of a round and return them, checked, shape (results, d)."""
-        params = params or self.service.params(round_id, limit.left_s)
+        params = params or self.params(round_id, limit.left_s)
         if params.method.result_to != "clients":
             # the new model may be a part of them
             return self.finish(round_id, limit, params)[1].copy()
@@ -156,7 +253,7 @@ class Member:
         self, round_id: str, limit: Limit, params: RoundParams | None = None
     ) -> tuple[RunState, NDArray[np.float32]]:
         """Wait for a round, and return the run after it and its results, shape (results, d)."""
-        params = params or self.service.params(round_id, limit.left_s)
+        params = params or self.params(round_id, limit.left_s)
         answers = self._answers(round_id, limit)
         record = self._checked(round_id, answers, params).record
         start = self.run_before(round_id, record.start, limit.left_s)
@@ -204,7 +301,7 @@ class Member:
         def ask(party: int, wanted: bool) -> dict[int, wire.Message] | None:
             fields = {"round": round_id, "values": wanted}
             try:
-                message = self.service.servers[party].ask("result", fields)
+                message = self.servers[party].ask("result", fields)
             except RoundFailed as error:
                 raise RoundFailed(f"round {round_id} has no result: {error}") from None
             return None if message.fields.get("form") == "pending" else {party: message}
@@ -231,7 +328,7 @@ class Member:
                     raise error from None
 
         waiting = f"the result of round {round_id} from S0 and S1"
-        answers = self.service.wait(0, first, limit, what, waiting)
+        answers = self.wait(0, first, limit, what, waiting)
         (party,) = answers
 
         def second() -> dict[int, wire.Message] | None:
@@ -244,7 +341,7 @@ class Member:
                     raise
                 return {}
 
-        answers |= self.service.wait(1 - party, second, limit, what, waiting)
+        answers |= self.wait(1 - party, second, limit, what, waiting)
         if values and not any(answer.arrays for answer in answers.values()):
             answers |= ask(party, values) or {}
         return answers

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import update as updates
-from securemedian.clients.connection import Service
 from securemedian.clients.journal import Journal
 from securemedian.clients.member import Member
 from securemedian.clients.sharing import REFUSED
@@ -46,14 +45,14 @@ ROUND_LOST: tuple[type[SecureMedianError], ...] = (*REFUSED, NotStored, ServerUn
 
 
 def ask_form(
-    service: Service, round_id: str, params: RoundParams, own: str, timeout_s: float | None = None
+    member: Member, round_id: str, params: RoundParams, own: str, timeout_s: float | None = None
 ) -> ModelForm | None:
     """Return the form of a round's models at S0; without one, `own` becomes the round's.
 
     `own` is the text of this client's form, or "". Raises PeerProtocolError.
     """
     fields = {"round": round_id, "model_form": own}
-    text = service.ask("form", fields, timeout_s=timeout_s).fields.get("model_form")
+    text = member.ask("form", fields, timeout_s=timeout_s).fields.get("model_form")
     try:
         if not isinstance(text, str):
             raise InputError(f"not a text: {quoted(text)}; give a string")
@@ -66,13 +65,13 @@ class Lookup:
     """Asks S0 for rounds, and deletes from `journal` what was kept for rounds that have ended."""
 
     def __init__(self, member: Member, journal: Journal) -> None:
-        self._member, self._service, self._journal = member, member.service, journal
+        self._member, self._journal = member, journal
 
     def new(self, seen: str) -> Round | None:
         """Return the open round if it is not `seen`, or has an upload that is still to be sent."""
         try:
             # without an answer the caller asks again
-            found = self._service.latest(0.0)
+            found = self._member.latest(0.0)
             known = found["round"] == seen and not self._journal.submission(seen)
             if found["state"] != "open" or known:
                 return None
@@ -87,7 +86,7 @@ class Lookup:
 
     def open_round(self, round_id: str = "", timeout_s: float | None = None) -> dict[str, Any]:
         """Return what S0 says about an open round, by default the latest. Raises RoundClosed."""
-        found = self._service.latest(timeout_s)
+        found = self._member.latest(timeout_s)
         if found["round"] != (round_id or found["round"]):
             raise RoundClosed(
                 f"round {round_id} takes no uploads: the latest round is {found['round']}; wait "
@@ -126,7 +125,7 @@ class Lookup:
             start,
             self._form(found, params, timeout_s) if of_model else None,
             of_model and "model_form" in found,
-            part=params.part_of(self._service.keys.public.decode()),
+            part=params.part_of(self._member.keys.public.decode()),
             submitted=submitted,
             dealing_lost=bool(found.get("dealt")) and not submitted and not kept,
         )
@@ -137,7 +136,7 @@ class Lookup:
         """Return the form of a round's models, if S0 has one. Raises PeerProtocolError."""
         if not (digest := found.get("model_form")):
             return None
-        form = ask_form(self._service, found["round"], params, "", timeout_s)
+        form = ask_form(self._member, found["round"], params, "", timeout_s)
         if form is None or form.digest != digest:
             raise PeerProtocolError(
                 f"S0 sent another form of the model than the one that it says round "
@@ -151,7 +150,7 @@ class Lookup:
             if round_id == latest:
                 continue
             try:
-                state = self._service.status(round_id, timeout_s).state
+                state = self._member.status(round_id, timeout_s).state
             except UnknownRound:
                 state = "forgotten"
             if state in ("published", "failed", "forgotten"):
@@ -188,7 +187,7 @@ class Turn:
             self._client.decline(self.round.round_id, error.code)
         elif not isinstance(error, self._lost):
             return False
-        self._client.service.report(f"going on to the next round: {error}")
+        self._client.report(f"going on to the next round: {error}")
         return True
 
     def submit(self, update: Any, **options: Any) -> None:
@@ -215,10 +214,10 @@ def turns_of(
         except ChannelTimeout as error:
             if count is not None:
                 raise
-            client.service.report(f"{error}: the training ends after {done} rounds")
+            client.report(f"{error}: the training ends after {done} rounds")
             return
         except PolicyRefused as error:
-            client.service.report(f"going on to the next round: {error}")
+            client.report(f"going on to the next round: {error}")
             continue
         yield turn
         done += turn.done or all_count

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Limit, Service, pauses
+from securemedian.clients.connection import Connection, Limit, pauses
 from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
+from securemedian.clients.member import Member
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
 from securemedian.common.versions import agree
@@ -115,12 +116,12 @@ class Sender:
     def __init__(
         self,
         journal: Journal,
-        service: Service,
+        member: Member,
         deal: Callable[[Dealing, Round, Entropy], OwnDealing],
     ) -> None:
         self._journal, self._deal = journal, deal
-        self.servers, self.config = service.servers, service.config
-        self._patience_s = service.config.retry_limit_s
+        self.servers, self.config = member.servers, member.config
+        self._patience_s = member.config.retry_limit_s
         # the dealing for a round, until its upload is made
         self._dealer: Dealer | None = None
         # the longest messages of S0 and S1, once both have said which party they are

@@ -21,7 +21,8 @@ import pytest
 import securemedian
 from securemedian import cli
 from securemedian.clients import client, files
-from securemedian.clients.connection import Limit, Service
+from securemedian.clients.connection import Limit
+from securemedian.clients.member import Member
 from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common import terminal
@@ -145,7 +146,7 @@ def test_waiting_is_said_once_and_only_by_who_waits(
     service: Any = SimpleNamespace(
         report=told.append, config=config, meanwhile=lambda: None, check_open=lambda: None
     )
-    found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
+    found = Member.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
     assert (found, [line.partition(", until")[0] for line in told]) == (7, said)
 
 

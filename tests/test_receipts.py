@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -352,8 +351,8 @@ def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -
 
     member = object.__new__(Coordinator)
     servers = [Says(0), Says(1)]
-    service = SimpleNamespace(servers=servers, wait=lambda party, look, *_: look(), limit=Limit)
-    vars(member).update(service=service, _source=0)
+    looks: Any = {"wait": lambda party, look, *_: look(), "limit": Limit}
+    vars(member).update(servers=servers, _source=0, **looks)
     with pytest.raises(ReceiptInvalid, match=f"S{failed} says that it has failed"):
         member.receipt(RECORD.round, 1)
     servers[1 - failed].party = failed

@@ -21,7 +21,7 @@ class Fake:
 
     def __init__(self, saved: Path, fails: int = 0) -> None:
         self.config, self.public = SimpleNamespace(name="a"), None
-        self.service = SimpleNamespace(report=print)
+        self.report = print
         self._saved, self._fails, self._number = saved, fails, 0
         self.seen: list[list[float] | None] = []
 

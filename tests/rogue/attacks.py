@@ -391,7 +391,7 @@ def _round(
         configs = [client_config(folder, name, POLL_S, level) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
-        players.sort(key=lambda player: player.service.keys.public)
+        players.sort(key=lambda player: player.keys.public)
         round_id = coordinator.open_round(
             params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
         )
