@@ -101,7 +101,8 @@ class Register:
         if config.party == 0:
             named = store.database.current_runs()
             self.runs |= {cohort: store.read_run(name) for cohort, name in named.items()}
-        self._closed = False
+        # whether no more rounds are admitted, because this server stops
+        self.closed = False
         # when the rounds of the last hour began
         self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
         self._load()
@@ -185,15 +186,6 @@ class Register:
         spent = {cohort: self.spent(cohort) for cohort in self._config.members}
         return {cohort: epsilon_of(rho) for cohort, rho in spent.items() if 0 < rho < inf}
 
-    def requested(self, cohort: str, request: str) -> Entry | None:
-        """Return the round that a coordinator has asked for under this id, if there is one."""
-        rounds = self.rounds_of(cohort) if request else []
-        return next((one for one in rounds if one.request == request), None)
-
-    def close(self) -> None:
-        """Admit no more rounds."""
-        self._closed = True
-
     def admit(self, asked: Open, params: RoundParams, before: RunState, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
@@ -209,14 +201,18 @@ class Register:
         part again, or if this server does not list a participant.
         """
         config = self._config
-        if self._closed:
+        if self.closed:
             raise RoundBusy(
                 f"no round opens while a server stops: {config.name}; wait until it is back"
             )
-        begun = self._rounds_of_the_hour(asked.cohort)
+        begun = self._begun[asked.cohort]
+        while begun and begun[0] <= self._clock() - HOUR_S:
+            begun.popleft()
         spent = max(self.spent(asked.cohort), asked.spent)
         params.method.check_settled()
-        config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.noise.rho))
+        config.policy.check(
+            params, len(begun), config.name, epsilon_of(spent + params.method.noise.rho)
+        )
         if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(
                 f"{config.name} has {Security(config.security).line}, and is asked for a round "
@@ -277,13 +273,6 @@ class Register:
             leaves += 4 * 4 * dim * method.groups
         return self._store.spool(round_id, params.form.layout, params.form.dealing, rows, leaves)
 
-    def model_form_after(self, cohort: str, dim: int) -> str:
-        """Return the form of the models in a cohort's latest round, if they have `dim` values."""
-        latest = self.latest(cohort)
-        if latest is None or latest.server_round.params.dim != dim:
-            return ""
-        return latest.server_round.asked.model_form
-
     def take_model_form(self, entry: Entry, text: str) -> None:
         """Make the form of a client's model that of a round that has none, and store it.
 
@@ -295,13 +284,6 @@ class Register:
         with self._store.database.transaction():
             self._store.database.set_asked(server_round.round_id, flat(asked) | {"session": ""})
         entry.server_round = replace(server_round, asked=asked)
-
-    def _rounds_of_the_hour(self, cohort: str) -> int:
-        """Return how many rounds of a cohort have begun within the last hour."""
-        begun = self._begun[cohort]
-        while begun and begun[0] <= self._clock() - HOUR_S:
-            begun.popleft()
-        return len(begun)
 
     def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
         """Store the public metrics of a client for a round.

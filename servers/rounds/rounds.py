@@ -102,7 +102,6 @@ class Rounds:
         # the rounds that await a turn at S0, each with the resource that it needs, in the order in
         # which they became ready
         self._queue: list[tuple[Entry, events.Use | None]] = []
-        self._stops = False
         self.register.tidy()
         for entry in self.live:
             event: events.Event = events.Unlinked(f"{config.name} was restarted")
@@ -164,7 +163,8 @@ class Rounds:
         """
         cohort, request = opening.cohort, opening.request
         self.flush()
-        if made := self.register.requested(cohort, request):
+        known = self.register.rounds_of(cohort) if request else []
+        if made := next((entry for entry in known if entry.request == request), None):
             if made.server_round.state is State.OPENING:
                 made.when_opened.append(when_opened)
             else:
@@ -217,8 +217,9 @@ class Rounds:
                 )
             return ""
         goes_on = not opening.reset and (not new_model or opening.keep_range)
-        if not form and goes_on:
-            form = self.register.model_form_after(opening.cohort, params.dim)
+        latest = self.register.latest(opening.cohort)
+        if latest and goes_on and latest.server_round.params.dim == params.dim:
+            form = form or latest.server_round.asked.model_form
         return form if self.peer.knows(3) else ""
 
     def model_form(self, entry: Entry, client: str, text: str) -> str:
@@ -243,7 +244,9 @@ class Rounds:
         state of the round. Raises what `members.check_dealing`, `members.check_upload` and
         `Spool.put` raise, and DuplicateUpload.
         """
-        self._flush_of(client)
+        if any(share.row.client == client for share in self._shares):
+            # its earlier shares come first
+            self.flush()
         if not self._is_repeated(entry, client, piece):
             deals = piece.kind == DEALING
             check = members.check_dealing if deals else members.check_upload
@@ -330,11 +333,6 @@ class Rounds:
                 logs.event("upload-stored", **about, client=name)
             share.when_stored(error)
         return True
-
-    def _flush_of(self, client: str) -> None:
-        """Commit first the earlier shares of the same client."""
-        if any(share.row.client == client for share in self._shares):
-            self.flush()
 
     def close(self, entry: Entry) -> None:
         """Take no more uploads and run the protocol, at S0. Raises RoundClosed if it has failed."""
@@ -445,7 +443,7 @@ class Rounds:
         ]
         self._queue = [one for one in self._queue if one in ready]
         self._queue += [one for one in ready if one not in self._queue]
-        if self._stops or self.peer.problem:
+        if self.register.closed or self.peer.problem:
             return
         for one in list(self._queue):
             entry, use = one
@@ -461,8 +459,7 @@ class Rounds:
 
     def stop(self) -> None:
         """Take no more rounds and begin no more runs. A running protocol may finish."""
-        self.register.close()
-        self._stops = True
+        self.register.closed = True
 
     @property
     def running(self) -> bool:

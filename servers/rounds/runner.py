@@ -24,7 +24,7 @@ from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
-from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
+from securemedian.servers.machine.events import Effect, Event, Failure, Interrupted
 from securemedian.servers.machine.step import fold
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
@@ -137,9 +137,12 @@ class RoundRunner:
         self._register.commit(entry, changed, actions, rows)
         for action in actions:
             try:
-                self._do(entry, action)
+                if not isinstance(action, Effect):
+                    self._send(action)
+                elif action in self._effects:
+                    self._effects[action](entry)
             except Exception as error:
-                event = _event_of(error)
+                event = event_of(error)
                 if entry.server_round.live:
                     # before the events that came meanwhile; the present one is still the first
                     queue.events.insert(1 if queue.taking else 0, event)
@@ -148,12 +151,6 @@ class RoundRunner:
                 name = action if isinstance(action, Effect) else type(action).__name__
                 told = entry.server_round.about | {"action": name, "reason": event.reason}
                 logs.event("action-failed", logging.ERROR, **told)
-
-    def _do(self, entry: Entry, action: Action) -> None:
-        if not isinstance(action, Effect):
-            self._send(action)
-        elif action in self._effects:
-            self._effects[action](entry)
 
     def _engine(self, entry: Entry) -> Engine:
         return self._engines.of(entry.server_round.cohort)
@@ -260,16 +257,11 @@ class RoundRunner:
         logs.event(f"round-{state}", logging.WARNING if failed else logging.INFO, **told)
 
 
-def _event_of(error: Exception) -> Failure | Interrupted:
-    """Return the event of a round for an error, and log a defect with its traceback."""
-    if isinstance(error, SecureMedianError):
-        return event_of(error)
-    logs.event("action-error", logging.ERROR, error)
-    defect = f"a defect in this server, see its log: {type(error).__name__}"
-    return Failure(LocalProtocolError.code, defect)
-
-
-def event_of(error: SecureMedianError) -> Failure | Interrupted:
-    """Return the event for an error of a computation: final, or worth another attempt."""
+def event_of(error: Exception) -> Failure | Interrupted:
+    """Return the event for an error: final, or worth another attempt. Log a defect."""
+    if not isinstance(error, SecureMedianError):
+        logs.event("action-error", logging.ERROR, error)
+        defect = f"a defect in this server, see its log: {type(error).__name__}"
+        return Failure(LocalProtocolError.code, defect)
     kind = Interrupted if isinstance(error, TRANSIENT) else Failure
     return kind(error.code, str(error))
