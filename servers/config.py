@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.keys import check_key_places, check_public_key
@@ -443,33 +443,26 @@ CHANGEABLE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Reload:
-    """The next configuration of a running server, and the changes for its log."""
+def reloaded(
+    current: ServerConfig, wanted: ServerConfig
+) -> tuple[ServerConfig, dict[str, list[str]]]:
+    """Return the next configuration of a running server, and the changes for its log.
 
-    config: ServerConfig
-    # the settings that change, and those whose change needs a restart
-    changed: list[str]
-    refused: list[str]
-    # the names of callers whose keys are new on the lists, and of those taken off
-    added: list[str]
-    removed: list[str]
-
-    @classmethod
-    def of(cls, current: ServerConfig, wanted: ServerConfig) -> Self:
-        """Return the change from the current configuration to the wanted one.
-
-        Raises ConfigError if the parts that can be changed do not fit those that cannot.
-        """
-        names = [each.name for each in fields(ServerConfig)]
-        differing = [name for name in names if getattr(current, name) != getattr(wanted, name)]
-        changed = [name for name in differing if name in CHANGEABLE]
-        config = replace(current, **{name: getattr(wanted, name) for name in changed})
-        before, after = (
-            {caller.public_key: caller.name for caller in one.clients + one.coordinators}
-            for one in (current, config)
-        )
-        refused = [name for name in differing if name not in CHANGEABLE]
-        added = [name for key, name in after.items() if key not in before]
-        removed = [name for key, name in before.items() if key not in after]
-        return cls(config, changed, refused, added, removed)
+    The changes are the settings that are `changed` and that need a restart (`needs_restart`), and
+    the names of callers whose keys are `added` to the lists or `removed`. Raises ConfigError if the
+    parts that can be changed do not fit those that cannot.
+    """
+    names = [each.name for each in fields(ServerConfig)]
+    differing = [name for name in names if getattr(current, name) != getattr(wanted, name)]
+    changed = [name for name in differing if name in CHANGEABLE]
+    config = replace(current, **{name: getattr(wanted, name) for name in changed})
+    before, after = (
+        {caller.public_key: caller.name for caller in one.clients + one.coordinators}
+        for one in (current, config)
+    )
+    return config, {
+        "changed": changed,
+        "added": [name for key, name in after.items() if key not in before],
+        "removed": [name for key, name in before.items() if key not in after],
+        "needs_restart": [name for name in differing if name not in CHANGEABLE],
+    }
