@@ -101,11 +101,6 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
     ]
 
 
-def sender_of(party: Party) -> Any:
-    """Return the sender's end of a party's OT extension."""
-    return party.pool.ends.sender
-
-
 def radix_products(party: Party, own: tuple[XorBits, XorBits], bits: int) -> list[RingShare]:
     """Run two steps of the radix median, for one client with bits x and y: products x and x y."""
     (x, y), words = own, own[0].size
