@@ -1,7 +1,6 @@
 """The frame of a kind of benchmark: its options are read, its points timed, printed and saved."""
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +50,7 @@ def run(
     if to_folder:
         report.save(file, asdict(chosen), found.results, **found.saved)
     else:
-        file.write_text(json.dumps(found.results, indent=1) + "\n")
+        report.write_json(file, found.results)
     drawn = ""
     if found.panels:
         drawn = f" and {plots.save(options.out / name, found.title, found.panels)}"

@@ -56,6 +56,13 @@ def command() -> str:
     return shlex.join(["securemedian", *sys.argv[1:]])
 
 
+def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write values as JSON to a file, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(values, indent=1) + "\n")
+    os.replace(new, path)
+
+
 def save(
     path: Path, settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]], **more: Any
 ) -> None:
@@ -67,7 +74,7 @@ def save(
         **more,
         "points": points,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path, content)
 
 
 def cores() -> int | None:

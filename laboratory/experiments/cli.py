@@ -124,7 +124,7 @@ def _experiment(options: argparse.Namespace) -> None:
     console.width = max(console.width, TABLE_WIDTH)
 
     from securemedian.laboratory import data, models, plots, report
-    from securemedian.laboratory.experiments import catalogue, runs
+    from securemedian.laboratory.experiments import catalogue
 
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
@@ -154,13 +154,13 @@ def _experiment(options: argparse.Namespace) -> None:
         title = f"{experiment.figure}, {len(design.seeds)} seeds"
         carried = _analysed(experiment, design, console)
         if options.json:
-            runs.write_json(options.json, carried[0]["results"])
+            report.write_json(options.json, carried[0]["results"])
     else:
         carried = _run(experiment, design, folder / "runs", options.fresh, console)
     summary, picture, table = carried
     # a split like dirichlet:0.3 has a dot, which begins no suffix
     stem = folder / design.stem(experiment.name)
-    runs.write_json(folder / f"{stem.name}.json", summary)
+    report.write_json(folder / f"{stem.name}.json", summary)
     drawn = plots.save(stem, title, picture)
     console.print(table)
     rest = "" if experiment.analysis else ", and runs/"
