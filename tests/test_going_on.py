@@ -231,7 +231,8 @@ def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: L
     def come_back() -> None:
         wait_until(lambda: line.told)
         # for several requests
-        time.sleep(1.5)
+        before = line.s0.connections
+        wait_until(lambda: line.s0.connections > before + 2)
         line.s0.put(CALM)
 
     returned = in_background(come_back)
