@@ -40,8 +40,7 @@ from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common import terminal
-from securemedian.common.policy import refuse, unbounded
-from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
+from securemedian.common.policy import OR_WAY_OUT, WAY_OUT, Security, add_switch, refuse, unbounded
 from securemedian.laboratory import plots, report
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair

@@ -8,7 +8,7 @@ from typing import Self
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.addresses import check_endpoint, host_and_port
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
-from securemedian.common.security import without_switch
+from securemedian.common.policy import without_switch
 from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
-from securemedian.common.policy import Policy
-from securemedian.common.security import Security
+from securemedian.common.policy import Policy, Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.rounds import Hooks, Rounds, nothing

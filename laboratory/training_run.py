@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.policy import unbounded
-from securemedian.common.security import Security
+from securemedian.common.policy import Security, unbounded
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed

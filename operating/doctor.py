@@ -25,7 +25,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.addresses import host_of, listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
-from securemedian.common.security import SWITCH, of_switch
+from securemedian.common.policy import SWITCH, of_switch
 from securemedian.common.status import COMPILING
 from securemedian.common.terminal import Paragraphs, folded
 from securemedian.common.toml import read_toml

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from securemedian.common.addresses import bracketed
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
-from securemedian.common.policy import BOUNDED, Policy, risks_of
-from securemedian.common.security import (
+from securemedian.common.policy import (
+    BOUNDED,
     COST,
     WAY_OUT,
+    Policy,
     Security,
     add_switch,
     check_security,
+    risks_of,
 )
 from securemedian.common.terminal import Teller
 from securemedian.mpc.errors import ConfigError, quoted

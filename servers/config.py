@@ -9,8 +9,14 @@ from typing import Any
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.keys import check_key_places, check_public_key
-from securemedian.common.policy import Policy
-from securemedian.common.security import SWITCH, WAY_OUT, Security, check_security, without_switch
+from securemedian.common.policy import (
+    SWITCH,
+    WAY_OUT,
+    Policy,
+    Security,
+    check_security,
+    without_switch,
+)
 from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build

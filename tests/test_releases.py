@@ -10,8 +10,7 @@ import pytest
 
 import securemedian
 from securemedian import Client, ConstantRange, Coordinator, RoundParams
-from securemedian.common.policy import SINGLE_CLIENTS
-from securemedian.common.security import SWITCH, Security
+from securemedian.common.policy import SINGLE_CLIENTS, SWITCH, Security
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases

@@ -10,8 +10,7 @@ from math import inf, isfinite
 from typing import Any
 
 from securemedian.common.model_form import ModelForm
-from securemedian.common.policy import refuse, unbounded
-from securemedian.common.security import Security, of_switch
+from securemedian.common.policy import Security, of_switch, refuse, unbounded
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     MAX_QUOTE,

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round
-from securemedian.common.policy import BOUNDED
-from securemedian.common.security import Security
+from securemedian.common.policy import BOUNDED, Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.rounds import Hooks, Rounds
 from securemedian.laboratory.servers import SERVERS, Service, client_config, servers_here
