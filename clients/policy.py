@@ -27,7 +27,7 @@ class ClientPolicy(Policy):
     # not be able to
     with_clients: list[str] = field(default_factory=list)
     without_clients: list[str] = field(default_factory=list)
-    # a word of `common.security`: "bounded" takes part only where both servers have it, too
+    # a word of `Security`: "bounded" takes part only where both servers have it, too
     security: str = Security.SEMI_HONEST
 
     def __post_init__(self) -> None:

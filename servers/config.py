@@ -213,7 +213,7 @@ class ServerConfig:
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
-    # a word of `common.security`: "bounded" refuses rounds of which one server that deviates could
+    # a word of `Security`: "bounded" refuses rounds of which one server that deviates could
     # learn more than a bounded leak (`policy.BOUNDED`). The same at both servers
     security: str = Security.SEMI_HONEST
     # how long this server waits after its start for the other one to appear, before it gives up

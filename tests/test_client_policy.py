@@ -183,7 +183,7 @@ def refusals(pair: Pair) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", ["methods", "with_clients", "security"])
 def test_a_client_refuses_before_it_trains_and_both_servers_are_told(pair: Pair, name: str) -> None:
     table, given, said = LINES[name]
     round_id = pair.open(model=MODEL, **given)
