@@ -2,8 +2,6 @@
 
 import ast
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,53 +37,6 @@ pytestmark = pytest.mark.slow
 
 # for what takes seconds on an idle machine
 LIMIT_S = 180.0
-
-# zmq's collector of frames that are sent without copying, with its threads switched where they may
-# be: between the check for a context and its assignment. Its two sockets then lie in two contexts,
-# and after a thousand frames zmq's own thread blocks.
-SWITCHED = """
-import os, sys, threading, time
-import zmq
-from zmq.utils import garbage
-from securemedian.servers.network.transport import ZmqLink
-
-FRAME = bytes(zmq.COPY_THRESHOLD)
-
-def context(collector):
-    if collector._context is None:
-        made = zmq.Context()
-        time.sleep(0.2 if threading.current_thread() is collector.thread else 0.5)
-        collector._context = made
-        return made
-    return collector._context
-
-garbage.GarbageCollector.context = property(context, garbage.GarbageCollector.context.fset)
-arrived = [0, 0]
-
-def lane(number):
-    out, into = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
-    out.connect(f"tcp://127.0.0.1:{into.bind_to_random_port('tcp://127.0.0.1')}")
-    sender, receiver = ZmqLink(out, 60), ZmqLink(into, 60)
-    time.sleep(0.1 * number)
-    for _ in range(1200):
-        sender.send([FRAME])
-        arrived[number] += receiver.recv() == [FRAME]
-
-threads = [threading.Thread(target=lane, args=(number,), daemon=True) for number in (0, 1)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join(120)
-print(*arrived, flush=True)
-os._exit(0)
-"""
-
-
-def test_lanes_that_start_together_do_not_start_zmqs_collector_twice() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SWITCHED], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert ended.stdout.split() == ["1200", "1200"], ended.stderr
 
 
 def uncopied_sends(source: str) -> list[int]:

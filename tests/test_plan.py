@@ -65,7 +65,7 @@ ROUNDS: dict[str, Method] = {
     "bfloat16": Radix(encoding="bfloat16"),
     "fixed": Radix(encoding="fixed", word_bits=11, fraction_bits=4),
     "buckets": Radix(encoding="buckets"),
-    "ranks": Radix(encoding="bfloat16", ranks=(1, 2), quantiles=(0.9,)),
+    "ranks": Radix(encoding="bfloat16", ranks=[1, 2], quantiles=[0.9]),
     "midpoint": Radix(encoding="bfloat16", midpoint=True),
     "trimmed-mean": TrimmedMean(trim=0.3),
     "untrimmed": TrimmedMean(trim=0.0),
