@@ -21,7 +21,7 @@ from securemedian.mpc.rounds.params import RoundParams
 
 @dataclass
 class Work:
-    """What the steps of a round share at one party: its inputs, and what steps have found."""
+    """The inputs of a round's steps at one party, and all that they have found so far."""
 
     params: RoundParams
     # of all clients, with their public weights, and their groups where these are visible

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from securemedian.mpc.arrays import Result, RingShare
+from securemedian.mpc.arrays import Result, RingShare, XorBits
 from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.chunks import Work, round_demand, step_demand
 from securemedian.mpc.rounds.cost import Cost, Meter, counted
 from securemedian.mpc.rounds.cutting import Does, Shard, Step, steps
 from securemedian.mpc.rounds.lanes import Progress, Report, agree_on_sizes, go_on, run_lanes
+from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -50,10 +51,13 @@ class Checked:
 
 
 class Found(NamedTuple):
-    """A part of a round that a shard has, and its cost."""
+    """A part of a round that a shard has, which may be secret, and its cost."""
 
     value: Any
     cost: Cost
+
+    def __repr__(self) -> str:
+        return f"Found(cost={self.cost})"
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[bytes, Cost]:
@@ -206,6 +210,13 @@ def judge_surveys(
     work = Work(params, [], weights, share.SLICE_ALIGN, coin=shard.coin, surveyed=surveyed)
     work.do(parties[0], Step(Does.JUDGE, checking=checking))
     return Found(work.verdicts, meter.read())
+
+
+def open_passed(channel: Channel, number: int, verdicts: XorBits, clients: int) -> Found:
+    """Return who passed the check of whole uploads, from the shares of `judge_surveys`."""
+    given = channel, number, verdicts, clients
+    opened, cost = counted(channel, lambda: open_verdicts(*given, Stream(os_entropy(SEED_BYTES))))
+    return Found([bool(bit) for bit in opened], cost)
 
 
 def _perform(

@@ -176,7 +176,7 @@ class _Run:
 
 
 class _Part:
-    """What both parties do in a step, after which they are `parties`."""
+    """A step of both parties, after which they are `parties`."""
 
     def __init__(
         self,

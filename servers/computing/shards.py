@@ -45,13 +45,12 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import dealing, wire
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
-from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import cutting, pipeline
 from securemedian.mpc.rounds.cost import Cost, counted, joined
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
-from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Found, Outcome
 from securemedian.servers import logs
@@ -168,11 +167,11 @@ class _Seat:
     worker: int | None = None
     # whether the session is open at our worker, which opens it before it runs a step
     opened: bool = False
-    asked: "Future[Any] | None" = None
+    asked: "Future[Any] | None" = field(default=None, repr=False)
     # of the step
     result: Any = field(default=None, repr=False)
     peer_finished: bool = False
-    asking: "Future[Any] | None" = None
+    asking: "Future[Any] | None" = field(default=None, repr=False)
     progress: tuple[int, int] = (0, 0)
 
     @property
@@ -626,13 +625,11 @@ class ShardedComputation:
         if params.form.check:
             coin, tossed = pipeline.toss(crew.channel, self._party, given.entropy)
             verdicts, judged = self._judged(given, shards, slices, coin, progress, checking=True)
-            own = crew.channel, self._party, verdicts, len(given.uploads)
             # the two daemons alone open who passes
-            opened, cost = counted(
-                crew.channel, lambda: open_verdicts(*own, Stream(os_entropy(SEED_BYTES)))
-            )
-            passed = [bool(bit) for bit in opened]
-            return _checked(passed, (tossed + judged + cost).as_checking(), start)
+            own = crew.channel, self._party, verdicts, len(given.uploads)
+            opened = pipeline.open_passed(*own)
+            cost = (tossed + judged + opened.cost).as_checking()
+            return _checked(opened.value, cost, start)
         checked: list[Checked] = crew.run(
             "check_values",
             shards,

@@ -445,7 +445,7 @@ class Method(ABC):
     def visible(self) -> bool:
         """Return whether there are several groups, and each client's is public.
 
-        A round is then one of the method per group, on its own clients (`chunks.compute`).
+        A round is then one of the method per group, on its own clients (`chunks.Work`).
         """
         return False
 
