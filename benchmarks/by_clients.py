@@ -7,23 +7,21 @@ parts before and after its last upload are told apart, because clients wait for 
 import argparse
 import math
 import statistics
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from securemedian.benchmarks import settings
+from securemedian.benchmarks.kind import Found, Result, run, timed
+from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import SWEPT, Point, demanded, round_params, run_before
 from securemedian.clients import upload
 from securemedian.clients.flags import add_methods, given_methods
 from securemedian.clients.upload import Round
-from securemedian.common import terminal
-from securemedian.laboratory import plots, report
+from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.dealing import DealtUpload, deal
@@ -32,9 +30,6 @@ from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.config import ServerConfig
 
-# of JSON and picture
-NAME = "clients"
-WAYS = ("bytes_s0_to_s1", "bytes_s1_to_s0")
 DEFAULT_METHODS = ("bucketed", "radix", "pairwise", "mean")
 NOTE = (
     "s before, after: seconds before and after the last upload. Before it the servers make "
@@ -56,9 +51,9 @@ PANELS = {
     "MB": ("between the servers, both ways", "megabytes"),
 }
 
-Result = Mapping[str, Any]
 # a value per number of clients, by a word of PANELS
 Growth = Mapping[str, Mapping[int, float]]
+Exponents = Mapping[str, float | None]
 
 
 def add_kinds(kinds: Any) -> None:
@@ -72,7 +67,7 @@ def add_kinds(kinds: Any) -> None:
     )
     shown = ", ".join(DEFAULT_METHODS)
     add_methods(clients, _add_options, only=SWEPT, default=shown, several=True)
-    clients.set_defaults(run=partial(run, clients))
+    clients.set_defaults(run=partial(_run, clients))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -88,19 +83,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     settings.add_out(parser)
 
 
-def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Time all rounds, print a table per method, and save the JSON and the picture."""
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     methods, options = given_methods(parser, options)
     methods = methods or [(name, {}) for name in DEFAULT_METHODS]
-    chosen = settings.read(options)
-    plots.check()
+    run("clients", partial(_measure, methods), options)
+
+
+def _measure(
+    methods: Sequence[tuple[str, dict[str, Any]]], options: argparse.Namespace, chosen: Settings
+) -> Found:
     counts = sorted(set(options.clients))
     points = [
         Point("median", method, None, clients, options.dim, given)
         for method, given in methods
         for clients in counts
     ]
-    file = report.check_writable(options.out / f"{NAME}.json")
     measured = settings.measure(points, chosen)
     results = [
         one | _more(round_params(point), chosen.repeat)
@@ -113,19 +110,17 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         name = f"{label} ({at // len(counts) + 1})" if label in of else label
         of[name] = results[at : at + len(counts)]
     growths = {name: _growth(rows) for name, rows in of.items()}
-    exponents = {name: exponents_of(growth) for name, growth in growths.items()}
-    report.save(file, asdict(chosen), results, exponents=exponents)
-    console = terminal.console(width=terminal.TABLE_WIDTH)
-    for name, rows in of.items():
-        title = f"{name}: d = {options.dim:,}, {chosen.extension}, {chosen.link}"
-        console.print(_table(title, rows))
-    console.print(terminal.prose(f"\n{NOTE}"))
-    if any(one["beyond_pool"] for one in results):
-        console.print(terminal.prose(BEYOND_POOL))
-    console.print(str(chosen.yardstick))
-    title = f"Whole rounds by the number of clients, d = {options.dim:,}"
-    drawn = draw(options.out / NAME, title, growths)
-    console.print(terminal.prose(f"saved to {file} and {drawn}"))
+    where = f"d = {options.dim:,}, {chosen.extension}, {chosen.link}"
+    printed = [report.table(f"{name}: {where}", [*map(_row, rows)]) for name, rows in of.items()]
+    beyond = [BEYOND_POOL] if any(one["beyond_pool"] for one in results) else []
+    exponents = exponents_of(growths)
+    return Found(
+        results,
+        [*printed, f"\n{NOTE}", *beyond, str(chosen.yardstick)],
+        f"Whole rounds by the number of clients, d = {options.dim:,}",
+        panels(growths, exponents),
+        {"exponents": exponents},
+    )
 
 
 def _more(params: RoundParams, repeat: int) -> dict[str, Any]:
@@ -146,31 +141,25 @@ def client_seconds(params: RoundParams, repeat: int) -> float:
     """
     run = run_before(params)
     each = run.groups or (run,)
-    policy = run.policy if params.uses_range else None
+    policy = run.policy if params.form.buckets else None
     current = Round("1-0", 1, params, 0, each[0].model, each[0].scale, policy)
     update = np.random.default_rng(1).normal(0, 0.03, params.dim).astype(np.float32)
-    seconds = []
-    # the first one compiles
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        _take_part(current, update)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median_low(seconds[1:])
+    return timed(partial(_take_part, current, update), repeat)
 
 
 def _take_part(current: Round, update: Any) -> None:
     params = current.params
-    dealt = deal(params.dealing) if params.dealing else None
+    dealt = deal(params.form.dealing) if params.form.dealing else None
     with warnings.catch_warnings():
         # a small norm bound shortens this update
         warnings.simplefilter("ignore", upload.RangeWarning)
-        values = params.method.in_group(upload.encode_update(update, current), 0)
+        values = params.form.in_group(upload.encode_update(update, current), 0)
     if dealt is None:
         upload.split(values, current)
         return
     dealt.opened(os_entropy(SEED_BYTES))
     rotations = WordsUpload(dealt.shape.rotations_layout, dealt.rotations(values[0]))
-    if params.method.audited:
+    if params.form.audited:
         session, coin, mask = (os_entropy(size) for size in (SESSION_BYTES, SEED_BYTES, SEED_BYTES))
         halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
         for number, half in enumerate(halves):
@@ -185,23 +174,19 @@ def _growth(rows: Sequence[Result]) -> Growth:
     }
 
 
-def _table(title: str, rows: Sequence[Result]) -> Any:
-    columns = (
-        *("clients", "s before", "s after", "M OTs", "MB to S1", "MB to S0", "rounds"),
-        *("dealt", "sent", "client"),
-    )
-    cells = [
-        [
-            f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
-            *map(terminal.figure, (one["before_seconds"], one["after_seconds"])),
-            *(terminal.figure(one[name] / 1e6) for name in ("ots", *WAYS)),
-            f"{one['rounds']:,}",
-            *(terminal.figure(one[f"client_bytes_{when}"] / 1e6) for when in ("ahead", "after")),
-            terminal.figure(one["client_seconds"] * 1e3),
-        ]
-        for one in rows
-    ]
-    return terminal.table(title, columns, cells)
+def _row(one: Result) -> dict[str, Any]:
+    return {
+        "clients": f"{one['clients']}{'*' if one['beyond_pool'] else ''}",
+        "s before": one["before_seconds"],
+        "s after": one["after_seconds"],
+        "M OTs": one["ots"] / 1e6,
+        "MB to S1": one["bytes_s0_to_s1"] / 1e6,
+        "MB to S0": one["bytes_s1_to_s0"] / 1e6,
+        "rounds": f"{one['rounds']:,}",
+        "dealt": one["client_bytes_ahead"] / 1e6,
+        "sent": one["client_bytes_after"] / 1e6,
+        "client": one["client_seconds"] * 1e3,
+    }
 
 
 def exponent(values: Iterable[tuple[int, float]]) -> float | None:
@@ -217,18 +202,18 @@ def exponent(values: Iterable[tuple[int, float]]) -> float | None:
     return statistics.linear_regression(*logs).slope
 
 
-def exponents_of(growth: Growth) -> dict[str, float | None]:
-    """Return the exponent of each quantity."""
-    return {what: exponent(values.items()) for what, values in growth.items()}
+def exponents_of(growths: Mapping[str, Growth]) -> Mapping[str, Exponents]:
+    """Return the exponents of n for every quantity of each method."""
+    return {
+        name: {what: exponent(values.items()) for what, values in growth.items()}
+        for name, growth in growths.items()
+    }
 
 
-def draw(stem: Path, title: str, growths: Mapping[str, Growth]) -> Path:
-    """Draw quantities by the number of clients on logarithmic axes, and return the picture's path.
-
-    There is a line per name, and the legend has the exponents of its quantities.
-    """
-    labels = {name: _label(name, exponents_of(growth)) for name, growth in growths.items()}
-    panels = [
+def panels(growths: Mapping[str, Growth], exponents: Mapping[str, Exponents]) -> list[Panel]:
+    """Return a panel per quantity, whose legend has the exponents of each line."""
+    labels = {name: _label(name, of) for name, of in exponents.items()}
+    return [
         Panel(
             PANELS[what][0],
             "clients",
@@ -242,9 +227,8 @@ def draw(stem: Path, title: str, growths: Mapping[str, Growth]) -> Path:
         )
         for what in next(iter(growths.values()))
     ]
-    return plots.save(stem, title, panels)
 
 
-def _label(name: str, exponents: Mapping[str, float | None]) -> str:
+def _label(name: str, exponents: Exponents) -> str:
     told = [f"{what} n^{value:.1f}" for what, value in exponents.items() if value is not None]
     return f"{name}: {', '.join(told)}" if told else name

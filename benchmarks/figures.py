@@ -6,22 +6,23 @@ magnitude can be compared (docs/protocols.md section 8).
 """
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from securemedian.benchmarks import settings
+from securemedian.benchmarks.kind import Found, Result, by_clients, run, timed
 from securemedian.benchmarks.points import growth
 from securemedian.benchmarks.settings import Settings
 from securemedian.benchmarks.work import Point
 from securemedian.common import terminal
-from securemedian.laboratory import plots, report
+from securemedian.laboratory import report
 from securemedian.laboratory.plots import Line, Panel
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.dealing import deal
@@ -38,8 +39,6 @@ BUCKETS, SCHEDULE = 8, "scan"
 MIB = 1 << 20
 SEED = 1
 
-Result = Mapping[str, Any]
-
 # Figures of others: seconds, and megabytes where they report them
 
 PAPER = "paper: 112-core Xeon 8280, link of 377 MB/s"
@@ -55,17 +54,6 @@ TABLE_1 = {
     "quantize": 5,
     "insecure median": 6,
 }
-
-
-@dataclass(frozen=True)
-class Found:
-    """The results of a figure: what is saved, printed, and drawn as panels if there are any."""
-
-    results: list[dict[str, Any]]
-    title: str
-    printed: Sequence[Any]
-    panels: Sequence[Panel] = ()
-    saved: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,23 +91,7 @@ def add_kinds(kinds: Any) -> None:
             )
         settings.add_options(kind)
         settings.add_out(kind)
-        kind.set_defaults(run=partial(run, name))
-
-
-def run(name: str, options: argparse.Namespace) -> None:
-    """Time all points of a figure, print its tables, and save the JSON and the plot."""
-    chosen = settings.read(options)
-    plots.check()
-    file = report.check_writable(options.out / f"{name}.json")
-    found = FIGURES[name].measure(options, chosen)
-    report.save(file, asdict(chosen), found.results, **found.saved)
-    console = terminal.console(width=terminal.TABLE_WIDTH)
-    for one in found.printed:
-        console.print(one)
-    drawn = ""
-    if found.panels:
-        drawn = f" and {plots.save(options.out / name, found.title, found.panels)}"
-    console.print(f"saved to {file}{drawn}")
+        kind.set_defaults(run=partial(run, name, figure.measure))
 
 
 def _median(method: str, clients: int, dim: int, ahead: bool = False, **options: Any) -> Point:
@@ -131,7 +103,7 @@ def _bucketed(clients: Sequence[int], dim: int, ahead: bool) -> list[Point]:
 
     Otherwise the cost would grow with the width.
     """
-    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).ring_bits
+    bits = RoundParams(Bucketed(), dim=dim, max_clients=max(clients)).form.ring_bits
     options = {"buckets": BUCKETS, "ring_bits": bits, "schedule": SCHEDULE}
     return [_median("bucketed", n, dim, ahead, **options) for n in clients]
 
@@ -152,62 +124,45 @@ def _figure_3(options: argparse.Namespace, chosen: Settings) -> Found:
     points += [Point("median", "radix", None, n, dim, {"encoding": "float32"}) for n in clients]
     results = settings.measure(points, chosen)
     of = {method: [one for one in results if one["method"] == method] for method in LABELS}
-    columns = ["clients", *(f"{method} {unit}" for method in LABELS for unit in ("s", "MB"))]
-    rows = [
-        [
-            str(same[0]["clients"]),
-            *(terminal.figure(one) for r in same for one in (r["seconds"], report.megabytes(r))),
-        ]
-        for same in zip(*of.values(), strict=True)
-    ]
+    rows: list[dict[str, Any]] = [{"clients": str(n)} for n in clients]
+    compared, panels = [], []
+    for method, own in of.items():
+        for row, one in zip(rows, own, strict=True):
+            row |= {f"{method} s": one["seconds"], f"{method} MB": report.megabytes(one)}
+    for method, (seconds, megabytes) in FIGURE_3.items():
+        last = of[method][-1]
+        ours = {"s": last["seconds"], "MB": report.megabytes(last)}
+        theirs = {"theirs, s": seconds, "MB ": megabytes, "whose": BACKEND}
+        compared.append({"": f"{LABELS[method]}, n = {last['clients']}"} | ours | theirs)
+    for place, (what, unit, value) in enumerate(
+        (
+            ("time", "seconds", lambda one: float(one["seconds"])),
+            ("communication, both directions", "megabytes", report.megabytes),
+        )
+    ):
+        lines = [by_clients(name, of[method], value) for method, name in LABELS.items()]
+        for method, figures in FIGURE_3.items():
+            lines.append(Line(f"{method}, the paper's backend", [10], [figures[place]]))
+        panels.append(Panel(what, "clients", unit, lines, log_y=True))
     title = f"Figure 3: medians of {dim:,} coordinates"
-    table = terminal.table(f"{title}; MB: both directions", columns, rows)
-    panels = [
-        _by_clients("time", "seconds", of, lambda one: float(one["seconds"]), 0),
-        _by_clients("communication, both directions", "megabytes", of, report.megabytes, 1),
+    others = "compared with others, whose figures are for d = 1,000 and n = 10"
+    printed = [
+        report.table(f"{title}; MB: both directions", rows),
+        report.table(others, compared),
+        *growth(results),
+        LEFT_OUT,
     ]
-    printed = [table, _compared(of), *growth(results), LEFT_OUT]
-    return Found(results, f"{title}, without checks", printed, panels)
-
-
-def _compared(of: Mapping[str, Sequence[Result]]) -> Any:
-    rows = []
-    for method, theirs in FIGURE_3.items():
-        ours = of[method][-1]
-        name = f"{LABELS[method]}, n = {ours['clients']}"
-        figures = ours["seconds"], report.megabytes(ours), *theirs
-        rows.append([name, *map(terminal.figure, figures), BACKEND])
-    title = "compared with others, whose figures are for d = 1,000 and n = 10"
-    return terminal.table(title, ["", "s", "MB", "theirs, s", "MB", "whose"], rows)
-
-
-def _by_clients(
-    title: str,
-    unit: str,
-    of: Mapping[str, Sequence[Result]],
-    value: Callable[[Result], float],
-    theirs: int,
-) -> Panel:
-    """Return a panel with a line per method, and the figures of others as points."""
-    lines = [
-        Line(name, [one["clients"] for one in of[method]], [value(one) for one in of[method]])
-        for method, name in LABELS.items()
-    ]
-    lines += [
-        Line(f"{method}, the paper's backend", [10], [figures[theirs]])
-        for method, figures in FIGURE_3.items()
-    ]
-    return Panel(title, "clients", unit, lines, log_y=True)
+    return Found(results, printed, f"{title}, without checks", panels)
 
 
 # Figure 12
 
-# a field of a result -> its name in the plot
+# a field of a result -> its column, and its name in the plot
 PARTS = {
-    "total_seconds": "total server time",
-    "mpc_seconds": "MPC, preprocessing included",
-    "uploads_seconds": "reading and summing the uploads",
-    "publish_seconds": "quantize and range update, at S0",
+    "total_seconds": ("total, s", "total server time"),
+    "mpc_seconds": ("MPC, s", "MPC, preprocessing included"),
+    "uploads_seconds": ("uploads, s", "reading and summing the uploads"),
+    "publish_seconds": ("quantize, s", "quantize and range update, at S0"),
 }
 
 
@@ -215,13 +170,10 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> Found:
     results = settings.measure(_bucketed(options.clients, options.dim, ahead=True), chosen)
     first, last = results[0], results[-1]
     grown = float(last["mpc_seconds"] / first["mpc_seconds"] - 1)
-    columns = ["clients", "total, s", "MPC, s", "uploads, s", "quantize, s", "MB"]
     rows = [
-        [
-            str(one["clients"]),
-            *(terminal.figure(one[part]) for part in PARTS),
-            terminal.figure(report.megabytes(one)),
-        ]
+        {"clients": str(one["clients"])}
+        | {column: one[part] for part, (column, _) in PARTS.items()}
+        | {"MB": report.megabytes(one)}
         for one in results
     ]
     dim = f"d = {options.dim:,}"
@@ -234,14 +186,14 @@ def _figure_12(options: argparse.Namespace, chosen: Settings) -> Found:
         f"the MPC part changes by {grown:+.1%} from {first['clients']} to {last['clients']} "
         "clients; in the paper it is constant"
     )
-    lines = [
-        Line(name, [one["clients"] for one in results], [one[part] for one in results])
-        for part, name in PARTS.items()
-    ]
-    panel = Panel(f"bucketed median, {dim}", "clients", "seconds", lines)
-    printed = [terminal.table(title, columns, rows, note), changes]
-    saved = {"growth_of_mpc": grown}
-    return Found(results, "Figure 12: server time", printed, [panel], saved)
+    lines = [by_clients(name, results, itemgetter(part)) for part, (_, name) in PARTS.items()]
+    return Found(
+        results,
+        [report.table(title, rows, note), changes],
+        "Figure 12: server time",
+        [Panel(f"bucketed median, {dim}", "clients", "seconds", lines)],
+        {"growth_of_mpc": grown},
+    )
 
 
 # Table 1
@@ -262,8 +214,14 @@ class Phase:
     setting: str = ""
 
     @property
-    def theirs(self) -> float | None:
-        return TABLE_1.get(self.reported)
+    def row(self) -> dict[str, str | float | None]:
+        row: dict[str, str | float | None] = {
+            "phase": self.name,
+            "where": self.where,
+            "setting": self.setting,
+            "s": self.seconds,
+        }
+        return row | {"MB": self.megabytes, "the paper, s": TABLE_1.get(self.reported)}
 
 
 def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
@@ -286,7 +244,11 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
         phases += clear
     reached = [_reached(one, other, clear[0].seconds) for one, other in pairs]
     title = f"Table 1: d = {dim:,}, n = {clients}"
-    printed = [_phases(title, phases), str(chosen.yardstick)]
+    note = f"MB: both directions together; the paper's: {PAPER[7:]}, as printed"
+    printed = [
+        report.table(title, [one.row for one in phases], note),
+        str(chosen.yardstick),
+    ]
     if not options.data:
         printed.append("training is left out: name MNIST's folder with --data to time it, too")
     printed += [REACHED.format(**one) for one in reached]
@@ -295,7 +257,7 @@ def _table_1(options: argparse.Namespace, chosen: Settings) -> Found:
         "reached": reached,
         "aes": asdict(chosen.yardstick),
     }
-    return Found(results, title, printed, saved=saved)
+    return Found(results, printed, saved=saved)
 
 
 REACHED = (
@@ -343,27 +305,29 @@ def _train(directory: Path, clients: int) -> Phase:
 def _client(clients: int, dim: int, repeat: int, methods: Sequence[Bucketed]) -> list[Phase]:
     (update,) = _updates(1, dim)
     model, width = np.zeros(dim, np.float32), np.full(dim, 0.1, np.float32)
-    bits = RoundParams(methods[0], dim=dim, max_clients=clients).ring_bits
+    bits = RoundParams(methods[0], dim=dim, max_clients=clients).form.ring_bits
     buckets = UniformBuckets(width, BUCKETS)
     index = buckets.bucketize(update, model)
 
     def shared() -> Any:
         return share.split(encode.cumulative(index, BUCKETS), bits)
 
-    bucketize = _time(lambda: buckets.bucketize(update, model), repeat)
+    bucketize = timed(lambda: buckets.bucketize(update, model), repeat)
     sent = (SEED_BYTES + shared()[1].packed.nbytes) / 1e6
     unverified = f"b={BUCKETS}, unverified"
     phases = [
         Phase("bucketize", "client", bucketize, None, "bucketize"),
-        Phase("share", "client", _time(shared, repeat), sent, "share", unverified),
+        Phase("share", "client", timed(shared, repeat), sent, "share", unverified),
     ]
     for method in methods:
-        shape = RoundParams(replace(method, uploads="dealt"), dim=dim, max_clients=clients).dealing
+        shape = RoundParams(
+            replace(method, uploads="dealt"), dim=dim, max_clients=clients
+        ).form.dealing
         assert shape is not None
         # a dealing rotates one update only
         dealings = [deal(shape)]
-        dealing = _time(lambda: dealings.append(deal(shape)), repeat)  # noqa: B023
-        rotating = _time(lambda: dealings.pop().rotations(index), repeat)  # noqa: B023
+        dealing = timed(lambda: dealings.append(deal(shape)), repeat)  # noqa: B023
+        rotating = timed(lambda: dealings.pop().rotations(index), repeat)  # noqa: B023
         ahead, after = (SEED_BYTES + shape.bytes_ahead) / 1e6, 2 * shape.bytes_after / 1e6
         setting = f"b={method.buckets} {method.schedule}"
         phases += [
@@ -398,8 +362,8 @@ def _servers(result: Result) -> list[Phase]:
 def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
     """Return the phases in the clear, numpy.median first, which the online part is compared to."""
     updates, rank = _updates(clients, dim), ring.median_rank(clients)
-    median = _time(lambda: np.median(updates, axis=0), repeat)
-    partition = _time(lambda: np.partition(updates, rank - 1, axis=0), repeat)
+    median = timed(lambda: np.median(updates, axis=0), repeat)
+    partition = timed(lambda: np.partition(updates, rank - 1, axis=0), repeat)
     return [
         Phase("numpy.median", "in the clear", median, None, "insecure median"),
         Phase("numpy.partition", "in the clear", partition),
@@ -408,28 +372,6 @@ def _in_the_clear(clients: int, dim: int, repeat: int) -> list[Phase]:
 
 def _updates(clients: int, dim: int) -> Any:
     return np.random.default_rng(SEED).normal(0, 0.03, (clients, dim)).astype(np.float32)
-
-
-def _time(work: Callable[[], object], repeat: int) -> float:
-    seconds = []
-    for _ in range(1 + repeat):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median_low(seconds[1:])
-
-
-def _phases(title: str, phases: Sequence[Phase]) -> Any:
-    rows = [
-        [
-            *(one.name, one.where, one.setting),
-            *map(terminal.figure, (one.seconds, one.megabytes, one.theirs)),
-        ]
-        for one in phases
-    ]
-    columns = ["phase", "where", "setting", "s", "MB", "the paper, s"]
-    note = f"MB: both directions together; the paper's: {PAPER[7:]}, as printed"
-    return terminal.table(title, columns, rows, note)
 
 
 FIGURES = {

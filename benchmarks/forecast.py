@@ -10,12 +10,8 @@ each, like this machine's, from a few rates that are measured here in about a se
     transfer = bytes of the busier direction / bandwidth
     waiting  = rounds x (rtt / 2 + HOP_S)
 
-With `--workers W` each server has W workers of one core, which take a shard each. Compute is then
-that of the busiest worker, and the rounds are those of the deepest shard. The daemon adds the time
-in which it reads what it has stored, checks its digests and hands out slices (the door).
-
-Steps are timed while `plan` rehearses them. Seconds per OT are those of one party that makes some
-for this round alone, and those per byte of the encryption of the servers' sockets.
+With `--workers W` compute is that of the busiest worker, and the rounds are those of the deepest
+shard. The daemon adds the time in which it reads, checks and hands out what is stored (the door).
 """
 
 import argparse
@@ -27,10 +23,11 @@ import sys
 import time
 import timeit
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +40,7 @@ from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common import terminal
-from securemedian.common.policy import refuse, unbounded
-from securemedian.common.security import OR_WAY_OUT, WAY_OUT, Security, add_switch
+from securemedian.common.policy import OR_WAY_OUT, WAY_OUT, Security, add_switch, refuse, unbounded
 from securemedian.laboratory import plots, report
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair
@@ -59,16 +55,17 @@ from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
+from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
 from securemedian.mpc.rounds.rehearsal import lone_party
 
 # of two tables, each of which fits 80 columns
-COSTS = ("method", "M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
-SECONDS = ("method", "ahead", "check", "online", "transfer", "waiting", "seconds")
+COSTS = ("M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
+SECONDS = ("ahead", "checking", "online", "transfer", "waiting")
 # beside the options that `bench median` has
 PLANNED = (*SWEPT, "noise_multiplier")
 LOOPBACK_RTT_MS = 0.1
+RTT_HELP = "from server to server and back (default: %(default)s, two processes on one machine)"
 # the values of options that are compared where none is given
 COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
     "bucketed": {"schedule": SCHEDULES},
@@ -81,7 +78,7 @@ HOP_S = 4e-4
 # the OTs of a round that cost as much as one of its audit does, with all that the audit computes.
 # 1.79 was measured with 4 clients and 1.70 with 16, on 100,000 coordinates
 AUDIT = 1.75
-# how many OTs are timed at most, and how often
+# how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
 CALIBRATION_CLIENTS = 2
@@ -93,24 +90,23 @@ FORMULA = (
     "OTs, bytes and rounds are exact, for the first round of a session. Seconds are estimated for "
     "servers with one core each like this machine's: max(compute, transfer) + waiting. Compute is "
     "calibrated here (about a second per method). Transfer = bytes of the busier direction / "
-    f"bandwidth. Waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a message "
-    "waits for one from the other side. Memory is the most that the lanes' correlations, arrays "
-    "and buffers take, with the check of dealings and the result. The program itself takes some "
-    "150 MB more."
+    f"bandwidth. Waiting = rounds x (rtt / 2 + {HOP_S * 1e3:g} ms): in a round, a message waits "
+    "for one from the other side. Memory is the most that the lanes' correlations, arrays and "
+    "buffers take, with the check of dealings and the result. The program itself takes some 150 MB "
+    "more."
 )
 COSTS_NOTE = (
     "~ is an approximate median. MB go between the servers, in the busier direction; memory is MB "
     "at a server. Columns dealt and sent are MB of one client before and after its training, to "
     "the server that gets more. Column seconds is an estimate."
 )
-SECONDS_NOTE = "seconds = max(ahead + check + online, transfer) + waiting"
+SECONDS_NOTE = "seconds = max(ahead + checking + online, transfer) + waiting"
 
 
 @dataclass(frozen=True)
 class Forecast:
     """One way to compute the result, and what it will cost."""
 
-    name: str
     params: RoundParams
     clients: int
     # S0's
@@ -129,6 +125,10 @@ class Forecast:
     door_seconds: float = 0.0
 
     @property
+    def name(self) -> str:
+        return self.params.method.label
+
+    @property
     def compute_seconds(self) -> float:
         return self.ahead_seconds + self.checking_seconds + self.online_seconds
 
@@ -139,7 +139,9 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as --json writes it, with the parameters under "round"."""
-        fields = vars(self) | {
+        own = {key: value for key, value in vars(self).items() if key not in ("params", "cost")}
+        return own | {
+            "name": self.name,
             "round": self.params.to_dict(),
             "kind": self.params.method.kind,
             "ots": self.cost.ots,
@@ -147,14 +149,13 @@ class Forecast:
             "bytes_s1_to_s0": self.cost.bytes_received,
             "rounds": self.cost.rounds,
             # of one client, to the server that gets more: before and after its training
-            "client_bytes_ahead": self.params.bytes_ahead,
-            "client_bytes_after": self.params.bytes_after,
+            "client_bytes_ahead": self.params.form.bytes_ahead,
+            "client_bytes_after": self.params.form.bytes_after,
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
             # of one round; None without noise
-            "epsilon": told_epsilon(self.params.method.zcdp_rho),
+            "epsilon": told_epsilon(self.params.method.noise.rho),
         }
-        return {name: value for name, value in fields.items() if name not in ("params", "cost")}
 
 
 def add_verbs(verbs: Any) -> None:
@@ -186,25 +187,16 @@ def _add_options(plan: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the start model: leave out methods whose range does not hold its values",
     )
-    plan.add_argument(
-        "--bandwidth",
-        type=_positive,
-        default=math.inf,
-        metavar="MBIT/S",
-        help="each way (default: unlimited)",
-    )
-    plan.add_argument(
-        "--rtt",
-        type=_positive,
-        default=LOOPBACK_RTT_MS,
-        metavar="MS",
-        help="from server to server and back (default: %(default)s, two processes on one machine)",
-    )
+    for flag, unit, default, what in (
+        ("--bandwidth", "MBIT/S", math.inf, "each way (default: unlimited)"),
+        ("--rtt", "MS", LOOPBACK_RTT_MS, RTT_HELP),
+    ):
+        plan.add_argument(flag, type=_positive, default=default, metavar=unit, help=what)
     settings.add_counts(plan, ("--lanes", ProtocolParams.lanes, "chunks computed at the same time"))
     settings.add_extension(plan)
     plan.add_argument(
         "--workers",
-        type=_whole,
+        type=settings.count,
         default=0,
         metavar="W",
         help='workers of each server with [engine] kind = "ray", of one core each (default: none, '
@@ -244,9 +236,9 @@ def run(options: argparse.Namespace) -> None:
                 "more of them, like 4,8,16"
             )
         report.check_writable(options.plot)
-    console = terminal.console()
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
+    console = terminal.console()
     found, refused = list[Forecast](), list[SecureMedianError]()
     print("measuring this machine ...", file=sys.stderr, flush=True)
     with terminal.console(stderr=True).status("encryption") as status:
@@ -256,16 +248,10 @@ def run(options: argparse.Namespace) -> None:
                 params = build(clients)
                 if start is not None:
                     params.check_start(start)
-                if params.method.audited and (options.workers or protocol.silent):
-                    raise ConfigError(
-                        "an audited round takes neither workers nor silent OT: --audit with "
-                        "--workers or --extension; leave out those, or --audit"
-                    )
                 if options.security == Security.BOUNDED:
                     refuse(options.security, unbounded(params))
-                name = params.method.label
-                status.update(Text(f"{name}, {clients} clients"))
-                found.append(forecast(name, params, clients, protocol, link, byte, options.workers))
+                status.update(Text(f"{params.method.label}, {clients} clients"))
+                found.append(forecast(params, clients, protocol, link, byte, options.workers))
             except (ConfigError, InputError, PolicyRefused) as error:
                 refused.append(error)
     if not found:
@@ -293,8 +279,8 @@ def run(options: argparse.Namespace) -> None:
             growth["seconds"][row.clients] = row.seconds
             growth["OTs"][row.clients] = row.cost.ots / 1e6
             growth["MB"][row.clients] = (row.cost.bytes_sent + row.cost.bytes_received) / 1e6
-        picture = by_clients.draw(options.plot.with_suffix(""), title, growths)
-        console.print(f"saved to {picture}")
+        drawn = by_clients.panels(growths, by_clients.exponents_of(growths))
+        console.print(f"saved to {plots.save(options.plot.with_suffix(''), title, drawn)}")
 
 
 def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]]:
@@ -308,16 +294,15 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]
             key: values for key, values in COMPARED.get(name, {}).items() if key not in given
         }
         for values in itertools.product(*compared.values()):
-            chosen = given | dict(zip(compared, values, strict=True))
-            yield partial(_round, name, with_fraction(name, chosen), options.dim)
+            chosen = with_fraction(name, given | dict(zip(compared, values, strict=True)))
+            yield partial(_round, name, chosen, options.dim)
 
 
-def _round(method: str, options: Mapping[str, Any], dim: int, clients: int) -> RoundParams:
+def _round(method: str, options: dict[str, Any], dim: int, clients: int) -> RoundParams:
     return RoundParams(METHODS[method](**options), dim=dim, max_clients=clients)
 
 
 def forecast(
-    name: str,
     params: RoundParams,
     clients: int,
     protocol: ProtocolParams,
@@ -325,56 +310,40 @@ def forecast(
     byte: float,
     workers: int = 0,
 ) -> Forecast:
-    """Return the forecast of one round; `byte` is `seconds_per_byte()`.
+    """Return the forecast of one round by the formula above; `byte` is `seconds_per_byte()`.
 
-    Raises ConfigError if the round is too large for any machine.
+    Raises ConfigError if the round is too large for any machine, or audited with what audits lack.
     """
-    weights, dealing = [1] * clients, params.dealing
-    ot = seconds_per_ot(params, weights, protocol)
+    if params.form.audited and (workers or protocol.silent):
+        raise ConfigError(
+            "an audited round takes neither workers nor silent OT: --audit with --workers or "
+            "--extension; leave out those, or --audit"
+        )
+    weights, ot = [1] * clients, seconds_per_ot(params, [1] * clients, protocol)
     if workers:
         plans = predict_shards(params, weights, protocol, workers)
     else:
         plans = [predict(params, weights, protocol)]
-    row = estimate(name, params, clients, plans, link, ot, byte)
-    # a server checks dealings while it fills its pools
-    checking = time_check(dealing) if dealing else (0.0, 0)
-    checked = -(-params.dim // max(1, workers)) * clients * checking[0]
-    # the OTs of an audit are made in the check
-    ots = predict_audit(params, weights, protocol).ots if params.method.audited else 0
-    return replace(
-        row,
-        workers=workers,
-        door_seconds=in_full(params, clients) * door_seconds_per_byte() if workers else 0.0,
-        memory_bytes=row.memory_bytes + checking[1],
-        ahead_seconds=row.ahead_seconds - ots * ot,
-        checking_seconds=row.checking_seconds + checked + AUDIT * ots * ot,
-    )
-
-
-def estimate(
-    name: str,
-    params: RoundParams,
-    clients: int,
-    plans: Sequence[Plan],
-    link: LinkShape,
-    ot: float,
-    byte: float,
-) -> Forecast:
-    """Return the forecast by the formula above, from the plans of all shards."""
     total = joined([plan.costs[0] for plan in plans])
     busiest = max(plans, key=lambda plan: (plan.costs[0].ots, plan.online_seconds))
     cost = busiest.costs[0]
+    # a server checks dealings while it fills its pools
+    each, memory = time_check(params.form.dealing) if params.form.dealing else (0.0, 0)
+    checked = -(-params.dim // max(1, workers)) * clients * each
+    # the OTs of an audit are made in the check
+    audit = predict_audit(params, weights, protocol).ots if params.form.audited else 0
     return Forecast(
-        name,
         params,
         clients,
         total,
-        max(plan.memory for plan in plans),
-        ahead_seconds=cost.ots * ot,
-        checking_seconds=busiest.checking_seconds,
+        memory_bytes=memory + max(plan.memory for plan in plans),
+        ahead_seconds=(cost.ots - audit) * ot,
+        checking_seconds=busiest.checking_seconds + checked + AUDIT * audit * ot,
         online_seconds=busiest.online_seconds + (cost.bytes_sent + cost.bytes_received) * byte,
         transfer_seconds=8 * max(total.bytes_sent, total.bytes_received) / link.bits_per_second,
         waiting_seconds=total.rounds * (link.rtt_s / 2 + HOP_S),
+        workers=workers,
+        door_seconds=door_seconds(params, clients) if workers else 0.0,
     )
 
 
@@ -395,20 +364,20 @@ def seconds_per_ot(params: RoundParams, weights: Sequence[int], protocol: Protoc
     return seconds * CALIBRATION_RUNS / max(1, pool.ots + sum(pool.left))
 
 
-def in_full(params: RoundParams, clients: int) -> float:
-    """Return the bytes of the shares that a server gets in full.
+def door_seconds(params: RoundParams, clients: int) -> float:
+    """Return the seconds of the door for the shares that a server gets in full.
 
     They are those of half the clients, and of those who deal all rotations.
     """
-    full = clients * (params.bytes_ahead + params.bytes_after) / 2
-    return full + (clients * params.bytes_after / 2 if params.dealing else 0.0)
-
-
-@cache
-def door_seconds_per_byte() -> float:
-    """Return the seconds per byte of a digest, and of copies from the file and to the workers."""
+    full = (
+        clients
+        * (params.form.bytes_ahead + (1 + bool(params.form.dealing)) * params.form.bytes_after)
+        / 2
+    )
     data = bytearray(os_entropy(1 << 22))
-    return _fastest(lambda: (hashlib.sha256(data).digest(), bytes(bytes(data)))) / len(data)
+    # a digest, and copies from the file and to the workers
+    seconds = _fastest(lambda: (hashlib.sha256(data).digest(), bytes(bytes(data))))
+    return full * seconds / len(data)
 
 
 @cache
@@ -465,16 +434,13 @@ def seconds_per_byte() -> float:
 
 def cheapest(rows: Sequence[Forecast]) -> list[str]:
     """Return a sentence on the fastest method for each kind of median among the forecasts."""
-    lines = []
-    for what, wanted in (("exact median", "exact"), ("approximate median", "approximate")):
-        of_kind = [row for row in rows if row.params.method.kind == wanted]
-        if of_kind:
-            best = min(of_kind, key=lambda row: row.seconds)
-            lines.append(
-                f"On this link the {what} takes the least time with {best.name}: about "
-                f"{best.seconds:.3g} s per round."
-            )
-    return lines
+    best = {row.params.method.kind: row for row in sorted(rows, key=lambda row: row.seconds)[::-1]}
+    return [
+        f"On this link the {kind} median takes the least time with {best[kind].name}: about "
+        f"{best[kind].seconds:.3g} s per round."
+        for kind in ("exact", "approximate")
+        if kind in best
+    ]
 
 
 def of_noise(rows: Sequence[Forecast]) -> list[str]:
@@ -484,21 +450,19 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
         method, dim = row.params.method, row.params.dim
         if not isinstance(method, Mean) or not method.noise_multiplier:
             continue
-        told = ", ".join(
-            f"{rounds}: {epsilon_of(rounds * method.zcdp_rho):.3g}" for rounds in ROUNDS_TOLD
-        )
-        lines.append(f"{row.name}: epsilon at delta {DELTA:g}, by the rounds of a cohort, {told}")
         ratio = signal_to_noise(method.noise_multiplier, row.clients, dim)
-        lines.append(
-            f"the mean is at most {ratio:.2g} times as long as its noise: n / (z sqrt(2 d))"
-        )
+        told = [f"{n}: {epsilon_of(n * method.noise.rho):.3g}" for n in ROUNDS_TOLD]
+        lines += [
+            f"{row.name}: epsilon at delta {DELTA:g}, by the rounds of a cohort, {', '.join(told)}",
+            f"the mean is at most {ratio:.2g} times as long as its noise: n / (z sqrt(2 d))",
+        ]
         if ratio < DROWNED:
             most, needed = dim * (ratio / DROWNED) ** 2, row.clients * DROWNED / ratio
             lines.append(
-                f"The noise drowns the model. With such noise {row.clients:,} clients "
-                f"can train some {max(1, int(most)):,} parameters, and {dim:,} parameters take "
-                f"some {math.ceil(needed):,} clients. With few clients, protect each record "
-                "instead: docs/differential-privacy.md"
+                f"The noise drowns the model. With such noise {row.clients:,} clients can train "
+                f"some {max(1, int(most)):,} parameters, and {dim:,} parameters take some "
+                f"{math.ceil(needed):,} clients. With few clients, protect each record instead: "
+                "docs/differential-privacy.md"
             )
     return lines
 
@@ -515,48 +479,35 @@ def _tables(rows: Sequence[Forecast]) -> Group:
     if first.workers:
         title += f", {first.workers} workers per server"
         seconds += f" the daemon's {first.door_seconds:.3g} s for its workers, and"
-    costs = [_costs(row) for row in rows]
-    if several:
-        names = ["", *(name for name, *_ in costs)]
+    cells = []
+    for before, row in zip([None, *rows], rows, strict=False):
         # each name once
-        cells = [
-            [name if name != before else "", f"{row.clients:,}", *figures]
-            for before, row, (name, *figures) in zip(names, rows, costs, strict=False)
-        ]
-        return Group(terminal.table(title, (COSTS[0], "n", *COSTS[1:]), cells, COSTS_NOTE))
-    return Group(
-        terminal.table(title, COSTS, costs, COSTS_NOTE),
-        terminal.table(seconds, SECONDS, [_seconds(row) for row in rows], SECONDS_NOTE),
+        repeated = before is not None and before.name == row.name
+        about = "~ " if row.params.method.kind == "approximate" else ""
+        numbers = [f"{row.clients:,}"] if several else []
+        cells.append(["" if repeated else about + row.name, *numbers, *_costs(row)])
+    costs = terminal.table(
+        title, ("method", *(["n"] if several else []), *COSTS), cells, COSTS_NOTE
     )
+    if several:
+        return Group(costs)
+    own = attrgetter(*(f"{part} seconds".replace(" ", "_") for part in SECONDS), "seconds")
+    cells = [[row.name, *map(_figure, own(row))] for row in rows]
+    columns = "method", *SECONDS, "seconds"
+    return Group(costs, terminal.table(seconds, columns, cells, SECONDS_NOTE))
 
 
 def _costs(row: Forecast) -> list[str]:
     busier = max(row.cost.bytes_sent, row.cost.bytes_received)
-    client = row.params.bytes_ahead, row.params.bytes_after
-    return [
-        ("~ " if row.params.method.kind == "approximate" else "") + row.name,
-        *(_figure(value / 1e6) for value in (row.cost.ots, busier)),
-        f"{row.cost.rounds:,}",
-        *(_figure(value / 1e6) for value in (row.memory_bytes, *client)),
-        _figure(row.seconds),
-    ]
-
-
-def _seconds(row: Forecast) -> list[str]:
-    computing = row.ahead_seconds, row.checking_seconds, row.online_seconds
-    parts = *computing, row.transfer_seconds, row.waiting_seconds, row.seconds
-    return [row.name, *map(_figure, parts)]
+    client = row.params.form.bytes_ahead, row.params.form.bytes_after
+    sizes = row.cost.ots, busier, row.memory_bytes, *client
+    ots, between, *others = [_figure(size / 1e6) for size in sizes]
+    return [ots, between, f"{row.cost.rounds:,}", *others, _figure(row.seconds)]
 
 
 def _figure(value: float) -> str:
     """Return a figure with about three digits."""
     return f"{value:,.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}"
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}; give one")
-    return int(text)
 
 
 def _picture(text: str) -> Path:
@@ -569,10 +520,7 @@ def _picture(text: str) -> Path:
 
 
 def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a number: {text!r}; give one") from None
+    value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"not above 0: {text}; give more")
     return value

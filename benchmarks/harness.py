@@ -48,7 +48,13 @@ def run(
             # raises for parameters that are not valid, before any process starts
             round_params(point)
     messages: list[list[list[dict[str, Any]]]] = [[[], []] for _ in points]
-    with _Processes(points, repetitions, protocol, link) as processes:
+    with _Processes(
+        points=[asdict(point) for point in points],
+        repetitions=repetitions,
+        protocol=asdict(protocol),
+        link=link,
+        session=os_entropy(SESSION_BYTES).hex(),
+    ) as processes:
         for done in range(1, 2 * len(points) * repetitions + 1):
             party, message = processes.next_message(SILENCE_LIMIT_S)
             messages[message["point"]][party].append(message)
@@ -63,41 +69,44 @@ def _result(point: Point, s0: list[dict[str, Any]], s1: list[dict[str, Any]]) ->
     """
 
     def slower(figure: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median_low(max(figure(a), figure(b)) for a, b in zip(s0, s1, strict=True))
+        return statistics.median_low(max(map(figure, both)) for both in zip(s0, s1, strict=True))
 
-    result = point.to_dict() | {
-        # correlations made before the round, checking the uploads, and reading and summing them are
-        # not in `seconds`
-        name: slower(lambda m, name=name: m["cost"][name])  # type: ignore[misc]
-        for name in ("seconds", "ahead_seconds", "checking_seconds", "uploads_seconds", "rounds")
-    }
-    preprocessing = slower(lambda m: m["cost"]["preprocessing_seconds"])
+    def costs(of: list[dict[str, Any]], name: str) -> Any:
+        return statistics.median_low(message["cost"][name] for message in of)
+
+    # correlations made before the round, checking the uploads, and reading and summing them are
+    # not in `seconds`
+    names = ("seconds", "ahead_seconds", "checking_seconds", "uploads_seconds", "rounds")
+    result = point.to_dict()
+    for name in names:
+        result[name] = slower(lambda m, name=name: m["cost"][name])  # type: ignore[misc]
+    preprocessing = slower(lambda m: float(m["cost"]["preprocessing_seconds"]))
     result |= {
         "preprocessing_seconds": min(result["seconds"], preprocessing),
         "online_seconds": max(0.0, result["seconds"] - preprocessing),
-        "publish_seconds": slower(lambda m: m["publish_seconds"]),
+        "publish_seconds": slower(lambda m: float(m["publish_seconds"])),
         # work of both parties: all but reading and summing the uploads
         "mpc_seconds": slower(lambda m: _spent(m) - m["cost"]["uploads_seconds"]),
         "total_seconds": slower(lambda m: _spent(m) + m["publish_seconds"]),
         # the seconds before the last upload of a round, and after it
-        "before_seconds": slower(lambda m: m["early_seconds"]),
+        "before_seconds": slower(lambda m: float(m["early_seconds"])),
         "after_seconds": slower(lambda m: _spent(m) - m["early_seconds"]),
-        "ots": statistics.median_low(message["cost"]["ots"] for message in s0),
+        "ots": costs(s0, "ots"),
         "repetitions": len(s0),
     }
-    for part in ("", "preprocessing_", "checking_"):
-        for way, messages in (("s0_to_s1", s0), ("s1_to_s0", s1)):
-            sent = [message["cost"][f"{part}bytes_sent"] for message in messages]
-            result[f"{part}bytes_{way}"] = statistics.median_low(sent)
-    for j, messages in enumerate((s0, s1)):
+    for j, (way, messages) in enumerate((("s0_to_s1", s0), ("s1_to_s0", s1))):
+        for part in ("", "preprocessing_", "checking_"):
+            result[f"{part}bytes_{way}"] = costs(messages, f"{part}bytes_sent")
         # of the processes so far, earlier points included
         result[f"peak_bytes_s{j}"] = max(message["peak_bytes"] for message in messages)
     if point.bench == "median":
         params = round_params(point)
-        result["ring_bits"] = params.ring_bits
-        # of one client, to the server that gets more
-        result["client_bytes_ahead"] = params.bytes_ahead
-        result["client_bytes_after"] = params.bytes_after
+        # bytes of one client, to the server that gets more
+        result |= {
+            "ring_bits": params.form.ring_bits,
+            "client_bytes_ahead": params.form.bytes_ahead,
+            "client_bytes_after": params.form.bytes_after,
+        }
     if point.count is not None:
         result["per_second"] = point.count / result["seconds"]
         result["bytes_each"] = (result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / point.count
@@ -112,43 +121,23 @@ def _spent(message: dict[str, Any]) -> float:
 class _Processes:
     """The processes of both parties, which are ended by process id whatever happens."""
 
-    def __init__(
-        self, points: Sequence[Point], repetitions: int, protocol: ProtocolParams, link: str
-    ) -> None:
-        keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
-        common = {
-            "points": [asdict(point) for point in points],
-            "repetitions": repetitions,
-            "protocol": asdict(protocol),
-            "link": link,
-            "session": os_entropy(SESSION_BYTES).hex(),
-        }
-        self._jobs = [
-            common
-            | {
-                "party": j,
-                "public": keys[j][0],
-                "secret": keys[j][1],
-                "peer_public": keys[1 - j][0],
-                "endpoint": "tcp://127.0.0.1:*",
-            }
-            for j in range(2)
-        ]
+    def __init__(self, **job: Any) -> None:
+        self._job = job
+        self._keys = [tuple(key.decode() for key in zmq.curve_keypair()) for _ in range(2)]
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> "_Processes":
         try:
-            self._start(1)
+            self._start(1, "tcp://127.0.0.1:*")
             _, message = self.next_message(START_LIMIT_S)
-            self._jobs[0]["endpoint"] = message["endpoint"]
-            self._start(0)
+            self._start(0, message["endpoint"])
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _start(self, party: int) -> None:
+    def _start(self, party: int, endpoint: str) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "securemedian.benchmarks.party"],
             stdin=subprocess.PIPE,
@@ -157,7 +146,9 @@ class _Processes:
         )
         self._processes.append(process)
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(self._jobs[party]) + "\n")
+        (public, secret), (peer, _) = self._keys[party], self._keys[1 - party]
+        own = {"party": party, "public": public, "secret": secret, "peer_public": peer}
+        process.stdin.write(json.dumps(self._job | own | {"endpoint": endpoint}) + "\n")
         process.stdin.close()
         threading.Thread(target=self._read, args=(party, process.stdout), daemon=True).start()
 

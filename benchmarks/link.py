@@ -24,8 +24,9 @@ BUFFER_BYTES = 16 << 20
 AES = "aes"
 
 _DUE = struct.Struct("<d")
-_RATE = re.compile(r"([\d.]+)([kMG]?)(bit|B)/s")
-_TIME = re.compile(r"([\d.]+)(ms|s)")
+_LINK = re.compile(
+    r"(?P<rate>\d+\.?\d*)(?P<unit>[kMG]?)(?P<of>bit|B)/s(,(?P<rtt>\d+\.?\d*)(?P<scale>m?s))?"
+)
 _UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -45,22 +46,14 @@ class LinkShape:
         """
         if text in ("loopback", AES):
             return LOOPBACK
-        rate, _, rtt = text.partition(",")
-        bandwidth, delay = _RATE.fullmatch(rate), _TIME.fullmatch(rtt or "0ms")
-        try:
-            if bandwidth is None or delay is None:
-                raise ValueError
-            bits = float(bandwidth[1]) * _UNITS[bandwidth[2]] * (8 if bandwidth[3] == "B" else 1)
-            seconds = float(delay[1]) / (1e3 if delay[2] == "ms" else 1)
-        # float() raises it, too, for a number with two points
-        except ValueError:
-            bits, seconds = 0.0, 0.0
-        if not bits > 0:
+        found = _LINK.fullmatch(text)
+        if not found or not float(found["rate"]):
             raise ConfigError(
                 f"not a link: {text!r}; write loopback, aes, or RATE or RATE,RTT like 377MB/s or "
                 "100Mbit/s,40ms"
             )
-        return cls(bits, seconds)
+        bits = float(found["rate"]) * _UNITS[found["unit"]] * (8 if found["of"] == "B" else 1)
+        return cls(bits, float(found["rtt"] or 0) / (1e3 if found["scale"] == "ms" else 1))
 
 
 # nothing is added to the time that sockets on one machine take

@@ -2,17 +2,17 @@
 
 import argparse
 import itertools
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from securemedian.benchmarks import settings
 from securemedian.benchmarks.by_clients import exponent
-from securemedian.benchmarks.settings import numbers
+from securemedian.benchmarks.kind import Found, Result, run
+from securemedian.benchmarks.settings import Settings, numbers
 from securemedian.benchmarks.work import SWEPT, Point, can_be_malformed
 from securemedian.clients.flags import add_methods, given_options
-from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 
@@ -53,7 +53,7 @@ def add_kinds(kinds: Any) -> None:
     for kind in (ot, compare):
         _add_shared(kind)
     for kind in (ot, compare, median):
-        kind.set_defaults(run=run)
+        kind.set_defaults(run=partial(run, "", _measure))
 
 
 def _add_shared(kind: argparse.ArgumentParser) -> None:
@@ -85,72 +85,51 @@ def _add_median_options(median: argparse.ArgumentParser) -> None:
     _add_shared(median)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Time all points, print a table, save the JSON."""
-    chosen = settings.read(options)
-    if options.json:
-        report.check_writable(options.json)
+def _measure(options: argparse.Namespace, chosen: Settings) -> Found:
     results = settings.measure(options.points(options), chosen)
-    console = terminal.console(width=terminal.TABLE_WIDTH)
-    console.print(_table(results))
-    console.print(str(chosen.yardstick))
-    for line in growth(results):
-        console.print(line)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
-        console.print(f"saved to {options.json}")
+    note = _MEDIANS if results[0]["bench"] == "median" else _COUNTED
+    title = f"{chosen.extension}, {chosen.link}"
+    printed = [report.table(title, [_row(one) for one in results], note), str(chosen.yardstick)]
+    return Found(results, [*printed, *growth(results)])
 
 
-def _table(results: Sequence[dict[str, Any]]) -> Any:
-    first = results[0]
-    medians = first["bench"] == "median"
-    columns = _MEDIANS if medians else _COUNTED
-    rows = [[one["name"], *(figure(one) for figure in columns.values())] for one in results]
-    note = (
-        "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
-        "dealt, sent: MB of a client before and after its training, to the server that gets more"
-        if medians
-        else "seconds = ahead of the inputs + online; MB: both directions; "
-        "k/s: thousands per second"
-    )
-    title = f"{first['extension']}, {first['link']}"
-    return terminal.table(title, ["work", *columns], rows, note)
+_COUNTED = "seconds = ahead of the inputs + online; MB: both directions; k/s: thousands per second"
+_MEDIANS = (
+    "seconds = ahead of the inputs + checking the uploads + online; MB: both directions; "
+    "dealt, sent: MB of a client before and after its training, to the server that gets more"
+)
 
 
-Figures = dict[str, Callable[[dict[str, Any]], str]]
-_SECONDS: Figures = {
-    "seconds": lambda r: f"{r['ahead_seconds'] + r['checking_seconds'] + r['seconds']:.3f}",
-    "ahead": lambda r: f"{r['ahead_seconds'] + r['preprocessing_seconds']:.3f}",
-}
-_REST: Figures = {
-    "online": lambda r: f"{r['online_seconds']:.3f}",
-    "M OTs": lambda r: f"{r['ots'] / 1e6:.2f}",
-    "MB": lambda r: f"{report.megabytes(r):.2f}",
-    "rounds": lambda r: str(r["rounds"]),
-}
-# title -> figure of a result
-_COUNTED: Figures = {
-    **_SECONDS,
-    **_REST,
-    "k/s": lambda r: f"{r['per_second'] / 1e3:,.0f}",
-    "B each": lambda r: f"{r['bytes_each']:.1f}",
-}
-_MEDIANS: Figures = {
-    **_SECONDS,
-    "checking": lambda r: f"{r['checking_seconds']:.3f}",
-    **_REST,
-    "dealt": lambda r: f"{r['client_bytes_ahead'] / 1e6:.2f}",
-    "sent": lambda r: f"{r['client_bytes_after'] / 1e6:.2f}",
-}
+def _row(one: Result) -> dict[str, Any]:
+    median = one["bench"] == "median"
+    return {
+        "work": one["name"],
+        "seconds": one["ahead_seconds"] + one["checking_seconds"] + one["seconds"],
+        "ahead": one["ahead_seconds"] + one["preprocessing_seconds"],
+        **({"checking": one["checking_seconds"]} if median else {}),
+        "online": one["online_seconds"],
+        "M OTs": one["ots"] / 1e6,
+        "MB": report.megabytes(one),
+        "rounds": f"{one['rounds']:,}",
+        **(
+            {f"{name}": one[f"client_bytes_{when}"] / 1e6 for name, when in _SENT.items()}
+            if median
+            else {"k/s": one["per_second"] / 1e3, "B each": one["bytes_each"]}
+        ),
+    }
 
 
-def growth(results: Sequence[dict[str, Any]]) -> list[str]:
+# a client's bytes, by the column
+_SENT = {"dealt": "ahead", "sent": "after"}
+
+
+def growth(results: Sequence[Result]) -> list[str]:
     """Return a sentence on how the cost grows with the clients, for each method.
 
     A method must have been timed for three numbers of clients or more. The sentence gives the
     exponent of n in a least-squares fit of the logarithms: 1 for linear growth, 2 for quadratic.
     """
-    series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    series: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         if result["clients"] is not None:
             varied = tuple(

@@ -68,7 +68,7 @@ def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothin
     `show` is called with S0's status again and again.
     """
     # the default policy asks for more than 8 buckets, and this one for nothing
-    policy = CoordinateRange() if params.uses_range else None
+    policy = CoordinateRange() if params.form.buckets else None
     model = np.zeros(params.dim, np.float32)
     update = np.random.default_rng(1).normal(0, 0.01, params.dim).astype(np.float32)
     times: list[float] = []
@@ -104,19 +104,6 @@ def started(params: RoundParams, **tables: str) -> Iterator[Service]:
         servers_here(Path(made), params.max_clients, settings=settings, tables=tables) as service,
     ):
         yield service
-
-
-COLUMNS = (
-    "workers",
-    "lanes",
-    "shards",
-    "round, s",
-    "check, s",
-    "door, s",
-    "of threads",
-    "of 1 worker",
-    "MB/s sent",
-)
 
 
 def add_kinds(kinds: Any) -> None:
@@ -187,7 +174,7 @@ def run(options: argparse.Namespace) -> None:
     points.insert(0, {"workers": 0, "lanes": options.lanes, "shards": 0, **_middle(beside)})
     report.save(file, {"round": params.to_dict()}, points)
     title = f"{params.method.label}, {options.clients} clients, d = {options.dim:,}"
-    console.print(terminal.table(title, list(COLUMNS), rows(points)))
+    console.print(report.table(title, rows(points)))
     for line in limits(points):
         console.print(line)
     console.print(f"saved to {file}")
@@ -227,21 +214,21 @@ def _middle(rounds: Sequence[Round]) -> Round:
     return sorted(rounds, key=_seconds)[(len(rounds) - 1) // 2]
 
 
-def rows(points: Sequence[dict[str, Any]]) -> list[list[str]]:
+def rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the table's rows, with each number of workers beside threads and one worker."""
     one = next((_seconds(point) for point in points if point["workers"] == 1), None)
     return [
-        [
-            str(point["workers"] or "threads"),
-            str(point["lanes"]),
-            str(point["shards"] or ""),
-            terminal.figure(point["cost"]["seconds"]),
-            terminal.figure(point["cost"]["checking_seconds"]),
-            terminal.figure(point["cost"]["uploads_seconds"]),
-            terminal.figure(point.get("of_threads", 1.0)),
-            terminal.figure(_seconds(point) / one if one and point["workers"] else None),
-            terminal.figure(_rate(point)),
-        ]
+        {
+            "workers": str(point["workers"] or "threads"),
+            "lanes": str(point["lanes"]),
+            "shards": str(point["shards"] or ""),
+            "round, s": point["cost"]["seconds"],
+            "check, s": point["cost"]["checking_seconds"],
+            "door, s": point["cost"]["uploads_seconds"],
+            "of threads": point.get("of_threads", 1.0),
+            "of 1 worker": _seconds(point) / one if one and point["workers"] else None,
+            "MB/s sent": _rate(point),
+        }
         for point in points
     ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from securemedian.mpc.arrays import PublicValues, RingShare
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols import compare, ring, share
@@ -150,8 +150,6 @@ def round_params(point: Point) -> RoundParams:
 
 def weight(point: Point) -> float:
     """Return about how many seconds a repetition takes, for a progress bar."""
-    if point.bench == "bytes":
-        return (point.count or 0) * 1e-9
     if point.bench != "median":
         return (point.count or 0) * (1e-6 if point.bench == "compare" else 2e-8)
     params = round_params(point)
@@ -165,7 +163,7 @@ def demanded(params: RoundParams) -> Demand:
 
 def can_be_malformed(method: str) -> bool:
     """Return whether there is anything to check in the uploads of a method."""
-    return METHODS[method]().checks_values or "uploads" in options_of(METHODS[method])
+    return METHODS[method]().form(1, 1 << 10).checks or "uploads" in options_of(METHODS[method])
 
 
 def with_fraction(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,17 +186,17 @@ def _median(
     protocol: ProtocolParams,
     meet: Callable[[], None],
 ) -> Repetition:
-    party, dealt = parties[0], params.dealing
+    party, dealt = parties[0], params.form.dealing
     halves: list[share.Upload] = []
     if dealt:
         halves = _uploads(dealt.layout, party.number, params.max_clients, protocol)
         # both servers get all rotations in full
         stream = Stream(os_entropy(16))
-        uploads: list[share.Upload] = [_words(params.layout, stream) for _ in halves]
-    elif params.method.surveys or params.method.shares_differences:
+        uploads: list[share.Upload] = [_words(params.form.layout, stream) for _ in halves]
+    elif params.form.survey or params.form.differences:
         uploads = _of_zeros(params, party.number)
     else:
-        uploads = _uploads(params.layout, party.number, params.max_clients, protocol)
+        uploads = _uploads(params.form.layout, party.number, params.max_clients, protocol)
     meet()
     ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
     meet()
@@ -211,7 +209,7 @@ def _median(
         checking = check_values(parties, params, protocol, uploads).cost
     early = checking.checking_seconds if dealt else 0.0
     meet()
-    auditor = _auditor(params, parties, protocol, uploads) if params.method.audited else None
+    auditor = _auditor(params, parties, protocol, uploads) if params.form.audited else None
     meet()
     groups = evenly(params, len(uploads)) if params.method.visible else []
     outcome = run_round(parties, params, protocol, uploads, groups=groups)
@@ -219,9 +217,11 @@ def _median(
     if auditor:
         auditor.prove(params.method.public(outcome.values)[0])
         checking = checking.after(auditor.cost.as_checking())
-    seconds = 0.0
-    if party.number == 0 and params.uses_range:
-        seconds = _publish(params, params.method.public(outcome.values), groups)
+    before, start = run_before(params), time.perf_counter()
+    if leads := party.number == 0 and params.form.buckets:
+        values = params.method.public(outcome.values)
+        run_state.finish(before, params, values, params.max_clients, groups)
+    seconds = time.perf_counter() - start if leads else 0.0
     return Repetition(outcome.cost.after(checking).after(ahead), seconds, early)
 
 
@@ -253,7 +253,7 @@ def run_before(params: RoundParams) -> run_state.RunState:
     scale = zeros + np.float32(0.1)
     policy: RangePolicy = FollowRange()
     try:
-        policy.buckets(scale, params.method.range_buckets)
+        policy.buckets(scale, params.form.buckets)
     except ConfigError:
         # it has no layout of so many buckets, and this one has
         policy = CoordinateRange()
@@ -261,13 +261,6 @@ def run_before(params: RoundParams) -> run_state.RunState:
     if params.method.groups > 1:
         return run_state.RunState.of_groups([before] * params.method.groups)
     return before
-
-
-def _publish(params: RoundParams, values: PublicValues, groups: Sequence[int]) -> float:
-    before = run_before(params)
-    start = time.perf_counter()
-    run_state.finish(before, params, values, params.max_clients, groups)
-    return time.perf_counter() - start
 
 
 def _uploads(
@@ -286,12 +279,12 @@ def _uploads(
 
 def _of_zeros(params: RoundParams, party_id: int) -> list[share.Upload]:
     """Return one party's uploads of zeros, for methods that refuse some values."""
-    zeros = np.zeros((1, params.dim), ring.dtype(params.share_bits))
+    zeros = np.zeros((1, params.dim), ring.dtype(params.form.layout.bits))
     uploads: list[share.Upload] = []
     for client in range(params.max_clients):
         # both parties make both halves
         seed = client.to_bytes(16, "little")
-        halves = share.split(zeros, params.share_bits, lambda _, seed=seed: seed)  # type: ignore[misc]
+        halves = share.split(zeros, params.form.layout.bits, lambda _, seed=seed: seed)  # type: ignore[misc]
         uploads.append(halves[(client + party_id) % 2])
     return uploads
 

@@ -130,7 +130,7 @@ def _submit(options: argparse.Namespace) -> None:
                 _submit_and_warn(client, update, options)
                 say(f"submitted to round {round_id}")
                 if not wanted:
-                    if current.params.method.audited:
+                    if current.params.form.audited:
                         client.attend()
                     return
         result = client.result(round_id, group=options.group)

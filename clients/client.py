@@ -14,15 +14,14 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from numpy.typing import NDArray
 
-from securemedian.clients import turns, upload
 from securemedian.clients import update as updates
+from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
@@ -31,10 +30,17 @@ from securemedian.clients.journal import (
     Submission,
     fingerprint,
 )
-from securemedian.clients.lookup import Lookup, ask_form
 from securemedian.clients.member import Member
+from securemedian.clients.rounds import (
+    ROUND_LOST,
+    Lookup,
+    Turn,
+    ask_form,
+    load_round,
+    trained,
+    turns_of,
+)
 from securemedian.clients.sharing import REFUSED, Sender
-from securemedian.clients.turns import ROUND_LOST, Turn
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
 from securemedian.common.status import POLICY, SERVERS, check_public_metrics
@@ -106,7 +112,7 @@ class Client(Member):
         self, config: ClientConfig, public: "PublicSet | None" = None, **options: Any
     ) -> None:
         """Connect as `config` says, with a `public` set for rounds that exchange predictions."""
-        super().__init__(config, trained=self._trained, **options)
+        super().__init__(config, **options)
         self.public = public
         # this process and the state folder, if there is one
         self._here = 0, Path()
@@ -115,9 +121,9 @@ class Client(Member):
         except BaseException:
             super().close()
             raise
-        self.service.meanwhile = self._tend
-        self._lookup = Lookup(self.service, self.outcomes, self._journal)
-        self._sender = Sender(self._journal, self.service, lambda *given: self.deal(*given))
+        self.meanwhile = self._tend
+        self._lookup = Lookup(self, self._journal)
+        self._sender = Sender(self._journal, self, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
         self._seen = ""
         # the round last waited for, until servers have an update for it or refuse it
@@ -151,7 +157,7 @@ class Client(Member):
             # the protocol of audits takes a while to import
             from securemedian.clients.folder import Folder
 
-            Folder(self._journal, self.service).tend()
+            Folder(self._journal, self).tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -166,9 +172,9 @@ class Client(Member):
         PolicyRefused if this client's own policy refuses the round: both servers are told, and the
         next call waits for another.
         """
-        limit = self.service.limit(timeout_s)
+        limit = self.limit(timeout_s)
         while True:
-            current = self.service.wait(
+            current = self.wait(
                 0,
                 lambda: self._lookup.new(self._seen),
                 limit,
@@ -183,7 +189,7 @@ class Client(Member):
                 break
             except REFUSED as error:
                 self._seen = current.round_id
-                self.service.report(f"going on to the next round: {error}")
+                self.report(f"going on to the next round: {error}")
         if not current.submitted:
             try:
                 self._check_takes_part(current.round_id, current.params, limit.left_s)
@@ -217,7 +223,7 @@ class Client(Member):
         Raises NotFinite for NaN and, unless the method has words for them, infinite values, and
         InputError if the update does not fit the round.
         """
-        if not current.params.method.takes_infinite:
+        if not current.params.form.infinite:
             check_finite(vector, "the update")
         return upload.encode_update(vector, current)
 
@@ -273,7 +279,7 @@ class Client(Member):
         PeerProtocolError, before anything of the update is sent, if they contradict each other or
         have opened wrong values of the dealing.
         """
-        self.service.check_open()
+        self.check_open()
         vector, spec = updates.flatten(update, keep_local)
         metrics = check_public_metrics(public_metrics or {})
         current = self._round_for(round_id)
@@ -292,7 +298,7 @@ class Client(Member):
                 cuts = self.config.saturate if saturate is None else saturate
                 upload.check_range(vector, mine, spec.name_at, cuts)
                 values = self.encode(vector, mine)
-                values = current.params.method.in_group(values, group)
+                values = current.params.form.in_group(values, group)
                 made = self._sender.make(vector, values, current, progress, group)
             if metrics:
                 self._tell(current.round_id, metrics)
@@ -321,7 +327,7 @@ class Client(Member):
 
         what = f"round {round_id} did not end"
         waiting = f"the end of round {round_id} from S0; it is audited, and is answered"
-        self.service.wait(0, over, self.service.limit(timeout_s), what, waiting)
+        self.wait(0, over, self.limit(timeout_s), what, waiting)
 
     def fit(
         self,
@@ -366,12 +372,12 @@ class Client(Member):
         check_one_of("on_error", on_error, ("raise", "decline"))
         sent = {"progress": progress, "keep_local": keep_local, "saturate": saturate}
         done = 0
-        with self.service.reporting(report):
+        with self.reporting(report):
             if keep_local:
                 report(updates.flatten(model, keep_local)[1].summary)
             for turn in self.rounds(rounds, timeout_s):
                 current, name = turn.round, f"round {turn.round.round_id}"
-                group = turns.load(self, current, model, loss, keep_local, goes_on=done > 0)
+                group = load_round(self, current, model, loss, keep_local, goes_on=done > 0)
                 start, _ = updates.flatten(model, keep_local)
                 metrics: Mapping[str, float] = {}
                 with turn:
@@ -380,7 +386,7 @@ class Client(Member):
                     else:
                         if not current.dealing_lost:
                             report(f"{name}: training")
-                            metrics = turns.trained(model, train, public_metrics, on_error)
+                            metrics = trained(model, train, public_metrics, on_error)
                         turn.submit(model, public_metrics=metrics, group=group, **sent)
                         report(f"{name}: submitted, waiting for the result")
                     result, form = self.flat_result(current.round_id, group)
@@ -417,7 +423,7 @@ class Client(Member):
         that this client's policy refuses cost that round alone, and are reported. Raises what
         `wait_for_round` raises.
         """
-        return turns.rounds(self, count, timeout_s, lost, all_count)
+        return turns_of(self, count, timeout_s, lost, all_count)
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.
@@ -429,7 +435,7 @@ class Client(Member):
         own = spec.form if spec else None
         fits = own is not None and own.size == current.params.dim
         text = own.text if own is not None and fits else ""
-        return ask_form(self.service, current.round_id, current.params, text)
+        return ask_form(self, current.round_id, current.params, text)
 
     def flat_result(
         self, round_id: str, group: int | None = None, timeout_s: float | None = None
@@ -444,17 +450,17 @@ class Client(Member):
         shared = self._shared.get(round_id)
         if shared and shared.spec:
             return shared.spec.form
-        said = self.service.ask("info").fields
+        said = self.ask("info").fields
         if params.exchange.fixed is not None or agree("S0", said) < 3:
             return None
-        return ask_form(self.service, round_id, params, "")
+        return ask_form(self, round_id, params, "")
 
     def _tell(self, round_id: str, metrics: dict[str, float]) -> None:
         """Send public metrics to S0, and report it if it does not take them."""
         try:
-            self.service.ask("tell", {"round": round_id, "metrics": metrics})
+            self.ask("tell", {"round": round_id, "metrics": metrics})
         except (DuplicateUpload, NotStored) as error:
-            self.service.report(f"round {round_id} goes on without these public metrics: {error}")
+            self.report(f"round {round_id} goes on without these public metrics: {error}")
 
     def _check_takes_part(
         self, round_id: str, params: RoundParams, timeout_s: float | None = None
@@ -478,25 +484,13 @@ class Client(Member):
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
-        policy, listed, bounded, epsilon = self.config.policy, [], [], inf
+        policy, statuses = self.config.policy, []
         if policy.needs_statuses:
-            statuses = [self.service.status(round_id, timeout_s, party) for party in (0, 1)]
-            listed = [status.clients for status in statuses]
-            bounded = [status.one_malicious_server for status in statuses]
-            told = [status.epsilon for status in statuses]
-            epsilon = max(inf if one is None else one for one in told)
-        made = self._journal.made_within_a_day
+            statuses = [self.status(round_id, timeout_s, party) for party in (0, 1)]
+        made, key = self._journal.made_within_a_day, self.keys.public.decode()
+        about = self.config.name, statuses, self.config.weight, key
         try:
-            policy.check_round(
-                params,
-                made,
-                self.config.name,
-                listed,
-                epsilon,
-                bounded,
-                self.config.weight,
-                self.service.keys.public.decode(),
-            )
+            policy.check_round(params, made, *about)
         except PolicyRefused:
             self.decline(round_id)
             raise
@@ -512,12 +506,12 @@ class Client(Member):
             fields = {"round": round_id}
             try:
                 if reason != POLICY:
-                    info = self.service.ask("info", timeout_s=0.0, party=party).fields
+                    info = self.ask("info", timeout_s=0.0, party=party).fields
                     # releases that speak less know no reasons
                     fields |= {"reason": reason} if agree(f"S{party}", info) >= 3 else {}
-                self.service.ask("decline", fields, timeout_s=0.0, party=party)
+                self.ask("decline", fields, timeout_s=0.0, party=party)
             except SecureMedianError as error:
-                self.service.report(f"S{party} was not told of a refusal: {error}")
+                self.report(f"S{party} was not told of a refusal: {error}")
 
     def _check_free(self, current: Round) -> None:
         """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
@@ -600,7 +594,7 @@ class Client(Member):
         It is arrays by name, and in `fields` texts and numbers about them. With a `state_dir` they
         outlast the process. Raises ConfigError if they cannot be written.
         """
-        self.service.check_open()
+        self.check_open()
         self._journal.keep_own(fields, arrays)
 
     @property
@@ -612,12 +606,12 @@ class Client(Member):
         self, round_id: str, timeout_s: float | None
     ) -> tuple[RoundParams, list[NDArray[Any]]]:
         """Wait for all results of a round, and return its parameters and them, as flat vectors."""
-        limit = self.service.limit(timeout_s)
+        limit = self.limit(timeout_s)
         if round_id in self._shared:
             params = self._shared[round_id].params
         else:
-            params = self.service.params(round_id, limit.left_s)
-        return params, list(self.outcomes.fetch(round_id, limit, params))
+            params = self.params(round_id, limit.left_s)
+        return params, list(self.fetch(round_id, limit, params))
 
     def _wanted(self, round_id: str, params: RoundParams, group: int | None) -> int:
         """Return the index of the result for a group, by default the one submitted to."""
@@ -639,16 +633,15 @@ class Client(Member):
         return updates.unflatten(vector, shared.spec) if shared and shared.spec else vector
 
     def _trained(self, round_id: str) -> tuple[bytes | None, str]:
-        """Return what the receipt of a round must fit (`outcomes.Trained`)."""
         if sent := self._journal.confirmed(round_id):
-            return sent.start, self.service.keys.public.decode()
+            return sent.start, self.keys.public.decode()
         shared = self._shared.get(round_id) or self._journal.submission(round_id)
         return (shared.start if shared else None), ""
 
     def _submitted_before(self) -> str:
         """Return the latest round with an upload from before a restart. Raises InputError."""
         try:
-            found = self.service.latest()
+            found = self.latest()
         except UnknownRound:
             found = {}
         if made := self._journal.submission(found.get("round", "")):

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from sys import float_info
 from typing import Self
 
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.addresses import check_endpoint, host_and_port
 from securemedian.common.keys import check_key_places, check_public_key, fingerprint
-from securemedian.common.security import without_switch
+from securemedian.common.policy import without_switch
 from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import check_whole
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_number, check_whole
 from securemedian.mpc.rounds.methods.base import MOST_WEIGHT
 
 
@@ -77,11 +78,8 @@ class ClientConfig:
         if self.socks_proxy:
             host_and_port(self.socks_proxy)
         for name in ("reply_timeout_s", "retry_limit_s", "wait_timeout_s", "poll_interval_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(
-                    f"invalid {name}: {quoted(getattr(self, name))}; give more than 0 seconds "
-                    "and finite"
-                )
+            what = "more than 0 seconds and finite"
+            check_number(name, getattr(self, name), 0, float_info.max, what)
         for what in ("address", "public_key", "signing_key"):
             if getattr(self.s0, what) == getattr(self.s1, what):
                 raise ConfigError(

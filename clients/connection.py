@@ -11,9 +11,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any, TypeVar
 
 import zmq
@@ -23,12 +22,10 @@ from zmq.utils.monitor import recv_monitor_message
 from securemedian.clients.config import ClientConfig, ServerAddress
 from securemedian.common.addresses import connects_ipv6
 from securemedian.common.durable import check_process
-from securemedian.common.keys import KeyPair, load_keys
-from securemedian.common.status import DEFAULT_COHORT, RoundStatus
+from securemedian.common.keys import KeyPair
+from securemedian.common.status import DEFAULT_COHORT
 from securemedian.common.terminal import Progress, Report, Wait, unseen
-from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
-    ChannelTimeout,
     ConfigError,
     NoSocket,
     NotStored,
@@ -36,7 +33,6 @@ from securemedian.mpc.errors import (
     from_code,
 )
 from securemedian.mpc.protocols import wire
-from securemedian.mpc.rounds.params import RoundParams
 
 T = TypeVar("T")
 
@@ -78,7 +74,7 @@ DESCRIPTORS = 4 + 5
 
 
 class Connection:
-    """A CURVE DEALER to one server, for one thread at a time.
+    """A CURVE DEALER to one server, for one request at a time, on any thread.
 
     A monitor watches it, because zmq alone would try a refused key for ever and report nothing.
     """
@@ -108,7 +104,7 @@ class Connection:
         # libzmq's sockets belong to the process that opened them
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
-        self._cancelled = threading.Event()
+        self._cancelled, self._turn = threading.Event(), threading.RLock()
         # whether the server has been reached before, so that it is worth waiting for
         self.reached = False
         # how many connections there have been to it
@@ -160,19 +156,21 @@ class Connection:
         arrays: Mapping[str, NDArray[Any]] | None = None,
         patience_s: float = 0.0,
         progress: Progress = unseen,
+        stop: threading.Event | None = None,
     ) -> wire.Message:
         """Send one request and return its answer.
 
         Without an answer, or if the server has no room to store it, the request is repeated with
-        growing pauses for `patience_s` seconds, if the server has been reached before. Raises the
-        error that the server answers with, ServerUnreachable if it does not answer, and
-        LocalProtocolError in a fork of the process that has connected.
+        growing pauses for `patience_s` seconds, if the server has been reached before, and until
+        `stop` is set. Raises the error that the server answers with, ServerUnreachable if it does
+        not answer, and LocalProtocolError in a fork of the process that has connected.
         """
         check_process(self._pid, f"the connection to {self._where}")
-        deadline = time.monotonic() + patience_s
+        deadline, stop = time.monotonic() + patience_s, stop or self._cancelled
         for pause in pauses():
             try:
-                reply = self._ask_once(op, fields or {}, arrays, progress)
+                with self._turn:
+                    reply = self._ask_once(op, fields or {}, arrays, progress, stop)
                 full = reply.type == "error" and reply.fields.get("code") == NotStored.code
                 if self._told and not full:
                     self._told = False
@@ -182,8 +180,8 @@ class Connection:
                     raise from_code(str(code), f"{self.label}: {message}")
                 break
             except (ServerUnreachable, NotStored) as error:
-                self.outlast(error, deadline)
-            self._cancelled.wait(pause)
+                self.outlast(error, -inf if stop.is_set() else deadline)
+            stop.wait(pause)
         return reply
 
     def outlast(self, error: ServerUnreachable | NotStored, deadline: float) -> None:
@@ -201,12 +199,13 @@ class Connection:
         fields: Mapping[str, Any],
         arrays: Mapping[str, NDArray[Any]] | None,
         progress: Progress,
+        stop: threading.Event,
     ) -> wire.Message:
-        self._check_cancelled()
+        self._check_cancelled(stop)
         number = next(self._numbers)
         of_round = {} if fields.get("round") else {"cohort": self._cohort}
         parts = wire.pack(op, {**fields, **of_round, "id": number}, arrays)
-        self._check_size(op, wire.size(parts))
+        self._check_size(op, wire.size(parts), stop)
         try:
             # earlier events of the connection do not concern this request
             self._take_events()
@@ -215,7 +214,7 @@ class Connection:
                 self._socket.send_multipart(parts)
             except zmq.Again:
                 raise self._no_answer(op) from None
-            reply = self._reply(op, number, wire.size(parts), before, progress)
+            reply = self._reply(op, number, wire.size(parts), before, progress, stop)
             # such as that of the connection on which the answer came
             self._take_events()
         except ServerUnreachable:
@@ -225,14 +224,14 @@ class Connection:
             raise
         return reply
 
-    def _check_size(self, op: str, size: int) -> None:
+    def _check_size(self, op: str, size: int, stop: threading.Event) -> None:
         """Raise ConfigError if a request is longer than what the server takes, as it says itself.
 
         It would be sent whole, and again, before it is refused.
         """
         if size <= self._most_bytes:
             return
-        said = self._ask_once("info", {}, None, unseen).fields.get("max_message_bytes")
+        said = self._ask_once("info", {}, None, unseen, stop).fields.get("max_message_bytes")
         self._most_bytes = said if type(said) is int else size
         if size > self._most_bytes:
             raise ConfigError(
@@ -244,10 +243,6 @@ class Connection:
     def address(self) -> str:
         return self._server.address
 
-    def pause(self, seconds: float) -> None:
-        """Wait, unless it is cancelled."""
-        self._cancelled.wait(seconds)
-
     def cancel(self) -> None:
         """Send nothing any more, and end the wait for an answer. Any thread may call it."""
         self._cancelled.set()
@@ -255,11 +250,18 @@ class Connection:
     def close(self) -> None:
         """Close the sockets, except in a fork: they are those of the process that opened them."""
         if self._pid == os.getpid():
-            self._socket.disable_monitor()
-            self._socket.close()
+            with self._turn:
+                self._socket.disable_monitor()
+                self._socket.close()
 
     def _reply(
-        self, op: str, number: int, size: int, before: int, progress: Progress
+        self,
+        op: str,
+        number: int,
+        size: int,
+        before: int,
+        progress: Progress,
+        stop: threading.Event,
     ) -> wire.Message:
         """Return the answer to a request of `size` bytes, sent after `before` bytes were taken.
 
@@ -274,7 +276,7 @@ class Connection:
         wait = Wait(self._report, lambda: f"the answer to {op!r} from {self._where}", deadline)
         try:
             while (left := deadline - time.monotonic()) > 0:
-                self._check_cancelled()
+                self._check_cancelled(stop)
                 if (taken := min(size, self._acknowledged() - before)) > sent:
                     sent = taken
                     latest = begun + max(self._timeout_s, MESSAGE_S)
@@ -318,8 +320,8 @@ class Connection:
         finally:
             borrowed.detach()
 
-    def _check_cancelled(self) -> None:
-        if self._cancelled.is_set():
+    def _check_cancelled(self, stop: threading.Event) -> None:
+        if stop.is_set() or self._cancelled.is_set():
             raise ServerUnreachable(f"the connection was closed here: {self._where}; open another")
 
     def _take_events(self) -> None:
@@ -403,122 +405,10 @@ class Limit:
         return max(0.0, self.deadline - time.monotonic())
 
 
-class Service:
-    """A connection to each server; `report` is told when one is away, and when it is back."""
-
-    def __init__(self, config: ClientConfig, report: Report) -> None:
-        self.keys = load_keys(config.key_file)
-        self.config, self.report = config, report
-        # is called between two looks of a wait
-        self.meanwhile: Callable[[], object] = lambda: None
-        self._closed = False
-        self.servers = self.connect()
-
-    def connect(self) -> tuple[Connection, ...]:
-        return connect(self.config, self.keys, report=lambda text: self.report(text))
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for server in self.servers:
-            server.cancel()
-            server.close()
-
-    def check_open(self) -> None:
-        """Raise ConfigError if it is closed."""
-        if self._closed:
-            raise ConfigError(
-                f"closed here, by close() or at the end of a `with`: {self.config.name}; make "
-                "another one, as in Client.from_config"
-            )
-
-    @contextmanager
-    def reporting(self, report: Report) -> Iterator[None]:
-        """Report to `report` within the context."""
-        before, self.report = self.report, report
-        try:
-            yield
-        finally:
-            self.report = before
-
-    def ask(
-        self,
-        op: str,
-        fields: Mapping[str, Any] | None = None,
-        arrays: Mapping[str, NDArray[Any]] | None = None,
-        *,
-        timeout_s: float | None = None,
-        party: int = 0,
-    ) -> wire.Message:
-        """Return a server's answer; one that is away is asked for `timeout_s` (`retry_limit_s`)."""
-        self.check_open()
-        patience_s = self.config.retry_limit_s if timeout_s is None else timeout_s
-        return self.servers[party].ask(op, fields, arrays, patience_s)
-
-    def latest(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what S0 says about the latest round.
-
-        Raises UnknownRound if there is none, and VersionsDiffer if it takes another release.
-        """
-        found = self.ask("round", timeout_s=timeout_s).fields
-        agree("S0", found)
-        return found
-
-    def status(self, round_id: str, timeout_s: float | None = None, party: int = 0) -> RoundStatus:
-        """Return what a server says about the state of a round, by default the latest."""
-        answer = self.ask("status", {"round": round_id}, timeout_s=timeout_s, party=party)
-        return RoundStatus.from_answer(answer.fields)
-
-    def params(self, round_id: str, timeout_s: float | None = None) -> RoundParams:
-        """Return the parameters that a server gives for a round, to be compared with its record."""
-        try:
-            status = self.status(round_id, 0.0)
-        except ServerUnreachable:
-            status = self.status(round_id, timeout_s, party=1)
-        return RoundParams.from_dict(status.params)
-
-    def limit(self, timeout_s: float | None) -> Limit:
-        return Limit(self.config.wait_timeout_s if timeout_s is None else timeout_s)
-
-    def wait(
-        self,
-        party: int,
-        look: Callable[[], T | None],
-        limit: Limit,
-        what: str,
-        waiting: str | Callable[[], str],
-    ) -> T:
-        """Call `look`, which asks the server `party`, until it returns something other than None.
-
-        Before each look `meanwhile` is called.
-        If that takes a while, it is reported (`waits`) with `waiting`, which says what is waited
-        for and from whom. A server that has been reached before may be away until the limit.
-        Raises ChannelTimeout with `what`, which names the missing thing, at the limit.
-        """
-        self.check_open()
-        named = waiting if callable(waiting) else partial(str, waiting)
-        wait = Wait(self.report, named, limit.deadline)
-        try:
-            while True:
-                self.meanwhile()
-                try:
-                    if (seen := look()) is not None:
-                        return seen
-                except ServerUnreachable as error:
-                    self.servers[party].outlast(error, limit.deadline)
-                if limit.left_s <= 0:
-                    raise ChannelTimeout(f"{what} within {limit.seconds:g} s")
-                wait.turn()
-                time.sleep(self.config.poll_interval_s)
-        finally:
-            wait.end()
-
-
 def connect(
     config: ClientConfig,
     keys: KeyPair,
-    timeout_s: float = float("inf"),
+    timeout_s: float = inf,
     report: Report = lambda text: None,
 ) -> tuple[Connection, Connection]:
     """Return new connections to S0 and S1, whose answers take at most `timeout_s`."""

@@ -65,9 +65,7 @@ def read(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
                 )
             arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
-        raise InputError(
-            f"cannot read the file: {path} ({error.strerror or error}); name one that you may read"
-        ) from error
+        raise _unreadable(path, error) from error
     except InputError:
         raise
     # numpy parses the header as Python and the archive by zipfile: a damaged file raises whatever
@@ -148,15 +146,16 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot read the file: {path} ({error.strerror or error}); name one that you may read"
+    )
+
+
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays in a .safetensors file by name. Raises InputError."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read the file: {path} ({error.strerror or error}); name one that you may read"
-        ) from error
-    try:
         (length,) = _LENGTH.unpack_from(data)
         begin = _LENGTH.size + length
         if length > _MAX_HEADER or begin > len(data):
@@ -183,6 +182,8 @@ def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
             raise ValueError(f"{len(data) - begin - expected} bytes too many")
         # in the order of the header
         return {name: arrays[name] for name in header}
+    except OSError as error:
+        raise _unreadable(path, error) from error
     except InputError:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError, struct.error) as error:

@@ -9,8 +9,8 @@ which compares the sum of them. It may be asked again, for another binding, unti
 from contextlib import suppress
 from typing import Any
 
-from securemedian.clients.connection import Service
 from securemedian.clients.journal import Journal, Upheld
+from securemedian.clients.member import Member
 from securemedian.clients.upload import by_server
 from securemedian.mpc.errors import PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import dealing
@@ -25,8 +25,8 @@ ENDED = "published", "failed"
 class Folder:
     """Answers the bindings of the audited rounds in `journal`, whenever somebody waits."""
 
-    def __init__(self, journal: Journal, service: Service) -> None:
-        self._journal, self._service = journal, service
+    def __init__(self, journal: Journal, member: Member) -> None:
+        self._journal, self._member = journal, member
 
     def tend(self) -> None:
         """Answer what the servers ask now, and forget rounds that have ended.
@@ -49,11 +49,11 @@ class Folder:
             self._journal.let_go(round_id)
         except RoundClosed as error:
             # another binding may come
-            self._service.report(f"round {round_id}: {error}")
+            self._member.report(f"round {round_id}: {error}")
 
     def _asked(self, round_id: str, party: int) -> dict[str, Any]:
         """Return what a server says that it is bound to."""
-        said = self._service.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
+        said = self._member.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
         match said:
             case {"state": str(), "binding": bytes(binding), "coin": bytes(coin), "folded": bool()}:
                 if not binding or (len(binding), len(coin)) == (SESSION_BYTES, SEED_BYTES):
@@ -78,14 +78,14 @@ class Folder:
                 "the truth, and nothing was sent"
             )
         self._journal.note_fold(round_id, binding, coin)
-        self._service.report(f"round {round_id}: answering for the audit")
+        self._member.report(f"round {round_id}: answering for the audit")
         held, fields = self._held(upheld), {"round": round_id, "binding": binding}
         for party, said in enumerate((one, other)):
             if not said["folded"]:
                 # the fold of the other server's half
                 of = 1 - party
                 arrays = {"fold": fold(of, held[of], binding, coin, upheld.masks[of])}
-                self._service.ask("folded", fields, arrays, timeout_s=0.0, party=party)
+                self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
 
     def _held(self, upheld: Upheld) -> list[DealtUpload]:
         """Return what S0 and S1 hold of this client, made again."""

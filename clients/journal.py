@@ -24,8 +24,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -52,6 +53,8 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+
+T = TypeVar("T")
 
 SECRET_BYTES = 32
 # the rounds whose results a client can ask for: servers keep no more of them
@@ -144,6 +147,91 @@ def fingerprint(vector: NDArray[Any], group: int = 0) -> bytes:
     return data.digest()
 
 
+@dataclass
+class _Kept:
+    """The knowledge of one round, of which its file has the latest state."""
+
+    draw: Draw | None = None
+    made: Submission | None = None
+    sent: Sent | None = None
+    # in an audited round that may not have ended, and there by binding the coin of the answer
+    upheld: Upheld | None = None
+    coins: dict[bytes, bytes] = field(default_factory=dict)
+    # whether the file has this
+    written: bool = False
+
+    @classmethod
+    def of(cls, round_id: str, message: wire.Message) -> "_Kept":
+        """Return what the file of a round has. Raises KeyError, TypeError or ValueError."""
+        fields, arrays = message.fields, message.arrays
+        if message.type == "dealing":
+            secret = arrays["secret"].tobytes()
+            return cls(Draw(fields["params"], fields["index"], secret), written=True)
+        kept = cls(written=True)
+        if "shape" in fields:
+            masks = arrays["masks"].tobytes()
+            kept.upheld = Upheld(
+                Dealing(**fields["shape"]),
+                # the parameters are those of the upload, and nobody deals again
+                Draw(b"", fields["index"], arrays["secret"].tobytes()),
+                arrays["rotations"],
+                (masks[:SEED_BYTES], masks[SEED_BYTES:]),
+            )
+            of_hex = bytes.fromhex
+            kept.coins = {of_hex(one): of_hex(coin) for one, coin in fields["coins"].items()}
+        if message.type == "sent":
+            kept.sent = Sent(round_id, fields["start"], fields["chosen"], fields["order"])
+            return kept
+        one, other = map(ShareHalf, fields["forms"], (arrays["s0"], arrays["s1"]))
+        kept.made = Submission(
+            round_id,
+            fields["params"],
+            fields["start"],
+            fields["update"],
+            (one, other),
+            fields["chosen"],
+            fields["group"],
+            kept.upheld,
+        )
+        return kept
+
+    def message(self) -> wire.Message:
+        """Return what the file of the round is to have."""
+        if made := self.made:
+            one, other = made.halves
+            fields = {
+                "params": made.params,
+                "start": made.start,
+                "update": made.update,
+                "forms": [one.form, other.form],
+                "chosen": made.group,
+                "group": made.told,
+            }
+            return self._with_upheld("upload", fields, {"s0": one.share, "s1": other.share})
+        if sent := self.sent:
+            fields = {"start": sent.start, "chosen": sent.group, "order": sent.order}
+            return self._with_upheld("sent", fields, {})
+        assert self.draw
+        fields = {"params": self.draw.params, "index": self.draw.index}
+        return wire.Message("dealing", fields, {"secret": _bytes(self.draw.secret)})
+
+    def _with_upheld(
+        self, kind: str, fields: dict[str, Any], arrays: dict[str, NDArray[Any]]
+    ) -> wire.Message:
+        if upheld := self.upheld:
+            fields |= {
+                "shape": asdict(upheld.shape),
+                "index": upheld.draw.index,
+                "coins": {one.hex(): coin.hex() for one, coin in self.coins.items()},
+            }
+            arrays |= {
+                "secret": _bytes(upheld.draw.secret),
+                "masks": _bytes(b"".join(upheld.masks)),
+                "rotations": upheld.rotations,
+            }
+        return wire.Message(kind, fields, arrays)
+
+
 class Journal:
     """Keeps dealings and uploads by round, and what the caller keeps. Raises ConfigError."""
 
@@ -151,29 +239,18 @@ class Journal:
         self._folder, self._wall = folder, wall
         self._pid = os.getpid()
         self._lock: Lock | None = None
-        self._draws: dict[str, Draw] = {}
-        self._submissions: dict[str, Submission] = {}
-        self._sent: dict[str, Sent] = {}
-        # of audited rounds that may not have ended, and there by binding the coin of the answer
-        self._upheld: dict[str, Upheld] = {}
-        self._coins: dict[str, dict[bytes, bytes]] = {}
+        self._rounds: dict[str, _Kept] = {}
         # when the first upload of each round of the last day was made, in seconds of the epoch
         self._made: list[float] = []
         # the fields and arrays that the caller has kept last, which nobody must change
         self.own = wire.Message(_OWN, {}, {})
-        # the rounds whose file has what is kept here
-        self._written: set[str] = set()
         if folder is None:
             return
         try:
             self._lock = _lock(folder)
             for unfinished in folder.glob("*.new"):
                 unfinished.unlink()
-            for path in sorted(folder.glob(f"*{_SUFFIX}")):
-                self._load(path)
-            self.own = self._load_one(_OWN, "The arrays that this client kept are lost") or self.own
-            if days := self._load_one(_DAYS, "Rounds of the last day are then not counted"):
-                self._made = days.arrays["made"].tolist()
+            self._load(folder)
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -184,6 +261,17 @@ class Journal:
             self.close()
             raise
 
+    def _load(self, folder: Path) -> None:
+        for path in sorted(folder.glob(f"*{_SUFFIX}")):
+            round_id = path.name.removesuffix(_SUFFIX)
+            lost = "If that round is still open, this client is left out of it"
+            self._rounds[round_id] = _read(path, partial(_Kept.of, round_id), lost)
+        if (path := folder / _OWN).exists():
+            self.own = _read(path, lambda own: own, "The arrays that this client kept are lost")
+        if (path := folder / _DAYS).exists():
+            lost = "Rounds of the last day are then not counted"
+            self._made = _read(path, lambda days: days.arrays["made"].tolist(), lost)
+
     def close(self) -> None:
         """Give the folder up, so that another process can use it."""
         if self._lock:
@@ -192,12 +280,19 @@ class Journal:
     @property
     def rounds(self) -> list[str]:
         """Return the ids of the rounds with a dealing or upload that servers may lack."""
-        return [*self._draws, *self._submissions]
+        dealt = [round_id for round_id, kept in self._rounds.items() if kept.draw]
+        return dealt + [round_id for round_id, kept in self._rounds.items() if kept.made]
 
     @property
     def sent(self) -> list[Sent]:
         """Return the latest uploads that both servers have, the oldest first."""
-        return sorted(self._sent.values(), key=lambda sent: sent.order)
+        found = [kept.sent for kept in self._rounds.values() if kept.sent]
+        return sorted(found, key=lambda sent: sent.order)
+
+    @property
+    def upheld(self) -> dict[str, Upheld]:
+        """Return by id what the folds of audited rounds are made of that may not have ended."""
+        return {name: kept.upheld for name, kept in self._rounds.items() if kept.upheld}
 
     @property
     def made_within_a_day(self) -> int:
@@ -207,20 +302,13 @@ class Journal:
         """
         return len(self._of_a_day())
 
-    def _of_a_day(self) -> list[float]:
-        now = self._wall()
-        if any(made > now for made in self._made):
-            # The clock was ahead then. These count as made now, for a day and not for years.
-            self._keep_days([min(made, now) for made in self._made])
-        return [made for made in self._made if made > now - DAY_S]
-
     def submission(self, round_id: str) -> Submission | None:
         """Return the upload for this round, if it was made and is not with both servers yet."""
-        return self._submissions.get(round_id)
+        return self._rounds.get(round_id, _Kept()).made
 
     def confirmed(self, round_id: str) -> Sent | None:
         """Return what is known of the upload for this round, if both servers have it."""
-        return self._sent.get(round_id)
+        return self._rounds.get(round_id, _Kept()).sent
 
     def draw(self, round_id: str, params: bytes, index: int) -> Draw:
         """Return the draw of this client's dealing for a round, always that of the first call.
@@ -228,17 +316,16 @@ class Journal:
         Raises PeerProtocolError if the first one was for other parameters, because two dealings
         from one secret give it away, and ConfigError if it cannot be written.
         """
-        if round_id in self._submissions:
+        kept = self._rounds.setdefault(round_id, _Kept())
+        if kept.made:
             raise LocalProtocolError("a dealing rotates one update only, and this one has")
-        made = Draw(params, index, os_entropy(SECRET_BYTES))
-        kept = self._draws.setdefault(round_id, made)
-        if kept.params != params:
+        kept.draw = kept.draw or Draw(params, index, os_entropy(SECRET_BYTES))
+        if kept.draw.params != params:
             raise PeerProtocolError(
                 f"S0 gives round {round_id} other parameters than before: nothing was sent"
             )
-        fields = {"params": kept.params, "index": kept.index}
-        self._write(round_id, "dealing", fields, {"secret": np.frombuffer(kept.secret, np.uint8)})
-        return kept
+        self._write(round_id)
+        return kept.draw
 
     def keep(self, submission: Submission) -> None:
         """Keep an upload, and forget the secret of the dealing that it rotates.
@@ -247,33 +334,39 @@ class Journal:
         be written. It may be sent once this returns.
         """
         round_id = submission.round_id
-        if round_id not in self._submissions:
-            self._count()
-        if self._submissions.setdefault(round_id, submission) is not submission:
+        kept = self._rounds.setdefault(round_id, _Kept())
+        if kept.made is None:
+            self._keep_days([*self._of_a_day(), self._wall()])
+            kept.made = submission
+        elif kept.made is not submission:
             raise LocalProtocolError(f"there is another upload for round {round_id}")
-        if self._draws.pop(round_id, None):
-            self._written.discard(round_id)
-        if submission.upheld:
-            self._upheld.setdefault(round_id, submission.upheld)
-        self._write_upload(submission)
+        if kept.draw:
+            kept.draw, kept.written = None, False
+        kept.upheld = kept.upheld or submission.upheld
+        self._write(round_id)
 
-    def _write_upload(self, submission: Submission) -> None:
-        one, other = submission.halves
-        fields = {
-            "params": submission.params,
-            "start": submission.start,
-            "update": submission.update,
-            "forms": [one.form, other.form],
-            "chosen": submission.group,
-            "group": submission.told,
-        }
-        arrays = {"s0": one.share, "s1": other.share}
-        self._write(submission.round_id, "upload", fields, arrays)
+    def confirm(self, submission: Submission) -> None:
+        """Replace an upload that both servers have by what its result has to fit."""
+        round_id = submission.round_id
+        kept = self._rounds.setdefault(round_id, _Kept())
+        order = 1 + max((sent.order for sent in self.sent), default=0)
+        kept.made, kept.sent = None, Sent(round_id, submission.start, submission.group, order)
+        was_written, kept.written = kept.written, False
+        try:
+            self._write(round_id)
+        except ConfigError:
+            # the halves must go in any case; the next process knows nothing of this upload
+            if was_written:
+                self._path(round_id).unlink(missing_ok=True)
+        for old in self.sent[:-ROUNDS_RETAINED]:
+            self._delete(old.round_id)
+            del self._rounds[old.round_id]
 
-    @property
-    def upheld(self) -> dict[str, Upheld]:
-        """Return by id what the folds of audited rounds are made of that may not have ended."""
-        return dict(self._upheld)
+    def forget(self, round_id: str) -> None:
+        """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
+        self._delete(round_id)
+        if (kept := self._rounds.pop(round_id, None)) and kept.sent:
+            self._rounds[round_id] = _Kept(sent=kept.sent)
 
     def note_fold(self, round_id: str, binding: bytes, coin: bytes) -> None:
         """Note that a binding is answered under a coin, before it is. Raises ConfigError.
@@ -281,61 +374,20 @@ class Journal:
         SECURITY: raises PeerProtocolError if it was answered under another one, because two folds
         under the same masks would give the client's shares away.
         """
-        coins = self._coins.setdefault(round_id, {})
-        if coins.setdefault(binding, coin) != coin:
+        kept = self._rounds[round_id]
+        if kept.coins.setdefault(binding, coin) != coin:
             raise PeerProtocolError(
                 f"the servers name another coin for what they are bound to in round {round_id} "
                 "than before: nothing was sent"
             )
-        self._rewrite(round_id)
+        kept.written = False
+        self._write(round_id)
 
     def let_go(self, round_id: str) -> None:
         """Forget what the folds of a round are made of: it has ended."""
-        self._upheld.pop(round_id, None)
-        self._coins.pop(round_id, None)
-        self._rewrite(round_id)
-
-    def _rewrite(self, round_id: str) -> None:
-        """Replace the file of a round with an upload by what is known now. Raises ConfigError."""
-        self._written.discard(round_id)
-        if made := self._submissions.get(round_id):
-            self._write_upload(made)
-        elif sent := self._sent.get(round_id):
-            self._write_sent(sent)
-
-    def _write_sent(self, sent: Sent) -> None:
-        fields = {"start": sent.start, "chosen": sent.group, "order": sent.order}
-        self._write(sent.round_id, "sent", fields, {})
-
-    def _count(self) -> None:
-        """Count a round within the last day. Raises ConfigError if that cannot be written."""
-        self._keep_days([*self._of_a_day(), self._wall()])
-
-    def _keep_days(self, made: list[float]) -> None:
-        if self._folder:
-            days = wire.Message(_DAYS, {}, {"made": np.array(made)})
-            self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
-        self._made = made
-
-    def confirm(self, submission: Submission) -> None:
-        """Replace an upload that both servers have by what its result has to fit."""
-        round_id = submission.round_id
-        self._submissions.pop(round_id, None)
-        order = 1 + max((sent.order for sent in self._sent.values()), default=0)
-        sent = self._sent[round_id] = Sent(round_id, submission.start, submission.group, order)
-        was_written = round_id in self._written
-        self._written.discard(round_id)
-        try:
-            self._write_sent(sent)
-        except ConfigError:
-            # the halves must go in any case; the next process knows nothing of this upload
-            if was_written:
-                self._path(round_id).unlink(missing_ok=True)
-        for old in self.sent[:-ROUNDS_RETAINED]:
-            del self._sent[old.round_id]
-            for kept in (self._upheld, self._coins):
-                kept.pop(old.round_id, None)
-            self._delete(old.round_id)
+        kept = self._rounds[round_id]
+        kept.upheld, kept.coins, kept.written = None, {}, False
+        self._write(round_id)
 
     def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep copies of the caller's fields and arrays alone. Raises ConfigError if it cannot."""
@@ -347,16 +399,29 @@ class Journal:
             self._replace(self._folder / _OWN, own)
         self.own = own
 
-    def forget(self, round_id: str) -> None:
-        """Delete a dealing or upload that servers lack: the round has ended, or they refuse it."""
-        for kept in (self._draws, self._submissions, self._upheld, self._coins):
-            kept.pop(round_id, None)
-        self._delete(round_id)
+    def _of_a_day(self) -> list[float]:
+        now = self._wall()
+        if any(made > now for made in self._made):
+            # The clock was ahead then. These count as made now, for a day and not for years.
+            self._keep_days([min(made, now) for made in self._made])
+        return [made for made in self._made if made > now - DAY_S]
+
+    def _keep_days(self, made: list[float]) -> None:
+        if self._folder:
+            days = wire.Message(_DAYS, {}, {"made": np.array(made)})
+            self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
+        self._made = made
+
+    def _write(self, round_id: str) -> None:
+        """Replace the file of a round in one step, unless it has this content already."""
+        kept = self._rounds[round_id]
+        if self._folder and not kept.written:
+            self._replace(self._path(round_id), kept.message(), _NOTHING_SENT)
+            kept.written = True
 
     def _delete(self, round_id: str) -> None:
         """Delete the file of a round, if it has one."""
-        if round_id in self._written:
-            self._written.discard(round_id)
+        if self._rounds.get(round_id, _Kept()).written:
             # the next process finds a file that cannot be deleted now
             self._path(round_id).unlink(missing_ok=True)
 
@@ -366,37 +431,6 @@ class Journal:
         if not _NAME.fullmatch(round_id):
             raise PeerProtocolError(f"invalid round id: {quoted(round_id)}; ask who runs S0")
         return self._folder / f"{round_id}{_SUFFIX}"
-
-    def _write(
-        self,
-        round_id: str,
-        kind: str,
-        fields: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Replace the file of a round in one step, unless it has this content already."""
-        if self._folder is None or round_id in self._written:
-            return
-        more, of_upheld = self._of_upheld(round_id)
-        message = wire.Message(kind, {**fields, **more}, {**arrays, **of_upheld})
-        self._replace(self._path(round_id), message, _NOTHING_SENT)
-        self._written.add(round_id)
-
-    def _of_upheld(self, round_id: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the fields and arrays that a file has more in an audited round."""
-        upheld = self._upheld.get(round_id)
-        if upheld is None:
-            return {}, {}
-        fields = {
-            "shape": asdict(upheld.shape),
-            "index": upheld.draw.index,
-            "coins": {
-                binding.hex(): coin.hex() for binding, coin in self._coins.get(round_id, {}).items()
-            },
-        }
-        seeds = {"secret": upheld.draw.secret, "masks": b"".join(upheld.masks)}
-        arrays = {name: np.frombuffer(seed, np.uint8) for name, seed in seeds.items()}
-        return fields, arrays | {"rotations": upheld.rotations}
 
     def _replace(self, path: Path, message: wire.Message, then: str = "") -> None:
         """Replace a file in one step. Raises ConfigError, which ends with `then`, if it cannot."""
@@ -411,101 +445,28 @@ class Journal:
                 f"room{then}"
             ) from error
 
-    def _load(self, path: Path) -> None:
-        """Take what the file of a round has. Raises ConfigError if it is damaged."""
-        round_id = path.name.removesuffix(_SUFFIX)
-        try:
-            message = _message(path)
-            if message.type == "dealing":
-                draw = Draw(
-                    message.fields["params"],
-                    message.fields["index"],
-                    message.arrays["secret"].tobytes(),
-                )
-                # releases before 1.0 drew another dealing from the same secret
-                if "release" in message.fields:
-                    path.unlink()
-                    return
-                self._draws[round_id] = draw
-                self._written.add(round_id)
-                return
-            if message.type == "sent":
-                fields = message.fields
-                self._sent[round_id] = Sent(
-                    round_id, fields["start"], fields["chosen"], fields["order"]
-                )
-            else:
-                self._submissions[round_id] = _submission(round_id, message)
-            if upheld := _upheld(message):
-                self._upheld[round_id] = upheld
-                self._coins[round_id] = {
-                    bytes.fromhex(binding): bytes.fromhex(coin)
-                    for binding, coin in message.fields["coins"].items()
-                }
-        except (FrameError, KeyError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"damaged journal of round {round_id}: {path}; remove it. If that round is "
-                "still open, this client is left out of it"
-            ) from error
-        self._written.add(round_id)
 
-    def _load_one(self, name: str, lost: str) -> wire.Message | None:
-        """Return what a file has, if it is there. Raises ConfigError if it is damaged."""
-        assert self._folder is not None
-        path = self._folder / name
-        if not path.exists():
-            return None
-        try:
-            return _message(path)
-        except (FrameError, ValueError, TypeError) as error:
-            raise ConfigError(f"damaged journal: {path}; remove it. {lost}") from error
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
 
 
-def _upheld(message: wire.Message) -> Upheld | None:
-    """Return what folds are made of in the file of a round; None if it has nothing of it."""
-    fields, arrays = message.fields, message.arrays
-    if "shape" not in fields:
-        return None
-    masks = arrays["masks"].tobytes()
-    return Upheld(
-        Dealing(**fields["shape"]),
-        # the parameters are those of the upload, and nobody deals again
-        Draw(b"", fields["index"], arrays["secret"].tobytes()),
-        arrays["rotations"],
-        (masks[:SEED_BYTES], masks[SEED_BYTES:]),
-    )
+def _read(path: Path, take: Callable[[wire.Message], T], lost: str) -> T:
+    """Return what `take` finds in a file.
 
-
-def _submission(round_id: str, message: wire.Message) -> Submission:
-    one, other = message.fields["forms"]
-    return Submission(
-        round_id,
-        message.fields["params"],
-        message.fields["start"],
-        message.fields["update"],
-        (ShareHalf(one, message.arrays["s0"]), ShareHalf(other, message.arrays["s1"])),
-        message.fields["chosen"],
-        message.fields["group"],
-        _upheld(message),
-    )
-
-
-def _message(path: Path) -> wire.Message:
-    """Return what a file has.
-
-    Raises FrameError if it is damaged, and ConfigError if it is of another version.
+    Raises ConfigError if it is damaged, after which something is `lost`, or of another version.
     """
     data = path.read_bytes()
     content = data[_DIGEST_BYTES:]
-    if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
-        raise FrameError("the content has another digest")
-    match msgpack.unpackb(content):
-        case [int(number), parts]:
-            check_store(str(path), number)
-        case parts:
-            # releases before 1.0 wrote the parts alone
-            pass
-    return wire.unpack(parts)
+    try:
+        if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
+            raise FrameError("the content has another digest")
+        found = msgpack.unpackb(content)
+        # a release before 1.0 wrote the parts alone
+        number, parts = found if type(found[0]) is int else (None, [])
+        check_store(str(path), number)
+        return take(wire.unpack(parts))
+    except (FrameError, LookupError, ValueError, TypeError) as error:
+        raise ConfigError(f"damaged journal: {path}; remove it. {lost}") from error
 
 
 def _lock(folder: Path) -> Lock:

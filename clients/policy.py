@@ -3,13 +3,13 @@
 It is that of a server (`common.policy`), with what only a client can refuse.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 from typing import ClassVar
 
-from securemedian.common.policy import Policy, refuse, unbounded
-from securemedian.common.security import COST, Security, check_security
+from securemedian.common.policy import COST, Policy, Security, check_security, refuse, unbounded
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams
 
@@ -27,7 +27,7 @@ class ClientPolicy(Policy):
     # not be able to
     with_clients: list[str] = field(default_factory=list)
     without_clients: list[str] = field(default_factory=list)
-    # a word of `common.security`: "bounded" takes part only where both servers have it, too
+    # a word of `Security`: "bounded" takes part only where both servers have it, too
     security: str = Security.SEMI_HONEST
 
     def __post_init__(self) -> None:
@@ -63,20 +63,20 @@ class ClientPolicy(Policy):
         params: RoundParams,
         begun: int,
         who: str,
-        listed: Sequence[Collection[str]] = (),
-        epsilon: float = inf,
-        bounded: Sequence[bool] = (),
+        statuses: Sequence[RoundStatus] = (),
         weight: int = 0,
         key: str = "",
     ) -> None:
         """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
 
-        `listed` are the names of those who may take part, as each server says. `epsilon` is the
-        larger one that the servers tell, and `bounded` whether each says that the round is one of
-        `security = "bounded"`. `weight` is what the client states for itself, and `key` its public
-        key.
+        `statuses` are what each server says of the round, if `needs_statuses`. `weight` is what the
+        client states for itself, and `key` its public key.
         """
-        refusals = self.refusals(params, begun, epsilon)
+        each = [inf if status.epsilon is None else status.epsilon for status in statuses]
+        # NaN would hide the other server's
+        told = [inf if isnan(epsilon) else epsilon for epsilon in each]
+        listed = [status.clients for status in statuses]
+        refusals = self.refusals(params, begun, max(told, default=inf))
         given = params.weights.get(key, 0)
         if params.weights and given != weight:
             refusals.append(
@@ -95,8 +95,9 @@ class ClientPolicy(Policy):
             )
         if self.bounded:
             refusals += unbounded(params)
-            without = [f"s{party}" for party, says in enumerate(bounded) if not says]
-            if without or not bounded:
+            says = [status.one_malicious_server for status in statuses]
+            without = [f"s{party}" for party, one in enumerate(says) if not one]
+            if without or not says:
                 line, other = Security(self.security).line, Security.SEMI_HONEST.line
                 refusals.append(
                     f"a round without {line} at {' and '.join(without) or 'both'}: its [policy] "

@@ -60,11 +60,9 @@ def load(path: Path) -> "Receipt":
     from securemedian.common.receipts import Receipt
 
     try:
-        return Receipt.from_json(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReceiptInvalid(
-            f"cannot read the file: {path} ({error}); name one that you may read"
-        ) from error
+        return Receipt.from_json(read_text(path))
+    except ConfigError as error:
+        raise ReceiptInvalid(str(error)) from error
     except ReceiptInvalid as error:
         raise ReceiptInvalid(f"{path}: {error}") from error
 
@@ -158,12 +156,7 @@ def _signing_keys_in(path: Path) -> list[tuple[str, str]]:
             own = load_signing_key(path.parent / str(values.get("key_file")))
             keys.append((f"s{values['party']}", own.public))
     else:
-        try:
-            about = dict(_IN_KEY_FILE.findall(read_text(path)))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read the file: {path} ({error}); name one that you may read"
-            ) from error
+        about = dict(_IN_KEY_FILE.findall(read_text(path)))
         keys = [(about.get("role", path.stem), about.get("signing-key"))]
     good = [(server, str(key)) for server, key in keys if server in ("s0", "s1") and key]
     for _, key in good:

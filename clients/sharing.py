@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.clients import upload
-from securemedian.clients.connection import Connection, Limit, Service, pauses
+from securemedian.clients.connection import Connection, Limit, pauses
 from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
+from securemedian.clients.member import Member
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
 from securemedian.common.versions import agree
@@ -33,6 +34,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.wire import Message
 from securemedian.mpc.rounds.params import RoundParams
 
 # answers with which a server takes nothing more of a client for a round
@@ -58,6 +60,8 @@ class _Way:
     patience_s: float
     # whether the half may have been sent before
     again: bool
+    # ends a request
+    stop: threading.Event | None = None
 
     def send(
         self,
@@ -87,7 +91,7 @@ class _Way:
             fields = {**about, "piece": piece, "pieces": pieces}
             array = {"share": share[piece * size : (piece + 1) * size]}
             try:
-                server.ask(self.request, fields, array, self.patience_s)
+                server.ask(self.request, fields, array, self.patience_s, stop=self.stop)
                 piece, links = piece + 1, links or server.links
             except BadUpload:
                 # A server that was restarted has forgotten an incomplete dealing. One whose
@@ -100,7 +104,7 @@ class _Way:
     def _holds(self, server: Connection) -> bool:
         """Return whether a server has its half for this round."""
         try:
-            found = server.ask("round", patience_s=self.patience_s).fields
+            found = server.ask("round", patience_s=self.patience_s, stop=self.stop).fields
         except UnknownRound:
             return False
         return found["round"] == self.about["round"] and bool(found[self.held])
@@ -112,18 +116,19 @@ class Sender:
     def __init__(
         self,
         journal: Journal,
-        service: Service,
+        member: Member,
         deal: Callable[[Dealing, Round, Entropy], OwnDealing],
     ) -> None:
-        self._journal, self._service, self._deal = journal, service, deal
-        self._servers, self._patience_s = service.servers, service.config.retry_limit_s
+        self._journal, self._deal = journal, deal
+        self.servers, self.config = member.servers, member.config
+        self._patience_s = member.config.retry_limit_s
         # the dealing for a round, until its upload is made
         self._dealer: Dealer | None = None
-        # whether both servers have said which party they are
-        self._parties_known = False
+        # the longest messages of S0 and S1, once both have said which party they are
+        self._limits: list[int] = []
         if journal.rounds or journal.sent:
             # an earlier process has reached them
-            for server in self._servers:
+            for server in self.servers:
                 server.reached = True
 
     def begin(self, current: Round) -> None:
@@ -142,12 +147,9 @@ class Sender:
 
         Raises the error with which they refuse the dealing, which is then forgotten.
         """
-        if not self._parties_known:
-            ask_parties(self._servers, self._patience_s)
-            self._parties_known = True
         halves = self._halves(values, current, progress)
         upheld = None
-        if current.params.method.audited and (shape := current.params.dealing):
+        if current.params.form.audited and (shape := current.params.form.dealing):
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
             masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
             upheld = Upheld(shape, draw, halves[0].share, masks)
@@ -196,7 +198,7 @@ class Sender:
         # it may not have been written before
         self._journal.keep(made)
         try:
-            for party, (server, half) in enumerate(zip(self._servers, made.halves, strict=True)):
+            for party, (server, half) in enumerate(zip(self.servers, made.halves, strict=True)):
                 seeds = made.upheld.masks if made.upheld else None
                 masks = {"masks": np.frombuffer(seeds[party], np.uint8)} if seeds else None
                 way.send(server, half, sent, masks=masks)
@@ -218,13 +220,33 @@ class Sender:
         self._stop_dealing()
         self._journal.close()
 
+    def check_servers(self, current: Round, stop: threading.Event | None = None) -> list[int]:
+        """Return the longest messages of both servers, which agree on an open round.
+
+        Raises ConfigError if [s0] and [s1] are exchanged, VersionsDiffer if this release cannot
+        work with them, and what `check_s1` raises.
+        """
+        if not self._limits:
+            said = [one.ask("info", patience_s=self._patience_s, stop=stop) for one in self.servers]
+            for party, (server, about) in enumerate(zip(self.servers, said, strict=True)):
+                if (answered := about.fields.get("party")) != party:
+                    raise ConfigError(
+                        f"[s{party}] names a server that answers as another party, and nothing was "
+                        f"uploaded: {server.address} is party {answered!r:.20}; correct [s0] and "
+                        "[s1]"
+                    )
+                agree(server.label, about.fields)
+            self._limits = [about.fields.get("max_message_bytes", 0) for about in said]
+        check_s1(self.servers[1].ask("round", patience_s=self._patience_s, stop=stop), current)
+        return self._limits
+
     def _halves(
         self, values: NDArray[Any], current: Round, progress: Progress
     ) -> tuple[ShareHalf, ShareHalf]:
         """Return the halves of encoded values for S0 and S1, once both have the dealing."""
         dealer = self._dealer_for(current)
         if dealer is None:
-            check_s1(self._servers[1], current, self._patience_s)
+            self.check_servers(current)
             return upload.split(values, current)
         try:
             return upload.rotate(dealer.join(progress), values)
@@ -239,19 +261,14 @@ class Sender:
         if dealer and dealer.round_id == current.round_id and not dealer.unanswered:
             return dealer
         self._stop_dealing()
-        if shape := current.params.dealing:
+        if shape := current.params.form.dealing:
             resumed = current.round_id in self._journal.rounds
             draw = self._journal.draw(current.round_id, current.params.digest, current.index)
-            connections = self._service.connect()
-            for connection, server in zip(connections, self._servers, strict=True):
-                connection.reached = server.reached
             # each server gets the half that it got the first time, even if S0 says another index
             self._dealer = Dealer(
                 replace(current, index=draw.index),
-                connections,
+                self,
                 lambda current: self._deal(shape, current, draw.entropy()),
-                self._patience_s,
-                self._service.config.poll_interval_s,
                 resumed,
             )
         return self._dealer
@@ -263,29 +280,21 @@ class Sender:
 
 
 class Dealer:
-    """Deals for one round, on a thread and with connections of its own, and closes these.
+    """Deals for one round on a thread. `deal` makes the dealing, which is for one update.
 
-    `deal` makes the dealing, which is for this round and one update. A server that is away is
-    waited for up to `patience_s`, and asked every `poll_s` whether the dealing is checked. With
-    `resumed` the same dealing may have been sent before, and a server that has it is left out.
+    With `resumed` the same dealing may have been sent before, and a server that has it is left out.
     """
 
     def __init__(
-        self,
-        current: Round,
-        servers: Sequence[Connection],
-        deal: Callable[[Round], OwnDealing],
-        patience_s: float,
-        poll_s: float,
-        resumed: bool,
+        self, current: Round, sender: Sender, deal: Callable[[Round], OwnDealing], resumed: bool
     ) -> None:
-        shape = current.params.dealing
+        shape = current.params.form.dealing
         assert shape
         self.round_id = current.round_id
         # the bytes of both halves: those to be sent, and those that servers have
         self.total, self.sent = shape.bytes_ahead, 0
-        self._current, self._servers, self._deal = current, servers, deal
-        self._patience_s, self._poll_s, self._resumed = patience_s, poll_s, resumed
+        self._current, self._sender, self._deal, self._resumed = current, sender, deal, resumed
+        self._patience_s, self._stop = sender.config.retry_limit_s, threading.Event()
         self._outcome: OwnDealing | SecureMedianError = LocalProtocolError(
             "a defect here: the dealing ended without a result"
         )
@@ -311,23 +320,18 @@ class Dealer:
 
     def close(self) -> None:
         """Stop dealing, if that is still going on."""
-        for server in self._servers:
-            server.cancel()
+        self._stop.set()
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
         try:
-            infos = ask_parties(self._servers, self._patience_s)
-            check_s1(self._servers[1], self._current, self._patience_s)
+            limits = self._sender.check_servers(self._current, self._stop)
             dealt = self._deal(self._current)
-            self._send(dealt, [info["max_message_bytes"] for info in infos])
+            self._send(dealt, limits)
             self._confirm(dealt)
             self._outcome = dealt
         except SecureMedianError as error:
             self._outcome = error
-        finally:
-            for server in self._servers:
-                server.close()
 
     def _send(self, dealt: OwnDealing, limits: Sequence[int]) -> None:
         """Send both halves, those of words in pieces."""
@@ -336,9 +340,9 @@ class Dealer:
             "params": self._current.params.digest,
             "start": self._current.start,
         }
-        way = _Way("deal", "dealt", about, self._patience_s, self._resumed)
+        way = _Way("deal", "dealt", about, self._patience_s, self._resumed, self._stop)
         halves = upload.halves(dealt.seeded, dealt.words, self._current)
-        whole = zip(self._servers, halves, limits, strict=True)
+        whole = zip(self._sender.servers, halves, limits, strict=True)
         # the seed last: before it is sent, an interrupted dealing can still be made again
         for server, half, limit in sorted(whole, key=lambda one: one[1].form == "seed"):
 
@@ -359,7 +363,7 @@ class Dealer:
         have not opened what they should have.
         """
         limit = Limit(self._current.params.deadline_s)
-        answers = [self._verdict(server, limit) for server in self._servers]
+        answers = [self._verdict(server, limit) for server in self._sender.servers]
         coin, other = (answer.get("coin") for answer in answers)
         right = False
         if isinstance(coin, bytes) and len(coin) == SEED_BYTES and coin == other:
@@ -385,45 +389,28 @@ class Dealer:
 
     def _verdict(self, server: Connection, limit: Limit) -> Mapping[str, Any]:
         """Return a server's answer about the check, once it is over. Raises RoundClosed."""
-        for pause in pauses(FIRST_POLL_S, self._poll_s):
-            said = server.ask("checked", {"round": self.round_id}, patience_s=self._patience_s)
+        about = {"round": self.round_id}
+        for pause in pauses(FIRST_POLL_S, self._sender.config.poll_interval_s):
+            said = server.ask("checked", about, patience_s=self._patience_s, stop=self._stop)
             if said.fields.get("verdict") in ("passed", "failed"):
                 return said.fields
             if limit.left_s <= 0:
                 break
-            server.pause(pause)
+            self._stop.wait(pause)
         raise RoundClosed(
             f"{server.label} has not checked your dealing within {limit.seconds:g} s, and you "
             f"are left out: round {self.round_id}; wait for the next round"
         )
 
 
-def ask_parties(servers: Sequence[Connection], patience_s: float = 0.0) -> list[dict[str, Any]]:
-    """Return what S0 and S1 say of themselves.
-
-    Raises ConfigError if they are exchanged, and VersionsDiffer if this release cannot work with
-    them.
-    """
-    answers = []
-    for party, server in enumerate(servers):
-        answers.append(server.ask("info", patience_s=patience_s).fields)
-        if (answered := answers[-1].get("party")) != party:
-            raise ConfigError(
-                f"[s{party}] names a server that answers as another party, and nothing was "
-                f"uploaded: {server.address} is party {answered!r:.20}; correct [s0] and [s1]"
-            )
-        agree(server.label, answers[-1])
-    return answers
-
-
-def check_s1(s1: Connection, current: Round, patience_s: float) -> None:
-    """Ask S1 for the latest round, and compare it with what S0 has said of it.
+def check_s1(answer: Message, current: Round) -> None:
+    """Compare what S1 says of the latest round with what S0 has said of it.
 
     Raises VersionsDiffer if S1 takes another release, and RoundClosed if it is at another round.
     Raises PeerProtocolError if parameters, start or the form of models differ: a corrupt S0 could
     give some clients another model than the others.
     """
-    found = s1.ask("round", patience_s=patience_s).fields
+    found = answer.fields
     agree("S1", found)
     if found["round"] != current.round_id:
         raise RoundClosed(

@@ -133,7 +133,7 @@ class Round:
             raise ConfigError(
                 f"only rounds on buckets have a scale: {self.round_id}; do not ask for it"
             )
-        buckets = self.params.method.range_buckets
+        buckets = self.params.form.buckets
         return self.policy.next(self.scale, self.model, result, self.number, buckets)
 
     def load_into(self, model: Any, keep_local: Sequence[str] = ()) -> None:
@@ -184,7 +184,7 @@ def encode_update(vector: NDArray[Any], current: Round) -> NDArray[Any]:
             RangeWarning,
             stacklevel=4,
         )
-    if params.uses_range and params.exchange.fixed is None:
+    if params.form.buckets and params.exchange.fixed is None:
         _warn_of_range(values, current)
     return values
 
@@ -220,7 +220,7 @@ def check_range(
 def _warn_of_range(values: NDArray[Any], current: Round) -> None:
     """Warn if most of these indices, or cumulative values, lie in the outermost buckets."""
     if len(values) == 1:
-        outermost = encode.outermost(values[0], current.params.method.range_buckets)
+        outermost = encode.outermost(values[0], current.params.form.buckets)
     else:
         outermost = (values[0] == 1) | (values[-1] == 0)
     beyond = int(outermost.sum())
@@ -238,7 +238,7 @@ def _warn_of_range(values: NDArray[Any], current: Round) -> None:
 def split(values: NDArray[Any], current: Round) -> tuple[ShareHalf, ShareHalf]:
     """Return the halves of an upload for S0 and for S1."""
     return halves(
-        *share.split(values, current.params.share_bits, xor=current.params.xor_shared), current
+        *share.split(values, current.params.form.layout.bits, xor=current.params.form.xor), current
     )
 
 
@@ -264,7 +264,7 @@ def combine(
     one: NDArray[np.uint64], other: NDArray[np.uint64], params: RoundParams
 ) -> NDArray[np.float64]:
     """Return a result's values from the servers' packed shares. Raises PeerProtocolError."""
-    expected = ring.packed_words(params.dim, params.ring_bits)
+    expected = ring.packed_words(params.dim, params.form.ring_bits)
     for server, words in enumerate((one, other)):
         if words.shape != (expected,) or words.dtype != np.uint64:
             raise PeerProtocolError(
@@ -272,7 +272,7 @@ def combine(
                 f"not {expected} words of 64 bits"
             )
     first, second = (
-        RingShare(ring.unpack(words, params.ring_bits, params.dim)) for words in (one, other)
+        RingShare(ring.unpack(words, params.form.ring_bits, params.dim)) for words in (one, other)
     )
-    values = share.combine(first, second, params.ring_bits)
+    values = share.combine(first, second, params.form.ring_bits)
     return params.exchange.result(params.method.decode(values, params.max_total, Published()))

@@ -1,16 +1,20 @@
 """A party's own policy: the rounds that it takes part in, whatever a coordinator asks for.
 
+`Security` has the words of `security`: how much one server that deviates may learn of a round.
+Servers' files, a client's `[policy]`, `keygen`, `plan` and every refusal have them from here.
+
 `RISKS` is the one table of choices that open more than the result, or trust more than it needs.
 The default policy, its refusals, keygen's files and the pages have it from here.
 """
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import inf, isinf
 from typing import Any, ClassVar, Self
 
-from securemedian.common.security import OR_WAY_OUT, Security
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, PolicyRefused, quoted
 from securemedian.mpc.options import Option, check_one_of, options_of
@@ -18,6 +22,82 @@ from securemedian.mpc.rounds.exchange import EXCHANGES
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import MAX_CLIENTS, ROUND_FIELDS, RoundParams
 from securemedian.mpc.rounds.privacy import DELTA
+
+
+class Security(StrEnum):
+    """The words, and the rounds that each allows."""
+
+    # only those in which a deviating server learns no more than a bounded leak
+    BOUNDED = "bounded"
+    # all, because both servers are trusted to follow the protocol
+    SEMI_HONEST = "semi-honest"
+
+    @property
+    def line(self) -> str:
+        """The line of a file that says it."""
+        return f'security = "{self}"'
+
+
+# the cost of leaving `BOUNDED`, and the lines and the flag that do so
+COST = "a deviating server could then read one client's value"
+WAY_OUT = (
+    f"write {Security.SEMI_HONEST.line} into s0.toml and s1.toml and into [policy] of the clients' "
+    f"files (keygen --security {Security.SEMI_HONEST} writes all of them): {COST}"
+)
+OR_WAY_OUT = f", or {WAY_OUT}"
+# the name of `BOUNDED` in files of release 1.0, which release 1.1 still reads, and on the wire
+SWITCH = "one_malicious_server"
+
+
+def of_switch(bounded: object) -> Security:
+    """Return the word for what the wire, and files of release 1.0, say of `SWITCH`."""
+    return Security.BOUNDED if bounded is True else Security.SEMI_HONEST
+
+
+def check_security(word: str) -> Security:
+    """Return the word of a setting. Raises ConfigError if it is unknown."""
+    check_one_of("security", word, list(Security))
+    return Security(word)
+
+
+def in_words(agreement: dict[str, Any]) -> dict[str, Any]:
+    """Return what a server says that both must have, with `security` instead of `SWITCH`."""
+    if SWITCH not in agreement:
+        return agreement
+    others = {name: value for name, value in agreement.items() if name != SWITCH}
+    return others | {"security": str(of_switch(agreement[SWITCH]))}
+
+
+def without_switch(values: Any, where: str) -> Any:
+    """Return a table of settings in which `security` stands instead of `SWITCH`.
+
+    Raises ConfigError if `SWITCH` is neither true nor false, or contradicts `security`.
+    """
+    if not isinstance(values, dict) or SWITCH not in values:
+        return values
+    others = {name: value for name, value in values.items() if name != SWITCH}
+    if type(values[SWITCH]) is not bool:
+        raise ConfigError(
+            f"{where}, {SWITCH} is neither true nor false: {quoted(values[SWITCH])}; write "
+            f"{' or '.join(word.line for word in Security)} instead"
+        )
+    word = of_switch(values[SWITCH])
+    if others.setdefault("security", str(word)) != word:
+        raise ConfigError(
+            f"{where}, {SWITCH} contradicts security: {quoted(others['security'])}; remove the "
+            f"line {SWITCH}"
+        )
+    return others
+
+
+def add_switch(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of release 1.0 for `--security`, which release 1.1 still takes."""
+    flag = SWITCH.replace("_", "-")
+    for name, word in ((f"--{flag}", Security.BOUNDED), (f"--no-{flag}", Security.SEMI_HONEST)):
+        parser.add_argument(
+            name, dest="security", action="store_const", const=str(word), help=argparse.SUPPRESS
+        )
+
 
 # A limit besides the parameters of a round and the rate of rounds: the most values that are opened
 # per coordinate.
@@ -207,7 +287,7 @@ class Policy:
         values = {"exchange": params.exchange.name} | params.to_dict()
         values[SINGLE_CLIENTS] = params.method.single_clients(params.min_clients)
         sizes = {name: _size(value) for name, value in values.items()}
-        sizes |= {RESULTS: params.method.most_results, self.RATE: begun + 1}
+        sizes |= {RESULTS: params.form.most_results, self.RATE: begun + 1}
         refusals = []
         for name, choices in ({"method": self.methods} | self.allowed).items():
             value = values.get(name, choices[0])
@@ -240,13 +320,13 @@ class Policy:
         if self.max_epsilon is not None and not epsilon <= self.max_epsilon:
             what = (
                 "a result without noise (mean --norm-bound B --noise-multiplier Z)"
-                if isinf(params.method.zcdp_rho)
+                if isinf(params.method.noise.rho)
                 else "noise in a cohort with an earlier result without: begin a new cohort"
                 if isinf(epsilon)
                 else f"epsilon {epsilon:.4g} at delta {DELTA:g}, of all results of the cohort"
             )
             refusals.append(f"{what}: its [policy] has max_epsilon {self.max_epsilon:g}")
-        if self.audit and not params.method.audited:
+        if self.audit and not params.form.audited:
             refusals.append(
                 "a round without audit: its [policy] has audit = true, and bucketed --audit has it"
             )

@@ -35,7 +35,7 @@ def for_those_left(params: RoundParams, reasons: Iterable[str]) -> RoundParams:
     There is a reason for each of these clients. A client that failed the check, or sent two uploads
     that differ, counts as faulty; one of which an upload is missing does not.
     """
-    return params.without(sum(why in (DIFFERENT, params.method.fault) for why in reasons))
+    return params.without(sum(why in (DIFFERENT, params.form.fault) for why in reasons))
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,7 @@ _LINE = re.compile(r"\(at line (\d+), ")
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return a TOML file's table. Raises ConfigError if there is none."""
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the configuration: {path} ({error.strerror}); make one with "
-            "`securemedian keygen`"
-        ) from error
+    text = read_text(path, "configuration", "make one with `securemedian keygen`")
     try:
         return tomllib.loads(text)
     except ValueError as error:
@@ -36,12 +30,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, with or without a byte order mark.
-
-    Raises OSError, and ConfigError for another encoding.
-    """
-    data = path.read_bytes()
+def read_text(path: Path, what: str = "file", remedy: str = "name one that you may read") -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark. Raises ConfigError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what}: {path} ({error.strerror}); {remedy}") from error
     if data[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in data:
         raise ConfigError(
             f"a file in UTF-16, which some editors on Windows write: {path}; save it as UTF-8"

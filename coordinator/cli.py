@@ -183,23 +183,13 @@ def _as_coordinator(
 def _open(options: argparse.Namespace) -> None:
     """Open a round. Mistakes in its options are reported before anything connects."""
     plan = _plan(options)
-    model = plan.start()
-    dim = plan.dim(model)
-    # until S0 is asked for the size, any size does for the check of the other options
-    params, policy, step = plan.params(dim or 1), plan.policy, plan.step
+    plan.asked()
 
     def act(coordinator: "Coordinator", _: argparse.Namespace) -> None:
-        asked = params if dim else replace(params, dim=coordinator.dim())
+        given = plan.asked(lambda: coordinator.dim())
+        asked = given["params"]
         round_id = coordinator.open_round(
-            asked,
-            model,
-            policy,
-            options.reset,
-            step,
-            keep_range=options.keep_range,
-            participants=plan.participants or None,
-            release=options.release,
-            form=plan.form,
+            reset=options.reset, keep_range=options.keep_range, release=options.release, **given
         )
         if taken := asked.value_range:
             tell(f"{asked.method.name} takes {taken}: clients refuse to send others")

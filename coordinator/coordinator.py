@@ -73,7 +73,7 @@ class Coordinator(Member):
         form = form or own
         if start is not None:
             params.check_start(start)
-        said = self.service.ask("info", timeout_s=timeout_s).fields
+        said = self.ask("info", timeout_s=timeout_s).fields
         check_known("S0", said, params)
         if not said.get("peer_linked", True):
             self._wait_for_compilers(timeout_s)
@@ -89,10 +89,10 @@ class Coordinator(Member):
             "release": release,
         }
         if form and agree("S0", said) < 3:
-            self.service.report("S0 is of a release that takes no form: entries go by their order")
+            self.report("S0 is of a release that takes no form: entries go by their order")
         elif form:
             fields["model_form"] = form.text
-        answer = self.service.ask("open", fields, arrays, timeout_s=timeout_s)
+        answer = self.ask("open", fields, arrays, timeout_s=timeout_s)
         return str(answer.fields["round"])
 
     def _wait_for_compilers(self, timeout_s: float | None) -> None:
@@ -104,7 +104,7 @@ class Coordinator(Member):
             linked = []
             for party in (0, 1):
                 try:
-                    told = self.service.servers[party].ask("info").fields
+                    told = self.servers[party].ask("info").fields
                     problems[party] = str(told.get("peer_problem"))
                     linked.append(bool(told.get("peer_linked", True)))
                 # S0 says what is wrong when it is asked to open the round
@@ -125,12 +125,12 @@ class Coordinator(Member):
             ]
             return " and ".join(compiling) or "S0 and S1, which connect to each other"
 
-        limit = self.service.limit(timeout_s)
-        self.service.wait(0, look, limit, "the servers have not compiled", waiting)
+        limit = self.limit(timeout_s)
+        self.wait(0, look, limit, "the servers have not compiled", waiting)
 
     def dim(self, timeout_s: float | None = None) -> int:
         """Return the size of S0's model or latest round. Raises ConfigError if it has neither."""
-        dim = int(self.service.ask("info", timeout_s=timeout_s).fields["dim"])
+        dim = int(self.ask("info", timeout_s=timeout_s).fields["dim"])
         if not dim:
             raise ConfigError(
                 "S0 keeps no model: dim is unknown; give --dim N, or the model to start from, "
@@ -140,7 +140,7 @@ class Coordinator(Member):
 
     def close_round(self, round_id: str, timeout_s: float | None = None) -> None:
         """Close a round before its deadline, so that it runs with the complete uploads."""
-        self.service.ask("close", {"round": round_id}, timeout_s=timeout_s)
+        self.ask("close", {"round": round_id}, timeout_s=timeout_s)
 
     def abort_round(
         self,
@@ -149,21 +149,19 @@ class Coordinator(Member):
         timeout_s: float | None = None,
     ) -> None:
         """Fail a round on purpose. Everybody is told the reason."""
-        self.service.ask("abort", {"round": round_id, "reason": reason}, timeout_s=timeout_s)
+        self.ask("abort", {"round": round_id, "reason": reason}, timeout_s=timeout_s)
 
     def result(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """Wait for a round and return its model, or one row per group. Raises RoundFailed."""
-        limit = self.service.limit(timeout_s)
-        params = self.service.params(round_id, limit.left_s)
-        fetched = np.asarray(self.outcomes.fetch(round_id, limit, params), np.float32)
+        limit = self.limit(timeout_s)
+        params = self.params(round_id, limit.left_s)
+        fetched = np.asarray(self.fetch(round_id, limit, params), np.float32)
         model: NDArray[np.float32] = fetched if params.method.groups > 1 else fetched[0]
         return model
 
     def results(self, round_id: str, timeout_s: float | None = None) -> NDArray[np.float32]:
         """Wait for all results of a round and return them, shape (ranks or groups, d)."""
-        limit = self.service.limit(timeout_s)
-        fetched = self.outcomes.fetch(round_id, limit, self.service.params(round_id, limit.left_s))
-        return np.asarray(fetched, np.float32)
+        return np.asarray(self.fetch(round_id, self.limit(timeout_s)), np.float32)
 
     def outcome(
         self, round_id: str, timeout_s: float | None = None
@@ -174,10 +172,7 @@ class Coordinator(Member):
         per group. Raises what `results` raises, and ConfigError where the round exchanges no
         parameters.
         """
-        limit = self.service.limit(timeout_s)
-        after, published = self.outcomes.finish(
-            round_id, limit, self.service.params(round_id, limit.left_s)
-        )
+        after, published = self.finish(round_id, self.limit(timeout_s))
         models = after.models
         if not models:
             raise ConfigError(f"the round has no model: {round_id}; ask for its results")

@@ -1,5 +1,6 @@
 """The plan of a round in a file: `round open --params FILE`, and RUN.toml of `coordinate`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from securemedian.clients.public import PublicSet
 from securemedian.common.model_form import ModelForm
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
-from securemedian.mpc.rounds.optimiser import Optimiser, optimiser_from
+from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
@@ -48,17 +49,26 @@ class RoundPlan:
         found: dict[str, Any] = {key: str(path.parent / name) for key, name in named.items()}
         return replace(plan, **found)
 
-    def start(self) -> NDArray[np.float32] | None:
-        """Return the model to start from, or one per group, if a file is named."""
-        return self._start[0]
+    def asked(self, dim: Callable[[], int] = lambda: 1) -> dict[str, Any]:
+        """Return the arguments of `Coordinator.open_round` for a first round of the plan.
 
-    @property
-    def form(self) -> ModelForm | None:
-        """Return the form of that model, if the file has names."""
-        return self._start[1]
+        `dim` returns the size of S0's model, where nothing here says how large an update is.
+        """
+        model, form = self.start
+        given = (self.round | self.exchange).get("dim")
+        size = given or (dim() if model is None else model.shape[-1])
+        return {
+            "params": self.params(size),
+            "model": model,
+            "range_policy": self.policy,
+            "optimiser": optimiser_from(self.optimiser) if self.optimiser else None,
+            "participants": self.participants or None,
+            "form": form,
+        }
 
     @cached_property
-    def _start(self) -> tuple[NDArray[np.float32] | None, ModelForm | None]:
+    def start(self) -> tuple[NDArray[np.float32] | None, ModelForm | None]:
+        """The model to start from, or one per group, and its form if the file has names."""
         return files.read_start(Path(self.model)) if self.model else (None, None)
 
     def params(self, dim: int, **others: Any) -> RoundParams:
@@ -75,17 +85,7 @@ class RoundPlan:
             return {}
         return PublicSet.load(self.public).round(self.round.get("classes", 0))
 
-    def dim(self, start: NDArray[np.float32] | None) -> int | None:
-        """Return the values of an update; None if S0 must be asked for the size of its model."""
-        given = (self.round | self.exchange).get("dim")
-        return given if given or start is None else start.shape[-1]
-
     @property
     def policy(self) -> RangePolicy | None:
         """Return the range policy, if there is a table for it."""
         return policy_from(self.range) if self.range else None
-
-    @property
-    def step(self) -> Optimiser | None:
-        """Return the optimiser, if there is a table for it."""
-        return optimiser_from(self.optimiser) if self.optimiser else None

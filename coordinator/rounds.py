@@ -210,36 +210,28 @@ class Rounds:
             self._sleep(self._poll_s)
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Return what `act` returns, and try again as long as the patience lasts."""
-        return patiently(act, self._patience, self._hooks, self._sleep)
+        """Return what `act` returns, and try again while it meets an error that may pass.
 
-
-def patiently(
-    act: Callable[[], T],
-    patience: Patience,
-    hooks: Hooks,
-    sleep: Callable[[float], object] = time.sleep,
-) -> T:
-    """Return what `act` returns, and try again while it meets an error that may pass.
-
-    Raises that error after the limit of the patience.
-    """
-    deadline, wait_s, said = time.monotonic() + patience.limit_s, patience.first_s, ""
-    while True:
-        hooks.alive()
-        try:
-            found = act()
-            break
-        except patience.passes as error:
-            if not patience.limit_s:
-                raise
-            if time.monotonic() > deadline:
-                raise type(error)(f"{error} (waited for {patience.limit_s:g} s)") from error
-            if str(error) != said:
-                hooks.report(f"{error}: trying again")
-            said = str(error)
-            sleep(wait_s)
-            wait_s = min(2 * wait_s, patience.longest_s)
-    if said:
-        hooks.report("going on")
-    return found
+        Raises that error after the limit of the patience.
+        """
+        patience, report = self._patience, self._hooks.report
+        deadline, wait_s, said = time.monotonic() + patience.limit_s, patience.first_s, ""
+        while True:
+            self._hooks.alive()
+            try:
+                found = act()
+                break
+            except patience.passes as error:
+                # a round that is forgotten stays so
+                if not patience.limit_s or isinstance(error, UnknownRound):
+                    raise
+                if time.monotonic() > deadline:
+                    raise type(error)(f"{error} (waited for {patience.limit_s:g} s)") from error
+                if str(error) != said:
+                    report(f"{error}: trying again")
+                said = str(error)
+                self._sleep(wait_s)
+                wait_s = min(2 * wait_s, patience.longest_s)
+        if said:
+            report("going on")
+        return found

@@ -28,6 +28,11 @@ from securemedian.mpc.errors import ConfigError, RoundFailed
 
 # the file of finished attempts at rounds in a run's folder
 LINES = "rounds.jsonl"
+# the fields of a round's last status that a line of it has
+_KEPT = (
+    *("number", "state", "reason", "included", "left_out", "opened", "outermost"),
+    *("unchanged_groups", "epsilon", "cost"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +173,9 @@ class UnattendedRun:
     ) -> None:
         self._plan, self._coordinator, self._sleep = plan, coordinator, sleep
         self._report, self._show = report, show
-        self._start = plan.start()
-        # mistakes are found before anything is asked
-        self._policy, self._step = plan.policy, plan.step
-        params = plan.params(1 if self._start is None else self._start.shape[-1])
-        # the result is for the clients alone, and so is every model
-        self._private = params.result_to == "clients"
+        # Mistakes are found before anything is asked. The result may be for the clients alone, and
+        # then so is every model.
+        self._private = plan.asked()["params"].method.result_to == "clients"
         if self._private and plan.evaluate:
             raise ConfigError(
                 "the result is for the clients alone, and this would have nothing to measure: "
@@ -223,16 +225,9 @@ class UnattendedRun:
         """Return what is asked for: the first round begins a run, which S0 then goes on with."""
         self._which, plan = which, self._plan
         self._show(f"round {self._of}: opening")
-        dim = plan.dim(self._start) or self._rounds.patiently(self._coordinator.dim)
-        asked = {"params": plan.params(dim), "participants": plan.participants or None}
-        if self._published:
-            return asked
-        return asked | {
-            "model": self._start,
-            "range_policy": self._policy,
-            "optimiser": self._step,
-            "form": plan.form,
-        }
+        asked = plan.asked(lambda: self._rounds.patiently(self._coordinator.dim))
+        later = ("params", "participants")
+        return {name: asked[name] for name in later} if self._published else asked
 
     def _lost(self, status: RoundStatus, seconds: float, attempt: int) -> bool:
         """Note that a round has failed, and wait before it is tried again."""
@@ -288,26 +283,21 @@ class UnattendedRun:
         return name
 
     def _evaluation(self, model: NDArray[np.float32]) -> dict[str, Any]:
-        """Return what the user's function measures of a model, if there is one."""
-        if self._measure is None:
+        """Return what the user's function measures of a model, or by group of one per group."""
+        if (measure := self._measure) is None:
             return {}
         try:
-            return {"evaluation": self._measured(model)}
+            if model.ndim == 1:
+                return {"evaluation": _numbers(measure(model))}
+            by_group = [_numbers(measure(one)) for one in model]
         # it is the user's code, and may raise anything; the run goes on without a figure
         except Exception as error:
             self._report(f"{self._plan.evaluate} failed: {in_one_line(error)}")
             return {"evaluation": {"error": in_one_line(error)}}
-
-    def _measured(self, model: NDArray[np.float32]) -> dict[str, float]:
-        """Return what the user's function measures of a model, or by group of one per group."""
-        assert self._measure is not None
-        if model.ndim == 1:
-            return _numbers(self._measure(model))
-        return {
-            f"{name}.{group}": value
-            for group, one in enumerate(model)
-            for name, value in _numbers(self._measure(one)).items()
+        named = {
+            f"{name}.{i}": value for i, one in enumerate(by_group) for name, value in one.items()
         }
+        return {"evaluation": named}
 
 
 def _npy(array: NDArray[np.float32]) -> memoryview:
@@ -318,23 +308,11 @@ def _npy(array: NDArray[np.float32]) -> memoryview:
 
 def _line(status: RoundStatus, seconds: float) -> dict[str, Any]:
     """Return the line of an attempt at a round, from the last status of the round."""
-    wanted = (
-        "number",
-        "state",
-        "reason",
-        "included",
-        "left_out",
-        "opened",
-        "outermost",
-        "unchanged_groups",
-        "epsilon",
-        "cost",
-    )
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "round": status.round,
         "seconds": round(seconds, 3),
-    } | {name: getattr(status, name) for name in wanted}
+    } | {name: getattr(status, name) for name in _KEPT}
 
 
 def _sentence(which: str, line: Mapping[str, Any]) -> str:

@@ -5,9 +5,6 @@ Both servers and several clients are processes of their own.
 
 import argparse
 import json
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +88,7 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from securemedian.laboratory import models, plots
+    from securemedian.laboratory.servers import new_folder
     from securemedian.laboratory.show import picture, summary
 
     models.use_one_thread()
@@ -102,19 +100,8 @@ def _demo(options: argparse.Namespace) -> None:
     _choose(options)
     scenario, console = _scenario(options), terminal.console()
     unwind_on_sigterm()
-    directory = Path(tempfile.mkdtemp(prefix="securemedian-demo-"))
-    try:
+    with new_folder("demo", "keys, updates and the logs of all processes") as directory:
         report = _run(scenario, options.rounds, options.baselines, directory, console)
-    except (KeyboardInterrupt, SystemExit):
-        # the folder has keys, and a user who interrupts needs nothing there
-        shutil.rmtree(directory)
-        raise
-    except BaseException:
-        print(
-            f"keys, updates and the logs of all processes are left in {directory}", file=sys.stderr
-        )
-        raise
-    shutil.rmtree(directory)
     console.print(summary(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -65,7 +65,7 @@ def agrees(results: NDArray[Any], clear: NDArray[Any], params: RoundParams, clie
 
     With noise it is whether the noise explains the difference, which it does not once in 10^40.
     """
-    if noise := params.method.noise_of(clients):
+    if noise := params.method.noise.deviation / clients:
         return bool(np.allclose(results, clear, rtol=1e-6, atol=15 * noise))
     return np.array_equal(results, clear)
 
@@ -82,14 +82,14 @@ def passed(
     Those that do not are left out of it. `coin` is what was tossed, and `clients` names whose the
     updates are, in a round with weights.
     """
-    check = params.method.upload_check(params.dim, params.max_clients)
+    check = params.form.check
     if not isinstance(check, RangeCheck):
         return [True] * len(updates)
     method, most = params.method, params.max_clients
-    weights = [method.weight_of(client) for client in clients or [""] * len(updates)]
-    each = zip(updates, method.parts_of(weights), strict=True)
+    weights = [method.weighing.one(client) for client in clients or [""] * len(updates)]
+    each = zip(updates, method.weighing.parts(weights), strict=True)
     shared = [method.encode(one, most, replace(before, part=part)) for one, part in each]
-    return check.passed(ring.signed(np.concatenate(shared), params.share_bits), coin, weights)
+    return check.passed(ring.signed(np.concatenate(shared), params.form.layout.bits), coin, weights)
 
 
 def _of_group(updates: NDArray[Any], params: RoundParams, before: Published) -> NDArray[np.float32]:

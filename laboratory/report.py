@@ -1,4 +1,4 @@
-"""The results of a benchmark in a JSON file.
+"""The results of a benchmark as a table and in a JSON file.
 
 The JSON says on which machine and by which command its figures were measured.
 """
@@ -11,16 +11,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 def megabytes(result: Mapping[str, Any]) -> float:
     """Return the megabytes of both directions together, preprocessing included."""
     return float(result["bytes_s0_to_s1"] + result["bytes_s1_to_s0"]) / 1e6
+
+
+def table(title: str, rows: Sequence[Mapping[str, str | float | None]], note: str = "") -> "Group":
+    """Return a table of rows, whose names are its columns, with three digits of each figure."""
+    cells = [
+        [one if isinstance(one, str) else terminal.figure(one) for one in row.values()]
+        for row in rows
+    ]
+    return terminal.table(title, list(rows[0]), cells, note)
 
 
 def check_writable(path: Path) -> Path:
@@ -43,6 +56,13 @@ def command() -> str:
     return shlex.join(["securemedian", *sys.argv[1:]])
 
 
+def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write values as JSON to a file, whole or not at all."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(values, indent=1) + "\n")
+    os.replace(new, path)
+
+
 def save(
     path: Path, settings: Mapping[str, Any], points: Sequence[Mapping[str, Any]], **more: Any
 ) -> None:
@@ -54,7 +74,7 @@ def save(
         **more,
         "points": points,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path, content)
 
 
 def cores() -> int | None:

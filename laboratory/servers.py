@@ -1,6 +1,9 @@
 """Both servers on this machine, with keys for clients and a coordinator, and rounds of them."""
 
 import json
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,8 +17,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
-from securemedian.common.policy import Policy
-from securemedian.common.security import Security
+from securemedian.common.policy import Policy, Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.rounds import Hooks, Rounds, nothing
@@ -112,7 +114,7 @@ class Ended:
             updates,
             self.params,
             self.before,
-            self.params.weights_of(included),
+            self.params.method.weights_of(included),
             groups=groups,
             coin=bytes.fromhex(self.status.coin),
         )
@@ -199,6 +201,22 @@ def differs(number: int) -> SecureMedianError:
         "another result was published than the same round computes in the clear: round "
         f"{number}; this is a defect, please report it"
     )
+
+
+@contextmanager
+def new_folder(kind: str, what: str) -> Iterator[Path]:
+    """Give a new folder. In the end it is removed, unless an error may need what is in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"securemedian-{kind}-"))
+    try:
+        yield folder
+    except (KeyboardInterrupt, SystemExit):
+        # the folder has keys, and a user who interrupts needs nothing there
+        shutil.rmtree(folder)
+        raise
+    except BaseException:
+        print(f"{what} are left in {folder}", file=sys.stderr)
+        raise
+    shutil.rmtree(folder)
 
 
 @contextmanager

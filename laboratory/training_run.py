@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.policy import unbounded
-from securemedian.common.security import Security
+from securemedian.common.policy import Security, unbounded
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
@@ -65,9 +64,9 @@ class Scenario:
             check_malleable(self.params)
         # raises here what it would raise in a worker, and at S0
         self.trainer(0)
-        if self.params.uses_range:
+        if self.params.form.buckets:
             policy = self.policy or policy_from({})
-            policy.buckets(policy.start(), self.params.method.range_buckets)
+            policy.buckets(policy.start(), self.params.form.buckets)
 
     @property
     def security(self) -> Security:

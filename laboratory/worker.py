@@ -20,7 +20,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.public import PublicSet
-from securemedian.clients.turns import Turn
+from securemedian.clients.rounds import Turn
 from securemedian.clients.upload import Round, number_of
 from securemedian.common.durable import say
 from securemedian.common.terminal import Progress, unseen
@@ -143,14 +143,14 @@ class MalformedClient(Client):
     def encode(self, vector: NDArray[Any], current: Round) -> NDArray[Any]:
         """Return values that are as large as the ring allows, where values have a range."""
         values = super().encode(vector, current)
-        if self._fault.active(current.number) and current.params.method.checks_values:
-            values = np.full_like(values, (1 << (current.params.share_bits - 1)) - 1)
+        if self._fault.active(current.number) and current.params.form.checks:
+            values = np.full_like(values, (1 << (current.params.form.layout.bits - 1)) - 1)
         return values
 
 
 def check_malleable(params: RoundParams) -> None:
     """Raise ConfigError if no upload of such a round is found to be malformed."""
-    if params.dealing is None and not params.method.checks_values:
+    if params.form.dealing is None and not params.form.checks:
         raise ConfigError(
             f"--fault malformed: the servers check no uploads of {params.method.label}. Every word "
             "of radix is the upload of some update; the other rounds in which nothing is checked "
@@ -258,7 +258,7 @@ def run(
                 turn.submit(update, progress=progress, group=group)
             done = "was submitted before" if update is None else "submitted"
             say(f"round {current.number}: update {done}")
-            own = current.params.result_to == "clients"
+            own = current.params.method.result_to == "clients"
             result = turn.result(group=group) if own or save else None
             private = result if own else None
             if save is not None:

@@ -22,10 +22,10 @@ import numpy as np
 
 from securemedian import __version__
 from securemedian.clients.config import ClientConfig
-from securemedian.common.addresses import listens_ipv6
+from securemedian.common.addresses import host_of, listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
-from securemedian.common.security import SWITCH, of_switch
+from securemedian.common.policy import SWITCH, of_switch
 from securemedian.common.status import COMPILING
 from securemedian.common.terminal import Paragraphs, folded
 from securemedian.common.toml import read_toml
@@ -222,16 +222,10 @@ def _disk(folder: Path) -> Iterator[Finding]:
         yield _well(text)
 
 
-def _address(endpoint: str) -> tuple[str, int]:
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _port(whom: str, endpoint: str, running: bool) -> Finding:
     """Find out whether this machine can listen on a port."""
-    host, port = _address(endpoint)
     # zmq writes * for all interfaces
-    host = "" if host == "*" else host
+    host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
     family = socket.AF_INET6 if host and listens_ipv6(endpoint) else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -261,7 +255,8 @@ def _reach(name: str, endpoint: str, advice: str, zmtp: bool = False) -> Finding
     """
     start = time.perf_counter()
     try:
-        with socket.create_connection(_address(endpoint), timeout=REACH_S) as connection:
+        address = host_of(endpoint), int(endpoint.rpartition(":")[2])
+        with socket.create_connection(address, timeout=REACH_S) as connection:
             trip = time.perf_counter() - start
             spoken = _speaks(connection) if zmtp else True
     except OSError as error:
@@ -296,7 +291,7 @@ def _descriptors(config: ServerConfig) -> Iterator[Finding]:
         return
     callers = len(config.clients) + len(config.coordinators)
     text = f"{most:,} connections are possible at a time, and {callers:,} callers are on the list"
-    # a client deals over connections of its own
+    # a client of release 1.0 deals over connections of its own
     if most < 2 * callers:
         yield _wrong(
             f"{text}: raise the hard limit on open files (LimitNOFILE= of systemd, or ulimit -Hn)"

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from securemedian.common.addresses import bracketed
 from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
-from securemedian.common.policy import BOUNDED, Policy, risks_of
-from securemedian.common.security import (
+from securemedian.common.policy import (
+    BOUNDED,
     COST,
     WAY_OUT,
+    Policy,
     Security,
     add_switch,
     check_security,
+    risks_of,
 )
 from securemedian.common.terminal import Teller
 from securemedian.mpc.errors import ConfigError, quoted
@@ -82,6 +84,69 @@ def network(host0: str, host1: str, base_port: int | None) -> Network:
         return Network(host0, host1, *(probe.getsockname()[1] for probe in probes))
 
 
+@dataclass(frozen=True)
+class _Service:
+    """The facts of a service that configurations have in common."""
+
+    clients: Sequence[str]
+    net: Network
+    policy: Policy
+    min_clients: int
+    security: str
+
+    def make(self, directory: Path, roles: Mapping[str, str]) -> list[PublicKey]:
+        """Make keys and configurations by name; public keys of others become marked places."""
+        _prepare(directory, list(roles))
+        made = [_make_keys(directory, role, name) for name, role in roles.items()]
+        keys = {one.name: one for one in made}
+        for name, role in roles.items():
+            text = self.configuration(role, name, keys)
+            (directory / f"{name}.toml").write_text(text)
+        return made
+
+    def configuration(self, role: str, name: str, keys: Mapping[str, PublicKey]) -> str:
+        """Return the TOML of one party. Every loader refuses a marked place."""
+
+        def public_key(of: str) -> str:
+            key = keys.get(of)
+            lines = [f'public_key = "{key.key if key else f"{MARK}{of}"}"']
+            if of in SERVERS:
+                lines.append(f'signing_key = "{key.signing_key if key else f"{SIGNING_MARK}{of}"}"')
+            return "\n".join(lines)
+
+        net, client = self.net, role == "client"
+        if role not in SERVERS:
+            return CALLER.format(
+                name=name,
+                role=role,
+                state=STATE.format(name=name) if client else "",
+                s0=f"tcp://{net.host0}:{net.s0}",
+                s0_key=public_key("s0"),
+                s1=f"tcp://{net.host1}:{net.s1}",
+                s1_key=public_key("s1"),
+                policy=f"\n{policy_table(self.policy, self.security)}\n" if client else "",
+            )
+        first = role == "s0"
+        host, port = (net.host0, net.s0) if first else (net.host1, net.s1)
+        to_s1 = f'address = "tcp://{net.host1}:{net.s1_peer}"'
+        callers = [("coordinators", "coordinator"), *(("clients", one) for one in self.clients)]
+        return SERVER.format(
+            role=role.upper(),
+            party=0 if first else 1,
+            listen=_listen(host, port),
+            name=name,
+            peer_key=public_key("s1" if first else "s0"),
+            peer=to_s1 if first else f'listen = "{_listen(host, net.s1_peer)}"',
+            min_clients=self.min_clients,
+            security=check_security(self.security).line,
+            attempts=ATTEMPTS if self.security != Security.SEMI_HONEST else "",
+            policy=policy_table(self.policy),
+            callers="\n".join(
+                f'[[{table}]]\nname = "{one}"\n{public_key(one)}\n' for table, one in callers
+            ),
+        )
+
+
 def make_all(
     directory: Path,
     clients: Sequence[str],
@@ -96,15 +161,7 @@ def make_all(
     `min_clients`. Returns their public keys.
     """
     roles = {name: name for name in ("s0", "s1", "coordinator")} | dict.fromkeys(clients, "client")
-    _prepare(directory, list(roles))
-    made = [_make_keys(directory, role, name) for name, role in roles.items()]
-    keys = {one.name: one for one in made}
-    for name, role in roles.items():
-        text = _configuration(
-            role, name, keys, net, clients, policy or Policy(), min_clients, security
-        )
-        (directory / f"{name}.toml").write_text(text)
-    return made
+    return _Service(clients, net, policy or Policy(), min_clients, security).make(directory, roles)
 
 
 def make_one(
@@ -120,11 +177,8 @@ def make_one(
 
     Returns the party's own public key, to hand out.
     """
-    _prepare(directory, [name])
-    made = _make_keys(directory, role, name)
-    keys = {name: made}
-    text = _configuration(role, name, keys, net, clients, Policy(), min_clients, security)
-    (directory / f"{name}.toml").write_text(text)
+    service = _Service(clients, net, Policy(), min_clients, security)
+    (made,) = service.make(directory, {name: role})
     return made
 
 
@@ -160,89 +214,21 @@ def _make_keys(directory: Path, role: str, name: str) -> PublicKey:
     mask = os.umask(0o077)
     try:
         public_file, secret_file = map(Path, zmq.auth.create_certificates(directory, name))
+        # pyzmq has a place for this, and writes it to the secret file alone
+        about = f'metadata\n    role = "{role}"\n    name = "{name}"\n'
+        public_file.write_text(public_file.read_text().replace("metadata\n", about, 1))
+        os.chmod(public_file, 0o644)
+        if role in SERVERS:
+            key = SigningKey.new()
+            public = f'signing\n    signing-key = "{key.public}"\n'
+            secret = f'{public}    signing-secret = "{key.secret}"\n'
+            # the secret first: a public key whose secret is nowhere would be handed out in vain
+            for file, lines in ((secret_file, secret), (public_file, public)):
+                replace_text(file, file.read_text().replace("curve\n", f"{lines}curve\n", 1))
     finally:
         os.umask(mask)
-    # pyzmq has a place for this, and writes it to the secret file alone
-    text = public_file.read_text()
-    about = f'metadata\n    role = "{role}"\n    name = "{name}"\n'
-    public_file.write_text(text.replace("metadata\n", about, 1))
-    os.chmod(public_file, 0o644)
-    if role in SERVERS:
-        _sign(public_file, secret_file)
     (made,) = read_public_keys([str(public_file)])
     return made
-
-
-def _sign(public_file: Path, secret_file: Path) -> None:
-    """Add a new signing key to the files of a server, whose modes stay as they are."""
-    key = SigningKey.new()
-    public = f'signing\n    signing-key = "{key.public}"\n'
-    secret = f'{public}    signing-secret = "{key.secret}"\n'
-    mask = os.umask(0o077)
-    try:
-        # the secret first: a public key whose secret is nowhere would be handed out in vain
-        for file, lines in ((secret_file, secret), (public_file, public)):
-            replace_text(file, file.read_text().replace("curve\n", f"{lines}curve\n", 1))
-    finally:
-        os.umask(mask)
-
-
-def _configuration(
-    role: str,
-    name: str,
-    keys: Mapping[str, PublicKey],
-    net: Network,
-    clients: Sequence[str],
-    policy: Policy,
-    min_clients: int = MIN_CLIENTS,
-    security: str = Security.SEMI_HONEST,
-) -> str:
-    """Return the TOML of one party.
-
-    A public key that is not in `keys` becomes a marked place, which every loader refuses.
-    """
-
-    def public_key(of: str) -> str:
-        key = keys.get(of)
-        lines = [f'public_key = "{key.key if key else f"{MARK}{of}"}"']
-        if of in SERVERS:
-            lines.append(f'signing_key = "{key.signing_key if key else f"{SIGNING_MARK}{of}"}"')
-        return "\n".join(lines)
-
-    if role not in SERVERS:
-        return CALLER.format(
-            name=name,
-            role=role,
-            state=STATE.format(name=name) if role == "client" else "",
-            s0=f"tcp://{net.host0}:{net.s0}",
-            s0_key=public_key("s0"),
-            s1=f"tcp://{net.host1}:{net.s1}",
-            s1_key=public_key("s1"),
-            policy=f"\n{policy_table(policy, security)}\n" if role == "client" else "",
-        )
-    party = int(role[1])
-    host, port = (net.host0, net.s0) if party == 0 else (net.host1, net.s1)
-    peer = (
-        f'address = "tcp://{net.host1}:{net.s1_peer}"'
-        if party == 0
-        else f'listen = "{_listen(host, net.s1_peer)}"'
-    )
-    callers = [("coordinators", "coordinator"), *(("clients", client) for client in clients)]
-    return SERVER.format(
-        role=role.upper(),
-        party=party,
-        listen=_listen(host, port),
-        name=name,
-        peer_key=public_key(f"s{1 - party}"),
-        peer=peer,
-        min_clients=min_clients,
-        security=check_security(security).line,
-        attempts=ATTEMPTS if security != Security.SEMI_HONEST else "",
-        policy=policy_table(policy),
-        callers="\n".join(
-            f'[[{table}]]\nname = "{caller}"\n{public_key(caller)}\n' for table, caller in callers
-        ),
-    )
 
 
 def policy_table(policy: Policy, security: str = "") -> str:
@@ -477,15 +463,9 @@ def _make_all(options: argparse.Namespace) -> None:
             "no clients: --clients; give their number or names, or make one party alone: "
             "--role, with --name for a client"
         )
-    clients, floor = _clients(options)
-    security = options.security or DEFAULT_SECURITY
-    made = make_all(
-        options.directory,
-        clients,
-        network(options.host0, options.host1, options.base_port),
-        min_clients=floor,
-        security=security,
-    )
+    clients, floor, security = _asked(options)
+    net = network(options.host0, options.host1, options.base_port)
+    made = make_all(options.directory, clients, net, min_clients=floor, security=security)
     print(
         f"{options.directory} has the keys and configurations of s0, s1, the coordinator and "
         f"{len(clients)} clients"
@@ -497,26 +477,22 @@ def _make_all(options: argparse.Namespace) -> None:
 
 
 def _make_one(options: argparse.Namespace) -> None:
-    if options.role == "client" and not options.name:
+    role, directory = options.role, options.directory
+    if role == "client" and not options.name:
         raise ConfigError(
             "a client without a name, by which the servers call it: --role client; add --name "
             "hospital-a"
         )
-    if options.role in SERVERS and options.name:
+    if role in SERVERS and options.name:
         raise ConfigError(
-            f"the name of a server is its role {options.role}: --name {options.name}; leave it out"
+            f"the name of a server is its role {role}: --name {options.name}; leave it out"
         )
-    name = _check_name("--name", options.name or options.role)
-    net = network(
-        options.host0,
-        options.host1,
-        DEFAULT_BASE_PORT if options.base_port is None else options.base_port,
-    )
-    directory: Path = options.directory
-    clients, floor = _clients(options)
-    security = options.security or DEFAULT_SECURITY
-    made = make_one(directory, options.role, name, clients, net, floor, security)
-    if options.role in SERVERS:
+    name = _check_name("--name", options.name or role)
+    port = DEFAULT_BASE_PORT if options.base_port is None else options.base_port
+    net = network(options.host0, options.host1, port)
+    clients, floor, security = _asked(options)
+    made = make_one(directory, role, name, clients, net, floor, security)
+    if role in SERVERS:
         _say_floor(floor, security)
     print(f"hand out {directory / name}.key, or this line:")
     print(made.line)
@@ -567,11 +543,8 @@ def _check(path: Path) -> None:
     print(f"{path} is complete")
 
 
-def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
-    """Return the names that `--clients` gives, or as many as it says, and the servers' floor.
-
-    Raises ConfigError unless so few clients as two were asked for in so many words.
-    """
+def _asked(options: argparse.Namespace) -> tuple[list[str], int, str]:
+    """Return the names that `--clients` gives or counts, the servers' floor, and the security."""
     floor = MIN_CLIENTS if options.min_clients is None else options.min_clients
     text = options.clients or str(max(floor, MIN_CLIENTS))
     # a count of so many digits could not be made
@@ -595,7 +568,7 @@ def _clients(options: argparse.Namespace) -> tuple[list[str], int]:
             "--clients, because a median of few tells much of each. For a trial give "
             f"--min-clients {len(names)} at both servers"
         )
-    return names, floor
+    return names, floor, options.security or DEFAULT_SECURITY
 
 
 def _check_name(flag: str, name: str) -> str:

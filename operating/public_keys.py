@@ -15,7 +15,6 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.durable import replace_file
 from securemedian.common.keys import (
     SERVERS,
-    KeyPlace,
     check_public_key,
     fingerprint,
     is_public_key,
@@ -30,8 +29,6 @@ from securemedian.servers import config as server_config
 ROLES = ("s0", "s1", "coordinator", "client")
 # a party's name becomes a file name, and is written into TOML
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
-# the tables that are there once, and not once per party
-_SINGLE = ("peer", "s0", "s1")
 # the standard input, among the files of `--keys`
 STDIN = "-"
 
@@ -115,12 +112,7 @@ def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:
                 print("Paste the others' lines, and end with Ctrl-D:")
             text = sys.stdin.read().removeprefix("\ufeff")
         else:
-            try:
-                text = read_text(Path(source))
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot read the file: {source} ({error}); name one that you may read"
-                ) from error
+            text = read_text(Path(source))
         where = "the standard input" if source == STDIN else source
         try:
             keys = parse_public_keys(text)
@@ -187,38 +179,34 @@ def join(path: Path, keys: Sequence[PublicKey]) -> list[str]:
     Everybody else gets the two servers. Raises ConfigError, and changes nothing, if a key has no
     place there, or if another key has it already.
     """
-    values = read_toml(path)
-    text = read_text(path)
-    done = []
+    values, text, done = read_toml(path), read_text(path), []
     for key in keys:
-        table = _table(values, key.role)
-        if table is None:
+        if (found := _entry(values, key, path)) is None:
             done.append(f"{key.role} {key.name}: not needed in {path.name}")
             continue
-        entries = _entries(values, table, path)
-        place = _place(entries, table, key, path)
-        _check_kept(entries[place], key, path)
+        table, place, entry = found
+        for setting, new in key.settings.items():
+            if is_public_key(kept := entry.get(setting)) and kept != new:
+                raise ConfigError(
+                    f"{path} has another {setting} of {key.name} than {fingerprint(new)}: "
+                    f"{fingerprint(kept)}; ask which is right, and change it by hand if it is the "
+                    "new one"
+                )
         text = _filled(text, table, place, key)
         done.append(f"{key.role} {key.name}: {key.fingerprint}")
-        values = _parsed(text, path)
-        if not _entries(values, table, path)[place].items() >= key.settings.items():
+        try:
+            values = tomllib.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"cannot fill keys into the file: {path} ({error}); paste them by hand"
+            ) from error
+        found = _entry(values, key, path)
+        if found is None or not found[2].items() >= key.settings.items():
             raise ConfigError(
                 f"cannot find in {path} where a key belongs: {key.name}; paste it by hand"
             )
     replace_text(path, text)
     return done
-
-
-def _check_kept(entry: dict[str, Any], key: PublicKey, path: Path) -> None:
-    """Raise ConfigError if an entry has other keys of this party already."""
-    for setting, new in key.settings.items():
-        kept = entry.get(setting)
-        if is_public_key(kept) and kept != new:
-            raise ConfigError(
-                f"{path} has another {setting} of {key.name} than {fingerprint(new)}: "
-                f"{fingerprint(kept)}; ask which is right, and change it by hand if it is the "
-                "new one"
-            )
 
 
 def check(path: Path) -> tuple[list[str], list[str]]:
@@ -247,7 +235,10 @@ def check(path: Path) -> tuple[list[str], list[str]]:
             faults.append(f"{place.table} has no {kind} key of {place.name}")
             continue
         lines.append(f"{place.table:<20} {place.name:<24} {place.fingerprint}")
-        faults += _doubles(place, owners)
+        both = [key for key in (place.key, place.signing_key) if is_public_key(key)]
+        who = f"{place.table} {place.name}"
+        faults += [f"{who} has {owners[key]}" for key in both if key in owners]
+        owners |= {key: f"the same key as {who}" for key in both if key not in owners}
     if not faults:
         if _is_server(values):
             server_config.load(path)
@@ -256,46 +247,31 @@ def check(path: Path) -> tuple[list[str], list[str]]:
     return lines, faults
 
 
-def _doubles(place: KeyPlace, owners: dict[str, str]) -> list[str]:
-    """Return who has the keys of this place already, and note that they stand here."""
-    keys = [key for key in (place.key, place.signing_key) if is_public_key(key)]
-    faults = [f"{place.table} {place.name} has {owners[key]}" for key in keys if key in owners]
-    for key in keys:
-        owners.setdefault(key, f"the same key as {place.table} {place.name}")
-    return faults
-
-
 def _is_server(values: dict[str, Any]) -> bool:
     return "party" in values
 
 
-def _table(values: dict[str, Any], role: str) -> str | None:
-    """Return the table in which this configuration has keys of a role, or None if it needs none."""
-    if not _is_server(values):
-        return role if role in SERVERS else None
-    if role in SERVERS:
-        return None if role == f"s{values['party']}" else "peer"
-    return f"{role}s"
+def _entry(
+    values: dict[str, Any], key: PublicKey, path: Path
+) -> tuple[str, int, dict[str, Any]] | None:
+    """Return the table of a configuration, the place in it and the entry that a key is for.
 
-
-def _entries(values: dict[str, Any], table: str, path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a table, of which all but those of lists are single."""
+    It is None if the key is not needed. Raises ConfigError if the file lacks the entry.
+    """
+    signs, at_server = key.role in SERVERS, _is_server(values)
+    # clients and the coordinator need both servers' keys, and a server needs all but its own
+    if key.role == f"s{values['party']}" if at_server else not signs:
+        return None
+    table = key.role if not at_server else "peer" if signs else f"{key.role}s"
     found = values.get(table, [])
     entries = [found] if isinstance(found, dict) else found
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{path}, not a table: `{table}`; write it as docs/samples shows")
-    if table in _SINGLE and len(entries) != 1:
+    if signs and len(entries) != 1:
         raise ConfigError(f"{path} lacks a table: [{table}]; write it as docs/samples shows")
-    return entries
-
-
-def _place(entries: Sequence[dict[str, Any]], table: str, key: PublicKey, path: Path) -> int:
-    """Return which of a table's entries is for this key; raise ConfigError if none is."""
-    if table in _SINGLE:
-        return 0
-    for number, entry in enumerate(entries):
-        if entry.get("name") == key.name:
-            return number
+    for place, entry in enumerate(entries):
+        if signs or entry.get("name") == key.name:
+            return table, place, entry
     raise ConfigError(
         f"{path} does not name this {key.role}, whom you and not the key let take part: "
         f'{key.name}; to let it, write first [[{table}]] with name = "{key.name}" and '
@@ -327,15 +303,6 @@ def _filled(text: str, table: str, place: int, key: PublicKey) -> str:
             flags=re.MULTILINE,
         )
     return text[:start] + part + text[end:]
-
-
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"cannot fill keys into the file: {path} ({error}); paste them by hand"
-        ) from error
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -6,12 +6,12 @@ service for each round of that training; at its clients `submit` takes the updat
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from securemedian.common.keys import load_keys
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.coordinator.lease import Lease
 from securemedian.coordinator.round_plan import RoundPlan
-from securemedian.coordinator.rounds import Hooks, Patience, Rounds, patiently
+from securemedian.coordinator.rounds import Hooks, Patience, Rounds
 from securemedian.mpc.errors import (
     ChannelTimeout,
     ClientsDiffer,
@@ -43,7 +43,6 @@ from securemedian.mpc.options import check_number, check_one_of
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 
-T = TypeVar("T")
 Arrays = dict[str, NDArray[Any]]
 
 # the errors that cost a run one round; any other error is one of every round
@@ -59,10 +58,8 @@ ROUND_LOST = (
 )
 # a week: the longest deadline that a round may have, and the longest wait for one
 MAX_WAIT_S = 7 * 86400.0
-# the errors that may pass by themselves
-_PASSES = (PeerUnavailable, RoundBusy, ServerUnreachable)
 # between two looks in other waits
-_POLL_S = 0.5
+POLL_S = 0.5
 # between two looks for the result of a round
 _RESULT_POLL_S = 0.05
 # for a round that runs already to end, where an earlier run has left it
@@ -92,7 +89,7 @@ class TrainingPlan(RoundPlan):
                 f"the model and the nodes decide these options: {' and '.join(sorted(given))}; "
                 "leave them out"
             )
-        if self._for_some_clients().result_to != "servers":
+        if self._for_some_clients().method.result_to != "servers":
             raise ConfigError(
                 "the training needs the result here: result_to is 'clients'; leave result_to out"
             )
@@ -180,8 +177,10 @@ class FrameworkRounds:
         kept = self._kept is not None and np.array_equal(start, self._kept)
         # Buckets lie around the model that S0 keeps, and differences are to it. Other rounds need
         # none.
-        given = start if params.uses_model and not kept else None
-        with self._rounds() as rounds:
+        given = start if params.form.uses_model and not kept else None
+        patience = Patience(self.plan.wait_s, first_s=POLL_S, longest_s=POLL_S)
+        with Coordinator(self.config) as coordinator:
+            rounds = Rounds(coordinator, self._hooks, patience)
             rounds.patiently(self._take_over)
             round_id = rounds.open(
                 params,
@@ -258,27 +257,14 @@ class FrameworkRounds:
                         f"a round of an earlier run has not ended yet: {round_id}; wait for it, "
                         "or abort it"
                     )
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
         self._lease.round_id = ""
-
-    @contextmanager
-    def _rounds(self) -> Iterator[Rounds]:
-        """Connect the loop of rounds, which waits for what may pass for `wait_s`."""
-        with Coordinator(self.config) as coordinator:
-            yield Rounds(coordinator, self._hooks, self._patience())
-
-    def _patience(self, *passes: type[Exception]) -> Patience:
-        return Patience(self.plan.wait_s, passes or _PASSES, _POLL_S, _POLL_S)
 
     def _take_over(self) -> None:
         """Take the lease, and end the round that an earlier run has left open."""
         if self._lease is None:
             self._lease = Lease(self._lease_file, self._stop)
         self._end_round_left_open("a new run has replaced the one that opened it")
-
-    def wait(self, attempt: Callable[[], T], *passes: type[Exception]) -> T:
-        """Return the result of `attempt`. Raises the error it keeps failing with after `wait_s`."""
-        return patiently(attempt, self._patience(*passes), self._hooks)
 
 
 def check(config: ClientConfig, round_id: str) -> None:

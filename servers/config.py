@@ -5,12 +5,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.keys import check_key_places, check_public_key
-from securemedian.common.policy import Policy
-from securemedian.common.security import SWITCH, WAY_OUT, Security, check_security, without_switch
+from securemedian.common.policy import (
+    SWITCH,
+    WAY_OUT,
+    Policy,
+    Security,
+    check_security,
+    without_switch,
+)
 from securemedian.common.status import DEFAULT_COHORT, check_cohort
 from securemedian.common.toml import read_toml
 from securemedian.mpc.canonical import build
@@ -207,7 +213,7 @@ class ServerConfig:
     cohorts: tuple[CohortTable, ...] = ()
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
-    # a word of `common.security`: "bounded" refuses rounds of which one server that deviates could
+    # a word of `Security`: "bounded" refuses rounds of which one server that deviates could
     # learn more than a bounded leak (`policy.BOUNDED`). The same at both servers
     security: str = Security.SEMI_HONEST
     # how long this server waits after its start for the other one to appear, before it gives up
@@ -253,11 +259,6 @@ class ServerConfig:
                 "[engine] ports are S1's, because the workers of S0 connect: party = 0; leave "
                 "them out"
             )
-        if self.min_clients < 2:
-            raise ConfigError(
-                f"invalid min_clients: {self.min_clients}; give 2 or more, for a single "
-                "client's median is its own update"
-            )
         check_security(self.security)
         if self.bounded and self.protocol.silent:
             raise ConfigError(
@@ -282,15 +283,12 @@ class ServerConfig:
         ):
             check_number(name, getattr(self, name), 0, WEEK_S, "more than 0 and at most a week")
         check_whole("max_attempts", self.max_attempts, 1, MOST_RUNS)
-        if self.max_message_bytes <= 0:
-            raise ConfigError(
-                f"invalid max_message_bytes: {self.max_message_bytes}; give more than 0"
-            )
-        if not 0 <= self.pool_limit_bytes < 1 << 63:
-            raise ConfigError(
-                f"invalid pool_limit_bytes: {self.pool_limit_bytes}; give 0 (make nothing "
-                "ahead) or more"
-            )
+        for name, more_than, what in (
+            ("min_clients", 1, "2 or more, for a single client's median is its own update"),
+            ("max_message_bytes", 0, "more than 0"),
+            ("pool_limit_bytes", -1, "0 (make nothing ahead) or more"),
+        ):
+            check_number(name, getattr(self, name), more_than, (1 << 63) - 1, what)
         if not 2 <= len(self.clients) <= MAX_CLIENTS:
             raise ConfigError(
                 f"the wrong number of [[clients]]: {len(self.clients)}; list 2 to {MAX_CLIENTS}"
@@ -361,31 +359,29 @@ class ServerConfig:
         """The clients and coordinators of each cohort, by its name."""
         everybody = CohortTable(DEFAULT_COHORT, [client.name for client in self.clients])
         tables = {table.name: table for table in (everybody, *self.cohorts)}
-        return {name: self._members(table) for name, table in tables.items()}
-
-    def _members(self, table: CohortTable) -> Members:
-        clients = _chosen(self.clients, table.clients, f"clients of cohort {table.name}")
-        coordinators = self.coordinators
-        if table.coordinators is not None:
-            where = f"coordinators of cohort {table.name}"
-            coordinators = _chosen(self.coordinators, table.coordinators, where)
-        return Members(
-            {client.public_key: client.name for client in clients},
-            frozenset(coordinator.public_key for coordinator in coordinators),
-        )
+        return {
+            name: Members(
+                _chosen(self.clients, table.clients, f"clients of cohort {name}"),
+                frozenset(
+                    _chosen(self.coordinators, table.coordinators, f"coordinators of cohort {name}")
+                ),
+            )
+            for name, table in tables.items()
+        }
 
 
 def _listed(names: Iterable[str]) -> str:
     return cut(", ".join(map(repr, names)), MAX_QUOTE)
 
 
-def _chosen(callers: tuple[Caller, ...], names: list[str], where: str) -> tuple[Caller, ...]:
-    if unknown := set(names) - {caller.name for caller in callers}:
+def _chosen(callers: tuple[Caller, ...], names: list[str] | None, where: str) -> dict[str, str]:
+    """Return by key the names of those callers who are named, or of all."""
+    if unknown := set(names or ()) - {caller.name for caller in callers}:
         raise ConfigError(
             f"{where} names clients that are not on the list: {_listed(sorted(unknown))}; add "
             "them to [[clients]]"
         )
-    return tuple(caller for caller in callers if caller.name in names)
+    return {one.public_key: one.name for one in callers if names is None or one.name in names}
 
 
 def check_own_key(config: ServerConfig, public_key: str, signing_key: str) -> None:
@@ -453,43 +449,26 @@ CHANGEABLE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Reload:
-    """The next configuration of a running server, and the changes for its log."""
+def reloaded(
+    current: ServerConfig, wanted: ServerConfig
+) -> tuple[ServerConfig, dict[str, list[str]]]:
+    """Return the next configuration of a running server, and the changes for its log.
 
-    config: ServerConfig
-    # the settings that change, and those whose change needs a restart
-    changed: list[str]
-    refused: list[str]
-    # the names of callers whose keys are new on the lists, and of those taken off
-    added: list[str]
-    removed: list[str]
-
-    @classmethod
-    def of(cls, current: ServerConfig, wanted: ServerConfig) -> Self:
-        """Return the change from the current configuration to the wanted one.
-
-        Raises ConfigError if the parts that can be changed do not fit those that cannot.
-        """
-        differing = [
-            each.name
-            for each in fields(ServerConfig)
-            if getattr(current, each.name) != getattr(wanted, each.name)
-        ]
-        changed = [name for name in differing if name in CHANGEABLE]
-        before = current.clients + current.coordinators
-        config = replace(current, **{name: getattr(wanted, name) for name in changed})
-        after = config.clients + config.coordinators
-        return cls(
-            config,
-            changed,
-            [name for name in differing if name not in CHANGEABLE],
-            _names_of_others(after, before),
-            _names_of_others(before, after),
-        )
-
-
-def _names_of_others(callers: Iterable[Caller], known: Iterable[Caller]) -> list[str]:
-    """Return the names of those whose keys are not among the known ones."""
-    keys = {caller.public_key for caller in known}
-    return [caller.name for caller in callers if caller.public_key not in keys]
+    The changes are the settings that are `changed` and that need a restart (`needs_restart`), and
+    the names of callers whose keys are `added` to the lists or `removed`. Raises ConfigError if the
+    parts that can be changed do not fit those that cannot.
+    """
+    names = [each.name for each in fields(ServerConfig)]
+    differing = [name for name in names if getattr(current, name) != getattr(wanted, name)]
+    changed = [name for name in differing if name in CHANGEABLE]
+    config = replace(current, **{name: getattr(wanted, name) for name in changed})
+    before, after = (
+        {caller.public_key: caller.name for caller in one.clients + one.coordinators}
+        for one in (current, config)
+    )
+    return config, {
+        "changed": changed,
+        "added": [name for key, name in after.items() if key not in before],
+        "removed": [name for key, name in before.items() if key not in after],
+        "needs_restart": [name for name in differing if name not in CHANGEABLE],
+    }

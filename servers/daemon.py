@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import zmq
 
@@ -25,7 +25,7 @@ from securemedian.servers.computing.base import Backend
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.ray import RayBackend
 from securemedian.servers.computing.threads import SWITCH_S, ThreadBackend
-from securemedian.servers.config import Reload, ServerConfig, check_own_key
+from securemedian.servers.config import ServerConfig, check_own_key, reloaded
 from securemedian.servers.network import control
 from securemedian.servers.network.descriptors import Descriptors
 from securemedian.servers.network.transport import (
@@ -215,23 +215,18 @@ class Daemon:
         try:
             wanted = self._read()
             check_own_key(wanted, *self._own_keys)
-            reload = Reload.of(self._config, wanted)
-            self._rounds.register.check(reload.config)
+            config, changes = reloaded(self._config, wanted)
+            self._rounds.register.check(config)
         except ConfigError as error:
             logs.event("reload-failed", logging.ERROR, reason=str(error))
             return
-        self._config = reload.config
-        allow(self._gate, CLIENT_DOMAIN, _keys_of(reload.config))
-        self._requests.reload(reload.config)
-        self._rounds.reload(reload.config)
-        logs.event(
-            "reloaded",
-            logging.WARNING if reload.refused else logging.INFO,
-            changed=reload.changed,
-            added=reload.added,
-            removed=reload.removed,
-            needs_restart=reload.refused,
-        )
+        self._config = config
+        allow(self._gate, CLIENT_DOMAIN, _keys_of(config))
+        self._requests.reload(config)
+        self._rounds.reload(config)
+        told: dict[str, Any] = dict(changes)
+        level = logging.WARNING if changes["needs_restart"] else logging.INFO
+        logs.event("reloaded", level, **told)
 
     def close(self) -> bool:
         """Close all sockets except those of abandoned computations.

@@ -158,49 +158,38 @@ class Tally(logging.Handler):
 class Snapshot:
     """The state of the loop at one moment."""
 
-    compiled: bool = False
-    linked: bool = False
-    # whether the other server has the same parameters
-    agrees: bool = False
-    # why no round can be opened; "" if one can
+    # whether a round can be opened, and otherwise why not
+    ready: bool = False
     problem: str = "this server has just been started"
-    # the live rounds by state, and their clients by where their uploads and dealings are
-    live: Mapping[str, int] = field(default_factory=dict)
-    uploads: Mapping[str, int] = field(default_factory=dict)
-    dealings: Mapping[str, int] = field(default_factory=dict)
-    # how far the computation under way is, from 0 to 1
-    progress: float = 0.0
-    # the cost of the results of each cohort, where all of them have noise
-    epsilons: Mapping[str, float] = field(default_factory=dict)
-    # the requests that were answered, by name and by "ok" or the code of the error
-    answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # the values of metrics by name
+    values: dict[str, Values] = field(default_factory=dict)
 
     @classmethod
     def of(cls, requests: Requests, rounds: Rounds, engines: Engines) -> "Snapshot":
         """Return a snapshot. Only the loop's thread may call it."""
-        peer = rounds.peer
-        live: Counter[str] = Counter()
-        uploads: Counter[str] = Counter()
-        dealings: Counter[str] = Counter()
+        live, uploads, dealings = Counter[str](), Counter[str](), Counter[str]()
         progress = 0.0
         for entry in rounds.live:
-            live[entry.server_round.state.value] += 1
-            uploads.update(entry.server_round.whereabouts().values())
-            dealings.update(entry.server_round.whereabouts_of_dealings().values())
-            done, total = engines.of(entry.server_round.cohort).progress
+            here = entry.server_round
+            live[here.state.value] += 1
+            uploads.update(here.whereabouts().values())
+            dealings.update(here.whereabouts_of_dealings().values())
+            done, total = engines.of(here.cohort).progress
             progress = max(progress, done / total if total else 0.0)
-        return cls(
-            engines.ready,
-            peer.linked,
-            peer.linked and not peer.misfit,
-            peer.problem,
-            live,
-            uploads,
-            dealings,
-            progress,
-            rounds.register.epsilons,
-            dict(requests.answers),
-        )
+        compiled, linked = engines.ready, rounds.peer.linked
+        agrees = linked and not rounds.peer.misfit
+        values: dict[str, Values] = {
+            "compiled": {(): compiled},
+            "peer_linked": {(): linked},
+            "peer_agrees": {(): agrees},
+            "live_rounds": {state.value: live[state.value] for state in LIVE},
+            "live_uploads": {place: uploads[place] for place in PLACES},
+            "live_dealings": {place: dealings[place] for place in PLACES},
+            "progress_ratio": {(): progress},
+            "epsilon": rounds.register.epsilons,
+            "requests": dict(requests.answers),
+        }
+        return cls(compiled and agrees, rounds.peer.problem, values)
 
 
 class Monitor:
@@ -246,44 +235,34 @@ class Monitor:
         now = self._snapshot
         if not healthy:
             return False, sentence
-        ready = now.compiled and now.linked and now.agrees
-        return ready, "a round can be opened" if ready else now.problem
+        return now.ready, "a round can be opened" if now.ready else now.problem
 
     def collect(self) -> Iterator["Metric"]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        counted = self._tally.counted() | {"requests": self._snapshot.answers}
-        for name, values in (self._gauges() | counted).items():
+        counted = self._tally.counted()
+        for name, values in (self._snapshot.values | self._gauges() | counted).items():
             about, *labels = METRICS[name]
-            kind = CounterMetricFamily if name in counted else GaugeMetricFamily
+            counter = name in counted or name == "requests"
+            kind = CounterMetricFamily if counter else GaugeMetricFamily
             family = kind(f"securemedian_{name}", about, labels=labels)
             for of, value in values.items():
-                family.add_metric([of] if isinstance(of, str) else of, value)
+                family.add_metric([of] if isinstance(of, str) else of, float(value))
             yield family
 
     def _gauges(self) -> dict[str, Values]:
-        now, config = self._snapshot, self._config
+        config = self._config
         numbers = {
             "loop_age_seconds": time.monotonic() - self._turned,
             "ready": self.readiness()[0],
-            "compiled": now.compiled,
-            "peer_linked": now.linked,
-            "peer_agrees": now.agrees,
-            "progress_ratio": now.progress,
             "pool_limit_bytes": config.pool_limit_bytes,
         }
         # the folder may be gone, or its disk: the figure is left out then
         with suppress(OSError):
             disk = shutil.disk_usage(config.state_dir)
             numbers |= {"disk_bytes": disk.total, "disk_free_bytes": disk.free}
-        return {
-            "info": {(config.name, securemedian.__version__): 1},
-            "live_rounds": {str(key): now.live.get(key, 0) for key in LIVE},
-            "live_uploads": {key: now.uploads.get(key, 0) for key in PLACES},
-            "live_dealings": {key: now.dealings.get(key, 0) for key in PLACES},
-            "epsilon": now.epsilons,
-            **{name: {(): float(number)} for name, number in numbers.items()},
-        }
+        info: Values = {(config.name, securemedian.__version__): 1}
+        return {"info": info} | {name: {(): number} for name, number in numbers.items()}
 
 
 class HttpServer:

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from securemedian import Coordinator
+    from tests.daemons import Pair
     from tests.parties import Lanes
 
 
@@ -63,3 +66,32 @@ def lanes() -> "Lanes":
     from tests.parties import make_parties
 
     return make_parties(lanes=2)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator["Pair"]:
+    """Run S0 and S1 for the tests of a module, as its `PAIR` says."""
+    from tests.daemons import Pair, running
+
+    made = Pair(tmp_path_factory.mktemp("pair") / "keys", **getattr(request.module, "PAIR", {}))
+    with running(made):
+        yield made
+
+
+@pytest.fixture
+def opened(pair: "Pair") -> Iterator[ExitStack]:
+    """Keep what a test opens, such as clients, and end it after the test, open rounds included."""
+    with ExitStack() as stack:
+        yield stack
+    if (status := pair.status())["state"] == "open":
+        pair.caller("coordinator", "s0").ask("abort", round=status["round"], reason="done")
+
+
+@pytest.fixture
+def coordinator(pair: "Pair", opened: ExitStack) -> "Coordinator":
+    """Return the coordinator of the module's servers."""
+    from securemedian import Coordinator
+
+    return opened.enter_context(Coordinator(pair.config("coordinator")))

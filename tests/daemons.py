@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from securemedian.common.keys import KeyPair, load_keys
 from securemedian.common.policy import Policy
 from securemedian.common.receipts import Record, for_those_left
 from securemedian.common.states import LIVE
+from securemedian.laboratory import plaintext
 from securemedian.laboratory.processes import Processes, Running
 from securemedian.laboratory.servers import SERVERS, configure, make
 from securemedian.mpc.arrays import RingShare
@@ -42,6 +43,7 @@ from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.network.transport import ClientPort
 from tests import forks
+from tests.soak.processes import size
 
 # the first start compiles
 START_S = 240.0
@@ -241,9 +243,18 @@ class Pair:
         return self._size(server)[1]
 
     def _size(self, server: str) -> tuple[int, int]:
-        size = self._processes[server].size()
-        assert size
-        return size
+        taken = size(self.pid(server))
+        assert taken
+        return taken
+
+    def toml(self, name: str) -> str:
+        """Return the path of somebody's configuration."""
+        return str(self.folder / f"{name}.toml")
+
+    def config(self, name: str, **changed: Any) -> ClientConfig:
+        """Return somebody's configuration, with waits that are short in tests."""
+        loaded = ClientConfig.load(self.folder / f"{name}.toml")
+        return replace(loaded, poll_interval_s=0.02, **changed)
 
     def away(self, name: str) -> Path:
         """Write the configuration of somebody whose servers cannot be reached."""
@@ -318,7 +329,7 @@ class Pair:
         for caller in self._callers.values():
             caller.close()
         for server in self.running:
-            self._processes[server].kill()
+            self._processes[server].send(signal.SIGKILL)
         self._processes.stop()
 
     # Rounds
@@ -344,10 +355,10 @@ class Pair:
         """Send an honest upload for the latest round, and its dealing before it."""
         params = self.round(name)[1]
         shared = self.encoded(name, values)
-        if params.dealing:
-            self.rotate(name, self.deal(name, dealing.deal(params.dealing), to), values, to)
+        if params.form.dealing:
+            self.rotate(name, self.deal(name, dealing.deal(params.form.dealing), to), values, to)
         else:
-            seeded, words = share.split(shared, params.share_bits, xor=params.xor_shared)
+            seeded, words = share.split(shared, params.form.layout.bits, xor=params.form.xor)
             self.halves(name, "upload", seeded.seed, words.packed, to)
 
     def round(self, name: str) -> tuple[dict[str, Any], RoundParams]:
@@ -413,6 +424,40 @@ class Pair:
         fields = {"round": current["round"], "params": params.digest, "form": form} | fields
         return self.caller(name, server).ask(op, {"share": array}, **fields)
 
+    def play(
+        self,
+        values: Iterable[NDArray[np.float32]],
+        model: NDArray[np.float32] | None = None,
+        bucket_range: Mapping[str, Any] | None = None,
+        reset: bool = False,
+        **params: Any,
+    ) -> str:
+        """Open a round of so many values, which each client uploads, and return its id."""
+        each = dict(zip(self.names, values, strict=False))
+        sizes = {"dim": len(each[self.names[0]]), "max_clients": len(self.names)} | params
+        round_id = self.open(model, bucket_range, reset, **sizes)
+        for name, value in each.items():
+            self.submit(name, value)
+        return round_id
+
+    def published_as(
+        self, round_id: str, values: Iterable[NDArray[np.float32]]
+    ) -> tuple[dict[str, Any], NDArray[np.float32]]:
+        """Return the status and the results, which must be what the method is in the clear."""
+        status, each = self.wait("published"), dict(zip(self.names, values, strict=True))
+        included = status["included"]
+        left = for_those_left(RoundParams.from_dict(status["params"]), status["left_out"].values())
+        want = plaintext.published(
+            np.stack([each[name] for name in included]),
+            left,
+            self.published(included[0], round_id),
+            left.method.weights_of([self._keys(name).public.decode() for name in included]),
+            coin=bytes.fromhex(status["coin"]),
+        )
+        results = self.results(round_id)
+        assert np.array_equal(results, want)
+        return status, results
+
     def status(self, server: str = "s0", round_id: str = "") -> dict[str, Any]:
         return self.caller("coordinator", server).ask("status", round=round_id).fields
 
@@ -438,7 +483,7 @@ class Pair:
         params = RoundParams.from_dict(status["params"])
         params = for_those_left(params, status["left_out"].values())
         if reply.fields["form"] == "opened":
-            total = sum(params.weights_of(Record.decode(reply.fields["record"]).included))
+            total = sum(params.method.weights_of(Record.decode(reply.fields["record"]).included))
             values = params.unpack_opened(reply.arrays["opened"], total)
             decoded = params.method.decode(values, total, self.published(name, round_id))
             return decoded.astype(np.float32)
@@ -446,8 +491,10 @@ class Pair:
             self.caller(name, server).ask("result", round=round_id).arrays["share"]
             for server in ("s0", "s1")
         ]
-        one, other = (RingShare(ring.unpack(half, params.ring_bits, params.dim)) for half in halves)
-        values = share.combine(one, other, params.ring_bits)
+        one, other = (
+            RingShare(ring.unpack(half, params.form.ring_bits, params.dim)) for half in halves
+        )
+        values = share.combine(one, other, params.form.ring_bits)
         return params.method.decode(values, params.max_total, Published())[None]
 
 

@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from securemedian import cli
+from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, digest_of
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.machine.round import ServerRound
+from securemedian.servers.rounds import runs
 from securemedian.servers.rounds.requests import Answer, Call, Requests
-from securemedian.servers.rounds.runs import RunKeeper
 
 LIE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("no lie")
 
 true_result, true_model, true_round = Requests._result, Requests._model, Requests._round
-true_receipt = RunKeeper._receipt
+true_receipt = runs.receipt_of
 
 
 def lie() -> str:
@@ -47,7 +48,7 @@ def result(requests: Requests, call: Call) -> Answer:
         left_out = {"its upload reached only s0": record.included[:1]}
         record = replace(record, included=record.included[1:], left_out=left_out)
     if lie() in ("values and record", "clients"):
-        signing = requests._rounds._keeper._signing
+        signing = requests._rounds._signing
         again = replace(receipt, encoded=record.encode()).signed("s0", signing)
         fields |= {"record": again.encoded, "signatures": dict(again.signatures)}
     if lie() == "form":
@@ -76,11 +77,11 @@ def round_(requests: Requests, call: Call) -> Answer:
     return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
 
 
-def receipt(keeper: RunKeeper, server_round: ServerRound, opened: bytes) -> Receipt:
+def receipt(server_round: ServerRound, opened: bytes, signing: SigningKey) -> Receipt:
     """Sign a record of other values."""
     if lie() == "signature":
         opened = bytes(32)
-    return true_receipt(keeper, server_round, opened)
+    return true_receipt(server_round, opened, signing)
 
 
 if __name__ == "__main__":
@@ -88,5 +89,5 @@ if __name__ == "__main__":
 
     for name, function in (("result", result), ("model", model), ("round", round_)):
         requests.OPS[name] = replace(requests.OPS[name], handler=function)
-    RunKeeper._receipt = receipt  # type: ignore[method-assign, assignment]
+    runs.receipt_of = receipt
     sys.exit(cli.main(sys.argv[2:]))

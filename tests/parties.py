@@ -3,11 +3,13 @@
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import ring, share
@@ -19,6 +21,7 @@ from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
@@ -141,9 +144,9 @@ def shared(
 
     If clients deal, their dealing is not checked.
     """
-    shape = params.dealing
+    shape = params.form.dealing
     if shape is None:
-        return share.split(values, params.share_bits, entropy, params.xor_shared)
+        return share.split(values, params.form.layout.bits, entropy, params.form.xor)
     dealt = deal(shape, entropy)
     rotations = share.WordsUpload(shape.rotations_layout, dealt.rotations(values[0]))
     return (
@@ -158,7 +161,7 @@ def shared_buckets(
     """Return both servers' halves of a bucketed upload of these bucket indices, dealt or not."""
     assert isinstance(params.method, Bucketed)
     dealt, buckets = index[None], params.method.buckets
-    values = dealt if params.dealing else encode.cumulative(index.astype(np.uint16), buckets)
+    values = dealt if params.form.dealing else encode.cumulative(index.astype(np.uint16), buckets)
     return shared(params, values, entropy)
 
 
@@ -180,6 +183,34 @@ def run_rounds(
             parties[j], params, used, [pair[j] for pair in shares], entropy=entropy[j]
         )
     )
+
+
+def played(
+    lanes: Lanes,
+    params: RoundParams,
+    updates: NDArray[Any],
+    published: Published | None = None,
+    protocol: ProtocolParams | None = None,
+    entropy: Entropy = os_entropy,
+) -> Outcome:
+    """Run a round on updates (n, d) as clients encode them; return what both servers have of it.
+
+    The clients are called client-0 and so on, or by the names that have weights.
+    """
+    method, around = params.method, published or Published()
+    names = list(params.weights) or [f"client-{index}" for index in range(len(updates))]
+    weights, uploads = method.weights_of(names), []
+    for name, row in zip(names, updates, strict=True):
+        own = replace(around, part=params.part_of(name))
+        uploads.append(shared(params, method.encode(row, params.max_clients, own)))
+    used = protocol or ProtocolParams(lanes=2, chunk=128)
+    one, other = run_both(
+        lambda j: run_round(
+            lanes[j], params, used, [p[j] for p in uploads], weights=weights, entropy=entropy
+        )
+    )
+    assert (one.values == other.values).all() and one.coin == other.coin
+    return one
 
 
 def additive(

@@ -269,7 +269,7 @@ class Server:
         self, arrays: Arrays | None = None, reset: bool = False, release: bool = False
     ) -> None:
         """Ask S0 for a round, which S1 has to agree to."""
-        if self.params.uses_range:
+        if self.params.form.buckets:
             arrays = {"model": MODEL} | dict(arrays or {})
         asked = self.params.to_dict()
         fields = {"params": asked, "range": {}, "reset": reset, "release": release}
@@ -286,12 +286,12 @@ class Server:
 
     def upload(self, key: str, round_id: str) -> wire.Message:
         """Upload a client's share, all zeros."""
-        layout = self.params.layout
+        layout = self.params.form.layout
         form, share = "seed", np.zeros(16, np.uint8)
-        if self.params.dealing:
+        if self.params.form.dealing:
             form, share = "rotations", np.zeros((layout.rows, layout.row_words), np.uint64)
         fields = {"round": round_id, "params": self.params.digest, "form": form}
-        masks = {"masks": np.arange(16, dtype=np.uint8)} if self.params.method.audited else {}
+        masks = {"masks": np.arange(16, dtype=np.uint8)} if self.params.form.audited else {}
         return self.ask(key, "upload", {"share": share, **masks}, **fields)
 
     def deal(self, key: str, round_id: str, **changes: Any) -> wire.Message:
@@ -303,7 +303,7 @@ class Server:
     def upload_all(self, round_id: str) -> None:
         """Upload a share of each client, after its dealing if it deals."""
         for client in self.config.clients:
-            if self.params.dealing:
+            if self.params.form.dealing:
                 self.deal(client.public_key, round_id)
             self.upload(client.public_key, round_id)
 

@@ -13,6 +13,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, PolicyRefused
 from securemedian.mpc.rounds.methods.mean import Mean
@@ -63,7 +64,7 @@ def test_epsilon_grows_with_the_rounds_and_falls_with_delta() -> None:
 
 
 NOISY = RoundParams(Mean(norm_bound=1.0, noise_multiplier=4.0), dim=DIM, max_clients=3)
-RHO = NOISY.method.zcdp_rho
+RHO = NOISY.method.noise.rho
 _ids = itertools.count()
 
 
@@ -81,7 +82,7 @@ def run(s1: Server, number: int, params: RoundParams = NOISY, spent: float = 0.0
     round_id = s1.latest.server_round.round_id
     s1.upload_all(round_id)
     s1.hear(Close(round_id, held(s1.keys)))
-    if params.method.checks_values:
+    if params.form.checks:
         s1.hear(Check(round_id, s1.keys))
         s1.engine.end_check()
         s1.rounds.engine_ended()
@@ -176,10 +177,15 @@ def test_a_server_refuses_the_round_that_would_pass_its_epsilon_also_after_a_res
 
 def test_a_client_goes_by_the_larger_epsilon_that_a_server_tells() -> None:
     policy = build(ClientPolicy, {"methods": ["mean"], "max_epsilon": 2.0}, "[policy]")
-    policy.check_round(NOISY, 0, "client-1", epsilon=2.0)
-    for epsilon in (2.1, math.inf, math.nan):
-        with pytest.raises(PolicyRefused, match="max_epsilon 2"):
-            policy.check_round(NOISY, 0, "client-1", epsilon=epsilon)
+
+    def told(*epsilons: float | None) -> list[RoundStatus]:
+        return [RoundStatus(epsilon=each) for each in epsilons]
+
+    policy.check_round(NOISY, 0, "client-1", told(2.0, 1.0))
+    for epsilon in (2.1, math.inf, math.nan, None):
+        for statuses in (told(1.0, epsilon), told(epsilon, 1.0), []):
+            with pytest.raises(PolicyRefused, match="max_epsilon 2"):
+                policy.check_round(NOISY, 0, "client-1", statuses)
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match="invalid max_epsilon: .*; give a number above 0"):
             build(ClientPolicy, {"max_epsilon": wrong}, "[policy]")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import MUTATIONS, Change
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "securemedian."
 THIRD_PARTY = {
@@ -226,6 +228,20 @@ def test_the_search_for_underscore_names_finds_them(line: str, taken: list[str])
     assert strangers(line) == taken
 
 
+def test_the_table_of_mutations_fits_the_product(tmp_path: Path) -> None:
+    assert len(MUTATIONS) >= 40
+    for test, change in MUTATIONS.items():
+        file, words = test.split(maxsplit=1)
+        assert change.old != change.new and "\n" not in change.old, test
+        assert (ROOT / change.file).read_text("utf-8").count(change.old) == 1, test
+        # words of `-k` may be joined by "or"
+        assert any(
+            word in (ROOT / "tests" / f"test_{file}.py").read_text() for word in words.split()
+        )
+    with pytest.raises(ValueError, match="0 times 'that is nowhere': mend the table"):
+        Change("setup.cfg", "that is nowhere", "").apply(ROOT)
+
+
 @pytest.mark.slow
 def test_the_service_needs_no_torch() -> None:
     """Importing the command, servers and clients loads neither torch nor scikit-learn."""
@@ -235,3 +251,39 @@ def test_the_service_needs_no_torch() -> None:
         "sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60).returncode == 0
+
+
+COUNT = "print(len([name for name in sys.modules if name.startswith('securemedian')]))"
+
+
+@pytest.mark.parametrize(
+    ("start", "most"),
+    [("from securemedian import Client", 75), ("import securemedian.operating.keygen", 65)],
+)
+def test_few_modules_are_loaded(start: str, most: int) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", f"import sys; {start}; {COUNT}"],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert int(told.stdout) <= most
+
+
+@pytest.mark.slow
+def test_an_update_passes_through_few_files() -> None:
+    # in a process of its own, where no other test has left a thread
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.trace_update"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    found = {line for line in told.stdout.splitlines() if line.endswith(".py")}
+    # so that the trace sees both ends
+    assert {"clients/sharing.py", "servers/rounds/requests.py"} <= found
+    # 94 in release 1.0.0, 88 when this was written; a busy machine adds the files of a retry. The
+    # protocol alone has 43, so that the aim of 60 is not met.
+    assert len(found) <= 91, sorted(found)

@@ -35,30 +35,11 @@ def sent(
 
 
 def test_the_registry() -> None:
-    assert list(ATTACKS) == [
-        "none",
-        "bitflip",
-        "negate",
-        "labelflip",
-        "gaussian",
-        "lie",
-        "paf",
-        "ofom",
-        "fall-of-empires",
-        "sign-flip-10",
-        "sign-flip-30",
-        "sign-flip-100",
-        "lie-optimised",
-        "fall-optimised",
-    ]
-    assert {name for name, attack in ATTACKS.items() if attack.sees_honest} == {
-        "lie",
-        "paf",
-        "ofom",
-        "fall-of-empires",
-        "lie-optimised",
-        "fall-optimised",
-    }
+    alone = {"none", "bitflip", "negate", "labelflip", "gaussian"}
+    scaled = {f"sign-flip-{scale}" for scale in (10, 30, 100)}
+    colluding = {"lie", "paf", "ofom", "fall-of-empires", "lie-optimised", "fall-optimised"}
+    assert set(ATTACKS) == alone | scaled | colluding
+    assert {name for name, attack in ATTACKS.items() if attack.sees_honest} == colluding
     assert all(attack.__doc__ for attack in ATTACKS.values())
 
 
@@ -69,11 +50,7 @@ def test_what_attacks_have_in_common(name: str, attackers: int) -> None:
     updates = sent(name, trained, honest)
     assert updates.shape == trained.shape
     assert updates.dtype == np.float32
-    assert (
-        np.array_equal(trained, kept[0])
-        and np.array_equal(honest, kept[1])
-        and np.array_equal(START, kept[2])
-    )
+    assert all(map(np.array_equal, (trained, honest, START), kept))
     assert np.array_equal(updates, sent(name, trained, honest))
     if not ATTACKS[name].sees_honest:
         assert np.array_equal(updates, sent(name, trained))
@@ -83,12 +60,8 @@ def test_what_attacks_have_in_common(name: str, attackers: int) -> None:
 
 
 def test_an_attack_begins_when_it_is_told_to() -> None:
-    assert [ATTACKS["bitflip"](first=3).active(number) for number in (1, 2, 3, 4)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    attack = ATTACKS["bitflip"](first=3)
+    assert [number for number in range(1, 5) if attack.active(number)] == [3, 4]
     assert NO_ATTACK.active(1)
     assert np.array_equal(NO_ATTACK.labels(LABELS, 10), LABELS)
 

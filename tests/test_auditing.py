@@ -93,8 +93,8 @@ class Round:
         method = Bucketed(buckets=self.buckets, ring_bits=self.ring_bits, weights=names)
         most = max(2, clients, self.max_clients)
         self.params = RoundParams(method, dim=dim, max_clients=most)
-        assert self.params.dealing is not None
-        self.shape = self.params.dealing
+        assert self.params.form.dealing is not None
+        self.shape = self.params.form.dealing
         self.uploads: list[list[DealtUpload]] = [[], []]
         for row in self.index:
             own = deal(self.shape)

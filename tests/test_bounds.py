@@ -1,27 +1,26 @@
 """Values out of range: who shares one is found, and nobody else, whatever an honest one says."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
+from securemedian.mpc.errors import InputError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import cost, lanes, pipeline
-from securemedian.mpc.rounds.cutting import cut_check
-from securemedian.mpc.rounds.methods import fixed
+from securemedian.mpc.rounds import chunks, cost, lanes
+from securemedian.mpc.rounds.cutting import Does, Step, steps
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
-from securemedian.mpc.rounds.methods.fixed import FixedPoint, SizedFixedPoint
+from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint, Values
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, check_values, fill, run_round
-from tests import reference
 from tests.parties import additive, make_parties, run_both
 
 # Several pieces per lane and, from 6 comparisons per coordinate on, several groups of clients.
@@ -33,7 +32,9 @@ def found(values: np.ndarray, bits: int, headroom: int) -> np.ndarray:
     """Return who is found to have a value outside, of values (n, d) as ring elements."""
     shares = additive(values, bits, np.random.default_rng(bits))
     parties = make_parties()
-    one, other = run_both(lambda j: fixed.outside(parties[j][0], shares[j], bits, headroom))
+    chunks: list[Any] = [SimpleNamespace(rows=lambda party, j=j: shares[j]) for j in (0, 1)]
+    check = Values(bits, headroom)
+    one, other = run_both(lambda j: check.outside(parties[j][0], chunks[j]))
     assert one.dtype == np.bool_ and (one == other).all()
     return one
 
@@ -58,13 +59,6 @@ def test_the_edges_of_a_large_ring(bits: int, headroom: int) -> None:
     assert got.tolist() == [False] * len(inside) + [True] * len(outside)
 
 
-def test_one_value_is_enough_wherever_it_is() -> None:
-    values = np.zeros((5, 130), np.uint16)
-    values[1, 0] = values[3, 129] = values[4, 64] = 1 << 14
-    assert found(values, 16, 0).tolist() == [False, True, False, True, True]
-    assert found(values >> 2, 16, 2).tolist() == [False, True, False, True, True]
-
-
 # Rounds
 
 METHODS_CHECKED: list[SizedFixedPoint] = [
@@ -78,7 +72,9 @@ Uploads = list[tuple[share.Upload, share.Upload]]
 
 def upload(params: RoundParams, elements: np.ndarray) -> tuple[share.Upload, share.Upload]:
     """Share ring elements (d,), whatever they are, as a hostile client would."""
-    return share.split(ring.reduce(elements[None], params.share_bits), params.share_bits)
+    return share.split(
+        ring.reduce(elements[None], params.form.layout.bits), params.form.layout.bits
+    )
 
 
 def honest(params: RoundParams, clients: int) -> tuple[np.ndarray, Uploads]:
@@ -88,7 +84,7 @@ def honest(params: RoundParams, clients: int) -> tuple[np.ndarray, Uploads]:
     extremes = rng.choice([np.inf, -np.inf, 1e300, -1e300, 0.0, -0.0, 1e-300], values.shape)
     values = np.where(rng.random(values.shape) < 0.3, extremes, values)
     encoded = [params.method.encode(row, params.max_clients, Published()) for row in values]
-    return values, [share.split(row, params.share_bits) for row in encoded]
+    return values, [share.split(row, params.form.layout.bits) for row in encoded]
 
 
 def verdicts(
@@ -103,17 +99,23 @@ def verdicts(
     return one
 
 
+def pieces_of(params: RoundParams, clients: int, protocol: ProtocolParams) -> list[Step]:
+    """Return the steps of a check of values."""
+    before, _ = steps(params, clients, protocol)
+    return [step for step in before if step.does == Does.CHECK]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS_CHECKED, ids=lambda m: f"{m.label} {m.ring_bits}")
 def test_who_cheats_is_left_out_and_others_have_their_result(method: SizedFixedPoint) -> None:
     """One value each: in the first and the last coordinate, at cuts of lanes, pieces and groups."""
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     values, uploads = honest(params, CLIENTS)
-    pieces = cut_check(params, CLIENTS, SMALL)
-    assert len(pieces) > 2 and len({piece.clients.start for piece in pieces}) > 1
+    pieces = pieces_of(params, CLIENTS, SMALL)
+    assert len(pieces) > 2 and len({piece.first for piece in pieces}) > 1
     cuts = sorted({at for piece in pieces for at in (piece.begin, piece.end - 1)})
     assert cuts[0] == 0 and cuts[-1] == DIM - 1
-    top = 1 << (params.ring_bits - 2 - method.headroom(CLIENTS))
+    top = 1 << (params.form.ring_bits - 2 - method.headroom(CLIENTS))
     for client, places in ((0, cuts[:1]), (CLIENTS - 1, cuts[-1:]), (3, cuts[1:-1])):
         for at in places:
             elements = np.zeros(DIM, np.int64)
@@ -146,15 +148,8 @@ def test_no_honest_client_is_left_out(cls: type[SizedFixedPoint], bits: int) -> 
         _, uploads = honest(params, 3)
         ends = [np.full(300, end) for end in (np.inf, -np.inf, np.nextafter(0, -1))]
         encoded = [params.method.encode(end, CLIENTS, Published()) for end in ends]
-        uploads += [share.split(row, params.share_bits) for row in encoded]
+        uploads += [share.split(row, params.form.layout.bits) for row in encoded]
         assert all(verdicts(params, uploads, ProtocolParams(lanes=1)).passed)
-
-
-def test_the_smallest_ring_has_two_values() -> None:
-    params = RoundParams(Pairwise(ring_bits=2, fraction_bits=0), dim=4, max_clients=4)
-    rows = [np.full(4, value) for value in (-1, 0, 1, -2)]
-    passed = verdicts(params, [upload(params, row) for row in rows]).passed
-    assert passed == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +157,9 @@ def test_the_smallest_ring_has_two_values() -> None:
 )
 def test_a_method_without_bounds_passes_all_and_sends_nothing(method: Any) -> None:
     params = RoundParams(method, dim=10, max_clients=3)
-    uploads: Uploads = [(share.SeedUpload(params.layout, bytes(16)),) * 2] * 3
+    uploads: Uploads = [(share.SeedUpload(params.form.layout, bytes(16)),) * 2] * 3
     checked = verdicts(params, uploads)
     assert checked == Checked([True] * 3, cost.Cost())
-    if not isinstance(method, FixedPoint):
-        with pytest.raises(LocalProtocolError, match="no values to check"):
-            method.out_of_range(make_parties()[0][0], params.chunk([], [], 0, 10, 1024))
 
 
 def test_too_many_uploads_are_refused() -> None:
@@ -175,7 +167,7 @@ def test_too_many_uploads_are_refused() -> None:
     lanes = make_parties()[0]
     for count in (0, 4):
         with pytest.raises(InputError, match=f"a round takes 1 to 3 uploads: {count}; give"):
-            half = share.SeedUpload(params.layout, bytes(16))
+            half = share.SeedUpload(params.form.layout, bytes(16))
             check_values(lanes, params, SMALL, [half] * count)
 
 
@@ -186,7 +178,7 @@ def test_verdicts_that_differ_end_the_round(monkeypatch: pytest.MonkeyPatch) -> 
     def lie(party: Any, passed: Sequence[bool]) -> Any:
         return exchange(party, [False, *passed[1:]] if party.number else passed)
 
-    monkeypatch.setattr(pipeline, "exchange_verdicts", lie)
+    monkeypatch.setattr(chunks, "exchange_verdicts", lie)
     with pytest.raises(PeerProtocolError, match="disagree on which clients' values"):
         verdicts(params, honest(params, 3)[1])
 
@@ -245,20 +237,13 @@ def test_a_check_is_cut_to_the_batch() -> None:
     for clients in (2, 3, 100, 70_000):
         for method in METHODS_CHECKED[::2]:
             params = RoundParams(method, dim=2000, max_clients=min(clients, 1 << 16))
-            pieces = cut_check(
-                params, clients, ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
-            )
-            per_value = method.comparisons_per_value(params.max_clients)
-            sizes = [(piece.clients.stop - piece.clients.start) * piece.dim for piece in pieces]
-            slices = max((piece.clients.stop - piece.clients.start) for piece in pieces)
+            protocol = ProtocolParams(lanes=3, chunk=1 << 16, batch=1 << 12)
+            pieces = pieces_of(params, clients, protocol)
+            assert params.form.values
+            per_value = params.form.values.comparisons
+            sizes = [piece.clients * piece.dim for piece in pieces]
+            slices = max(piece.clients for piece in pieces)
             assert max(sizes) * per_value < (1 << 12) + slices * per_value * share.SLICE_ALIGN
             assert slices * per_value * share.SLICE_ALIGN <= 1 << 12
             assert sum(sizes) == clients * 2000
             assert all(piece.begin % share.SLICE_ALIGN == 0 for piece in pieces)
-
-
-def test_the_reference_agrees() -> None:
-    """`in_the_clear`, with which results are compared above, is plain numpy here too."""
-    values = np.random.default_rng(1).integers(-50, 50, (5, 40))
-    got = Pairwise(fraction_bits=0).in_the_clear(Clear(values, [1] * 5, Published(), 5))
-    assert (got[0] == reference.lower_median(values)).all()

@@ -1,9 +1,10 @@
 """A client's checks of the check of its dealing, before it sends anything of its update."""
 
 import os
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,10 +40,6 @@ class Asked:
         self.asked += 1
         return wire.Message(op, next(self._answers))
 
-    def pause(self, seconds: float) -> None:
-        assert seconds <= 0.5
-        time.sleep(1e-3)
-
 
 @pytest.fixture
 def own() -> OwnDealing:
@@ -56,9 +53,9 @@ def judged(own: OwnDealing, *servers: Asked, deadline_s: float = 60.0) -> None:
     given: dict[str, Any] = {
         "round_id": ROUND,
         "_current": Round(ROUND, 1, params, 0),
-        "_servers": servers,
+        "_sender": SimpleNamespace(servers=servers, config=SimpleNamespace(poll_interval_s=1e-3)),
         "_patience_s": 0.0,
-        "_poll_s": 0.5,
+        "_stop": threading.Event(),
     }
     vars(client).update(given)
     client._confirm(own)

@@ -21,7 +21,8 @@ import pytest
 import securemedian
 from securemedian import cli
 from securemedian.clients import client, files
-from securemedian.clients.connection import Limit, Service
+from securemedian.clients.connection import Limit
+from securemedian.clients.member import Member
 from securemedian.clients.update import flatten, to_bfloat16, unflatten
 from securemedian.clients.upload import RangeWarning, Round
 from securemedian.common import terminal
@@ -80,27 +81,6 @@ def test_the_verbs_that_are_listed_are_those_that_modules_add() -> None:
             given = argparse.ArgumentParser().add_subparsers()
             import_module(module).add_verbs(given)
             assert list(given.choices) == list(verbs), module
-
-
-VERBS = [
-    "keygen",
-    "serve",
-    "submit",
-    *(f"round {action}" for action in ("open", "status", "close", "abort", "result")),
-    "init",
-    "train",
-    "demo",
-    "bench",
-    "plan",
-]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*verb.split(), "--help"])
-    assert ended.value.code == 0
-    assert f"securemedian {verb}" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +146,7 @@ def test_waiting_is_said_once_and_only_by_who_waits(
     service: Any = SimpleNamespace(
         report=told.append, config=config, meanwhile=lambda: None, check_open=lambda: None
     )
-    found = Service.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
+    found = Member.wait(service, 0, partial(looks.pop, 0), Limit(60.0), "none", "a thing")
     assert (found, [line.partition(", until")[0] for line in told]) == (7, said)
 
 
@@ -368,8 +348,9 @@ def test_a_round_can_be_a_file_which_flags_change(
     asked: list[Any] = []
 
     class Fake(ExitStack):
-        def open_round(self, *given: Any, **named: Any) -> str:
-            asked[:] = [*given, named]
+        def open_round(self, **named: Any) -> str:
+            order = ("params", "model", "range_policy", "reset", "optimiser")
+            asked[:] = [*(named.pop(name) for name in order), named]
             return "1-abc"
 
     monkeypatch.setattr(Coordinator, "from_config", lambda *_, **__: Fake())
@@ -399,12 +380,6 @@ def test_a_round_can_be_a_file_which_flags_change(
     (tmp_path / "round.toml").write_text("rounds = 3\n")
     assert cli.main(file) == 2
     assert "round.toml: unknown rounds; known are model," in capsys.readouterr().err
-
-
-def test_plan_refuses_a_flag_of_another_method(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["plan", "bucketed", "--clients", "3", "--dim", "200", "--trim", "0.2"])
-    assert "unrecognized arguments: --trim" in capsys.readouterr().err
 
 
 def test_help_of_a_method_shows_its_options_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The norm bound of a mean that adapts to the clients: who is clipped, and how it moves."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +21,14 @@ from securemedian.mpc.rounds.params import MAX_CLIENTS, RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.run_state import FIRST_STEP, LEAST_STEP, RunState, finish
 from securemedian.servers.rounds.runs import begin
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import make_parties, run_both
 
 DIM = 300
 SIZES = (4.0, 4.0, 1.0, 1.0, 1.0)
 NAMES = [f"c{number}" for number in range(len(SIZES))]
 SMALL = ProtocolParams(lanes=2, chunk=128)
+PAIR = {"clients": 5}
 
 
 def drawn(seed: int, around: Any = 0.0) -> np.ndarray:
@@ -54,23 +54,25 @@ def computed(
 
     def both(j: int) -> tuple[list[bool], Any]:
         uploads = [
-            share.WordsUpload(params.layout, ring.pack(one[j], params.share_bits)[None])
+            share.WordsUpload(params.form.layout, ring.pack(one[j], params.form.layout.bits)[None])
             for one in shares
         ]
-        weights = params.weights_of(NAMES)
+        weights = params.method.weights_of(NAMES)
         passed = check_values(lanes[j], params, SMALL, uploads, weights=weights).passed
         kept = [at for at, ok in enumerate(passed) if ok]
-        kept_weights = params.weights_of([NAMES[at] for at in kept])
+        kept_weights = params.method.weights_of([NAMES[at] for at in kept])
         chosen = [uploads[at] for at in kept]
         return passed, run_round(lanes[j], params, SMALL, chosen, weights=kept_weights)
 
     (passed, outcome), (_, other) = run_both(both)
     assert np.array_equal(outcome.values, other.values)
     included = [name for name, ok in zip(NAMES, passed, strict=True) if ok]
-    total = sum(params.weights_of(included))
+    total = sum(params.method.weights_of(included))
     after, results = finish(run, params, outcome.values, total)
-    clipped = params.method.clipped(outcome.values)
-    return passed, clipped, after.adapted(run, params.method, clipped, len(included)), results[0]
+    by = params.method.adapts
+    assert by
+    clipped = by.clipped(outcome.values)
+    return passed, clipped, after.adapted(run, by, clipped, len(included)), results[0]
 
 
 def halves(values: Any, seed: int = 0) -> tuple[Any, Any]:
@@ -126,7 +128,7 @@ def test_weights_scale_what_is_clipped_and_every_client_counts_once() -> None:
     passed, clipped, after, mean = computed(params, run, shares)
     assert passed == [True] * 5 and clipped == 3
     cut = updates * np.minimum(1, 2 / np.linalg.norm(updates, axis=1))[:, None]
-    want = np.average(cut, axis=0, weights=params.weights_of(NAMES))
+    want = np.average(cut, axis=0, weights=params.method.weights_of(NAMES))
     np.testing.assert_allclose(mean, want, atol=1e-4)
     assert after.bound is not None
     assert after.bound[0] == pytest.approx(2 * np.exp(FIRST_STEP * (3 / 5 - 0.5)))
@@ -178,13 +180,14 @@ def test_a_vote_makes_nobody_too_long(dim: int, part: float) -> None:
 def test_the_count_and_the_sum_do_not_meet() -> None:
     assert MAX_CLIENTS * LARGEST < 1 << COUNT_AT - 1
     method = asked(norm_bound=2.0, quantile=0.5).method
+    assert isinstance(method, Mean) and method.adapts
     for clipped in (0, 1, 7, MAX_CLIENTS):
         for first in (0, 5, -5, MAX_CLIENTS * LARGEST - 1, 1 - MAX_CLIENTS * LARGEST):
             value = (first + clipped + (clipped << COUNT_AT)) % (1 << 64)
             opened = np.array([[value, 3]], np.uint64)
             assert method.clipped(opened) == clipped  # type: ignore[arg-type]
             (decoded,) = method.decode(opened, 1, Published())  # type: ignore[arg-type]
-            fraction = method.to_dict()["fraction_bits"]
+            fraction = method.fraction_bits
             assert np.array_equal(decoded * 2.0**fraction, [first, 3])
 
 
@@ -193,18 +196,19 @@ def test_the_first_bound_is_given_or_that_of_the_model() -> None:
     long = RunState(model=np.full(DIM, 10, np.float32))
     assert 173 < asked(long).to_dict()["norm_bound"] <= 512
     given = asked(norm_bound=3.0, quantile=0.5)
-    assert given.to_dict()["norm_bound"] == 3 and given.method.next_bound(0.5, 4.0) == 3
+    assert given.to_dict()["norm_bound"] == 3 and given.method.adapts
+    assert given.method.adapts.next_bound(0.5, 4.0) == 3
     # a number alone says nothing of the next round
     alone = asked(norm_bound=3.0)
-    assert alone.method.next_bound(0.5, 4.0) is None
-    run = RunState().adapted(RunState(), alone.method, 0, 5)
-    assert run.bound is None
+    assert alone.method.adapts is None
+    run = RunState()
     # however often all or none are clipped, a round can have it
     run = RunState()
     for clipped in (*[0] * 300, *[5] * 600):
         params = asked(run)
         params.method.check_round(5)
-        run = run.adapted(run, params.method, clipped, 5)
+        assert params.method.adapts
+        run = run.adapted(run, params.method.adapts, clipped, 5)
     assert run.bound is not None and run.bound[0] == 1 << 24
 
 
@@ -254,12 +258,6 @@ def test_a_count_has_no_noise() -> None:
 
 
 # Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("clipping"), clients=5)) as servers:
-        yield servers
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ class World:
 
     def ask_to_open(self, cohort: str) -> None:
         params = KINDS[cohort]
-        arrays = {"model": np.zeros(params.dim, np.float32)} if params.uses_range else {}
+        arrays = {"model": np.zeros(params.dim, np.float32)} if params.form.buckets else {}
         fields = {"params": params.to_dict(), "range": {}, "cohort": cohort}
         self.ask(0, coordinator(cohort), "open", arrays, **fields)
 
@@ -204,11 +204,11 @@ class World:
         fields = {"round": round_id, "params": params.digest}
         share = {"share": np.zeros(16, np.uint8)}
         form = "seed"
-        if params.dealing:
+        if params.form.dealing:
             more = {"form": "seed", "piece": 0, "pieces": 1}
             assert self.ask(party, key, "deal", share, **fields, **more).type == "deal"
             form = "rotations"
-            layout = params.layout
+            layout = params.form.layout
             share = {"share": np.zeros((layout.rows, layout.row_words), np.uint64)}
         answer = self.ask(party, key, "upload", share, **fields, form=form)
         assert answer.type == "upload", answer.fields
@@ -337,10 +337,10 @@ def test_what_cannot_be_stored_of_one_round_does_not_wait_before_the_others(
     world.send_all("default")
     real = Register.commit
 
-    def full(self: Register, entry: Entry, changed: Any, *more: Any) -> bool:
+    def full(self: Register, entry: Entry, changed: Any, *more: Any) -> None:
         if changed.cohort == "default":
             raise NotStored("no room")
-        return real(self, entry, changed, *more)
+        real(self, entry, changed, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Register, "commit", full)

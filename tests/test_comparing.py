@@ -457,7 +457,7 @@ def test_what_is_said_of_wrong_buckets_tells_no_sign(monkeypatch: pytest.MonkeyP
     found = []
     for guess in range(1 << len(unknown)):
         mask = np.zeros(count, np.uint64)
-        mask[unknown] = [np.uint64(0) - np.uint64(guess >> i & 1) for i in range(len(unknown))]
+        mask[unknown] = [(1 << 64) - 1 if guess >> i & 1 else 0 for i in range(len(unknown))]
         compared = Compared(seeds[-1])
         for array in (of_zero ^ mask & deltas[1], of_one ^ mask & deltas[0]):
             compared.update(array.view(np.uint8))

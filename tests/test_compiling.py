@@ -18,6 +18,7 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 
 from securemedian import cli
+from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.kernels.jit import FORM, KERNELS, Cache, Kernel, callee, kernel
@@ -446,7 +447,7 @@ def test_no_round_compiles_after_its_server_has_said_compiled(
         pair.start(*servers, program=("-c", RECORDER))
         pair.link()
         for method in variants():
-            given = method.to_dict()
+            given = {"method": method.name, **flat(method)}
             if "validator" in given:
                 given["validator"] = pair.names[0]
             model = np.zeros(300, np.float32)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -28,7 +27,7 @@ from securemedian.mpc.errors import (
     UnknownRound,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import ROOT, WAIT_S, Pair, running
+from tests.daemons import ROOT, WAIT_S, Pair
 from tests.test_receipts import RECORD
 
 START = np.arange(3, dtype=np.float32)
@@ -407,19 +406,13 @@ def test_a_start_model_that_is_none(folder: Path) -> None:
 def test_the_sample_is_a_plan() -> None:
     plan = RunPlan.load(ROOT / "docs" / "samples" / "run.toml")
     assert plan.params(5).max_clients == 10
-    assert (plan.policy is not None, plan.step is not None) == (True, True)
+    assert plan.policy and plan.optimiser
     names = tuple(f.name for f in fields(RunPlan))
     assert set(names) == {
         line.partition(" = ")[0] if " = " in line else line.strip("[]")
         for line in (ROOT / "docs" / "samples" / "run.toml").read_text().splitlines()
         if line.startswith(names) or line.startswith("[")
     }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("coordinate"))) as started:
-        yield started
 
 
 @pytest.mark.slow

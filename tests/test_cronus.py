@@ -111,7 +111,7 @@ def test_losses_tell_what_was_trained_on() -> None:
 @pytest.mark.slow
 def test_the_servers_and_the_clear_are_equal_bit_by_bit(tmp_path: Path) -> None:
     made = design(attacks=["gaussian"])
-    with ExperimentServers(5, nothing) as service:
+    with ExperimentServers.here(5, nothing) as service:
         for method in ("cronus", "cronus-bucketed"):
             clear = made.run(1, method, "gaussian")
             assert clear.collaboration is not None

@@ -764,17 +764,17 @@ def test_a_round_refuses_an_upload_that_was_not_dealt() -> None:
 
 def test_the_shape_of_a_round() -> None:
     params = RoundParams(Bucketed(uploads="dealt", buckets=16), dim=1_663_370, max_clients=8)
-    shape = params.dealing
+    shape = params.form.dealing
     assert shape == Dealing(1_663_370, 16, 4, 40)
-    assert params.layout == shape.rotations_layout
+    assert params.form.layout == shape.rotations_layout
     assert [part.partners for part in shape.parts] == [2, 2]
     assert shape.bytes_after == 831_696
     # (W-1) l B bits per coordinate and guard, and padding to a block in each of four sections
     exact = (3 * 1_663_370 + 2 * 64) * 60 / 8
     assert exact <= shape.bytes_ahead <= exact + 4 * 16
-    assert RoundParams(Bucketed(uploads="unverified"), dim=10, max_clients=8).dealing is None
+    assert RoundParams(Bucketed(uploads="unverified"), dim=10, max_clients=8).form.dealing is None
     weighted = Bucketed(buckets=8, weights={"a": 900, "b": 800, "c": 700})
-    assert RoundParams(weighted, dim=10, max_clients=3).dealing == Dealing(10, 8, 12, 40)
+    assert RoundParams(weighted, dim=10, max_clients=3).form.dealing == Dealing(10, 8, 12, 40)
 
 
 def test_options_that_cannot_be_dealt() -> None:

@@ -1,9 +1,7 @@
 """Clients that deal, through real daemons: `clients.client` and the laboratory's malformed one."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,31 +22,18 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import Pair, running, wait_until
+from tests.daemons import Pair, wait_until
 
 pytestmark = pytest.mark.slow
 
 DIM = 500
 MODEL = np.zeros(DIM, np.float32)
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("dealing"), clients=11)) as servers:
-        yield servers
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Clients that are closed after the test."""
-    with ExitStack() as stack:
-        yield stack
+PAIR = {"clients": 11}
 
 
 def config(pair: Pair, number: int) -> ClientConfig:
-    loaded = ClientConfig.load(pair.folder / f"{pair.names[number]}.toml")
-    return replace(loaded, poll_interval_s=0.02, state_dir="")
+    return pair.config(pair.names[number], state_dir="")
 
 
 def update(number: int) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import Policy
 from securemedian.common.receipts import DIFFERENT
 from securemedian.common.states import State
-from securemedian.common.status import DECLINED
+from securemedian.common.status import DECLINED, RoundStatus
 from securemedian.mpc.errors import PolicyRefused
 from securemedian.mpc.rounds.methods.bounded import UNFIT
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -79,11 +79,14 @@ def test_the_policy_of_a_client_that_it_shows() -> None:
     explained = page.partition("| line | takes part only |")[2]
     assert all(f"`{name}`" in explained for name in table)
     bucketed = {"method": "bucketed", "dim": 1000, "max_clients": 10, "min_clients": 5}
-    listed = [["hospital-a", "hospital-b"]] * 2
+    listed = [RoundStatus(clients={"hospital-a": "none", "hospital-b": "none"})] * 2
     policy.check_round(RoundParams.from_dict(bucketed), 3, "hospital-a", listed)
     with pytest.raises(PolicyRefused) as caught:
         policy.check_round(
-            RoundParams.from_dict(bucketed | {"min_clients": 4}), 4, "a", [["university"]]
+            RoundParams.from_dict(bucketed | {"min_clients": 4}),
+            4,
+            "a",
+            [RoundStatus(clients={"university": "none"})],
         )
     assert str(caught.value).count("a refuses") == 4
 
@@ -101,7 +104,7 @@ def test_what_a_dealing_takes_is_what_the_round_says() -> None:
         params = RoundParams.from_dict(
             {"method": "bucketed", "dim": int(dim), "max_clients": int(clients)}
         )
-        exact = params.bytes_ahead / 1e6, params.bytes_after / 1e6
+        exact = params.form.bytes_ahead / 1e6, params.form.bytes_after / 1e6
         assert (ahead, after) == pytest.approx(exact, rel=5e-3)
         halves = clients * (exact[0] / 2 + exact[1]), clients * sum(exact)
         assert (usual, most) == pytest.approx(halves, rel=5e-3)
@@ -122,7 +125,7 @@ def test_the_reasons_for_being_left_out_are_those_of_the_servers() -> None:
         "its upload is complete, but max_clients is N": "its upload is complete, but max_clients",
         "s1": "only s",
     }
-    faults = {method().fault for method in METHODS.values()} | {UNFIT}
+    faults = {method().form(10, 5).fault for method in METHODS.values()} | {UNFIT}
     for reason in shown:
         told = reason in {*faults, *DECLINED.values(), DIFFERENT}
         assert told or names.get(reason, reason) in code, reason

@@ -4,7 +4,6 @@ import argparse
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from tests.conftest import needs
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, wait_until
 
 needs("torch", "sklearn")
 
@@ -114,12 +113,6 @@ def test_the_verb_writes_a_public_set(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["public-set", str(tmp_path / "p"), "--samples", "200"]) == 0
     assert capsys.readouterr().out.strip().endswith(f"200 samples, SHA-256 {PUBLIC.digest}")
     assert np.array_equal(PublicSet.load(tmp_path / "p").inputs, PUBLIC.inputs)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("distillation") / "keys")) as started:
-        yield started
 
 
 def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from securemedian.servers.computing.ray import GUARDED
 from securemedian.servers.network import descriptors
 from securemedian.servers.network.control import LOAD_BYTES, Load
 from securemedian.servers.network.peer import COMPILING, LIMIT_S, PIECES, LinkProbe
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -282,12 +282,6 @@ def test_what_is_no_configuration(tmp_path: Path) -> None:
     assert "cannot read" in one(found(path, Level.WRONG), "notes.toml")
     path.write_text("name = 3")
     assert "missing" in one(found(path, Level.WRONG), "notes.toml")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("doctor"))) as started:
-        yield started
 
 
 @pytest.mark.slow

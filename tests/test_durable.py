@@ -145,7 +145,7 @@ class Two:
         s0 = self.servers[0]
         self.run(self.linked)
         fields = {"params": self.params.to_dict(), "range": {}, "request": "0" * 31 + "1"}
-        arrays = {"model": np.zeros(DIM, np.float32)} if self.params.uses_range else {}
+        arrays = {"model": np.zeros(DIM, np.float32)} if self.params.form.buckets else {}
         for _ in range(3):
             before = len(s0.replies)
             self.survive(0, lambda: s0.ask(s0.coordinator, "open", arrays, **fields))
@@ -161,17 +161,17 @@ class Two:
 
         Without `uploads` they only deal.
         """
-        layout = self.params.layout
+        layout = self.params.form.layout
         fields = {"round": round_id, "params": self.params.digest}
         seed = np.zeros(16, np.uint8)
         words = np.zeros((layout.rows, layout.row_words), np.uint64)
         for key, party in itertools.product(self.servers[0].keys, (0, 1)):
-            if self.params.dealing:
+            if self.params.form.dealing:
                 dealt: dict[str, Any] = {"form": "seed", "piece": 0, "pieces": 1} | fields
                 assert self.ask(party, key, "deal", seed, **dealt).type == "deal"
             if not uploads:
                 continue
-            form = "rotations" if self.params.dealing else "words"
+            form = "rotations" if self.params.form.dealing else "words"
             answer = self.ask(party, key, "upload", words, form=form, **fields)
             assert answer.type == "upload", answer.fields
 
@@ -388,7 +388,7 @@ def test_what_is_asked_once_more_is_answered_as_the_first_time_and_counted_once(
     two.run(two.ended)
     two.check(round_id)
     # in a later state, at both servers
-    words = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    words = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
     fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
     for party in (0, 1):
         assert two.ask(party, first, "upload", words, **fields).type == "upload"
@@ -418,7 +418,7 @@ def test_only_what_was_committed_is_counted(two: Two, monkeypatch: pytest.Monkey
     """Fill the disk. In divviup/janus#1414 unvalidated reports were counted."""
     s0, (first, second, third) = two.servers[0], two.servers[0].keys
     round_id = two.open()
-    words = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    words = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
     fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
     full = [True]
 
@@ -485,7 +485,7 @@ def test_a_server_without_room_goes_on_when_there_is_some(
 def test_a_damaged_share_fails_the_round_for_good(two: Two) -> None:
     s0, (first, second, _) = two.servers[0], two.servers[0].keys
     round_id = two.open()
-    words_of = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    words_of = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
     fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
     for key in (first, second):
         assert two.ask(0, key, "upload", words_of, **fields).type == "upload"
@@ -513,7 +513,7 @@ def test_a_round_with_shares_as_release_1_0_stores_them_fails_in_words(
     """Its digests of long shares are not SHA-256."""
     server = two.servers[party]
     round_id = two.open()
-    words_of = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+    words_of = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
     fields = {"round": round_id, "params": PARAMS.digest, "form": "words"}
     assert two.ask(party, server.keys[0], "upload", words_of, **fields).type == "upload"
     server.store.database._connection.execute("UPDATE uploads SET form = 'blocks'")

@@ -12,19 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian import cli
-from securemedian.laboratory import (
-    data,
-    models,
-    plaintext,
-)
-from securemedian.laboratory.experiments import (
-    catalogue,
-    execution,
-    leak,
-    summaries,
-)
+from securemedian.laboratory import data, models, plaintext
+from securemedian.laboratory.experiments import catalogue, execution, leak, summaries
 from securemedian.laboratory.experiments.execution import ExperimentServers
-from securemedian.laboratory.experiments.players import Collaborators, Players
+from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Collaboration, Design, Run, RunRecord
 from securemedian.mpc.errors import ConfigError, SecureMedianError
 from securemedian.mpc.rounds.clusters import exposed
@@ -91,7 +82,7 @@ def test_secure_and_plain_are_equal_bit_by_bit(
     radix = secure.run(1, "radix", "gaussian")
     # with clusters of one client, and so whatever the servers toss
     clustered = [secure.run(1, name) for name in ("share-median-m1-r1", "share-zeno-m1-r1")]
-    with ExperimentServers(3, nothing) as service:
+    with ExperimentServers.here(3, nothing) as service:
         through = {radix.run_id: execution.carry_out(radix, 2, digits, service, nothing)}
         for run in clustered:
             through[run.run_id] = execution.carry_out(run, 1, digits, service, nothing)
@@ -176,17 +167,6 @@ def test_other_parameters_are_another_run(digits: data.Dataset) -> None:
     assert len(ids) == len(changed) + 1
 
 
-def test_fewer_rounds_are_the_beginning_and_more_are_another_run(tmp_path: Path) -> None:
-    options = ["fig2", "--plain", "--images", "30", "--methods", "mean", "--out", str(tmp_path)]
-    accuracies = []
-    for rounds in ("3", "2", "4"):
-        assert experiment(*options, "--rounds", rounds) == 0
-        accuracies.append(summary(tmp_path, "fig2-digits")["results"][0]["accuracy"][0])
-    three, two, four = accuracies
-    assert (two, four[:3]) == (three[:2], three)
-    assert len(four) == 4
-
-
 def test_damaged_files_are_named(tmp_path: Path, digits: data.Dataset) -> None:
     run = design(digits).run(1, "mean")
     (tmp_path / f"{run.run_id}.json").write_text("{")
@@ -249,41 +229,29 @@ def test_threads_change_no_update(digits: data.Dataset, monkeypatch: pytest.Monk
 
 
 def test_clients_train_at_the_chosen_rate_and_for_the_chosen_epochs(digits: data.Dataset) -> None:
-    usual = design(digits)
-    assert usual.run(1, "mean").recipe == {"batch": 10, "rate": 0.1, "epochs": 2}
-    for name, networks in (("mean", ()), ("cronus", ("digits", "digits-linear"))):
-        sent = {}
-        for rate, epochs in ((None, None), (0.1, 2), (0.05, 2), (0.1, 1)):
-            chosen = design(digits, rate=rate, epochs=epochs, samples=20, warm_up=0)
-            run = chosen.run(1, name, networks=networks)
-            players = Collaborators(run, digits) if networks else Players(run, digits)
-            state = players.start()
-            after = (
-                players.alone(state, 1)
-                if isinstance(players, Collaborators)
-                else players.updates(state, 1)
-            )
-            sent[rate, epochs] = after.tobytes()
-        assert sent[None, None] == sent[0.1, 2]
-        assert len(set(sent.values())) == 3
+    usual = {"batch": 10, "rate": 0.1, "epochs": 2}
+    assert design(digits).run(1, "mean").recipe == usual
+    chosen = design(digits, rate=0.05, epochs=1)
+    changed = usual | {"rate": 0.05, "epochs": 1}
+    assert chosen.run(1, "mean").recipe == changed
+    networks = ("digits", "digits-linear")
+    assert chosen.run(1, "cronus", networks=networks).recipe == dict.fromkeys(networks, changed)
+    start = Players(chosen.run(1, "mean"), digits).start()
+    sent = [
+        Players(one.run(1, "mean"), digits).updates(start, 1) for one in (chosen, design(digits))
+    ]
+    assert not np.array_equal(*sent)
 
 
 def test_fewer_test_images_are_drawn_at_random_and_make_another_run(digits: data.Dataset) -> None:
-    every, fewer = design(digits), design(digits, test_images=100)
-    assert fewer.data.test_images.shape == (100, 64)
+    fewer, again = (design(digits, test_images=100) for _ in range(2))
     assert np.array_equal(fewer.data.images, digits.images)
-    known = {
-        (row.tobytes(), label)
-        for row, label in zip(digits.test_images, digits.test_labels, strict=True)
-    }
-    drawn = [
-        (row.tobytes(), label)
-        for row, label in zip(fewer.data.test_images, fewer.data.test_labels, strict=True)
-    ]
-    assert len(set(drawn)) == 100 and set(drawn) <= known
+    known = dict(zip(map(bytes, digits.test_images), digits.test_labels, strict=True))
+    drawn = dict(zip(map(bytes, fewer.data.test_images), fewer.data.test_labels, strict=True))
+    assert len(drawn) == 100 and drawn.items() <= known.items()
     assert not np.array_equal(fewer.data.test_labels, digits.test_labels[:100])
-    assert every.run(1, "mean").run_id != fewer.run(1, "mean").run_id
-    assert np.array_equal(design(digits, test_images=100).data.test_labels, fewer.data.test_labels)
+    assert np.array_equal(again.data.test_labels, fewer.data.test_labels)
+    assert design(digits).run(1, "mean").run_id != fewer.run(1, "mean").run_id
 
 
 def test_a_run_that_diverges_ends_and_is_shown(
@@ -367,7 +335,7 @@ def test_experiments_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_byzfls_protocol_shows_the_worst_attack_at_each_level(digits: data.Dataset) -> None:
     """No level, method or number of attackers is left out, and attackers hold no images."""
     made = design(digits, "byzfl", methods=["mean", "radix"], attackers=2)
-    curves = catalogue.EXPERIMENTS["byzfl"].curves(made)
+    curves = catalogue.EXPERIMENTS["byzfl"].shape.curves(made)
     assert len(curves) == len(catalogue.SIMILAR) * 2 * 2 * len(made.attacks)
     assert {curve.x for curve in curves} == {1, 2} == {c.runs[0].attackers for c in curves}
     assert all(curve.runs[0].holders == 10 - curve.runs[0].attackers for curve in curves)
@@ -375,7 +343,7 @@ def test_byzfls_protocol_shows_the_worst_attack_at_each_level(digits: data.Datas
     results = [
         catalogue.CurveResult(curve, [[0.0, accuracy[curve.runs[0].attack]]]) for curve in curves
     ]
-    show = catalogue.EXPERIMENTS["byzfl"].rows
+    show = catalogue.EXPERIMENTS["byzfl"].shape.rows
     assert show is not None
     rows = show(results)
     assert len(rows) == len(catalogue.SIMILAR) * 2
@@ -390,7 +358,7 @@ def test_what_is_below_the_exact_median_is_counted_from_the_fourth_round_on(
     made = design(digits, rounds=5, seeds=[1, 2], attacks=["none", "bitflip"])
     curves = {
         (curve.runs[0].attack, curve.runs[0].method): curve
-        for curve in catalogue.EXPERIMENTS["fig4"].curves(made)
+        for curve in catalogue.EXPERIMENTS["fig4"].shape.curves(made)
     }
 
     def below(attack: str, *accuracies: list[float]) -> float | None:

@@ -4,11 +4,8 @@ The runs with Flower's simulation and with a SuperLink are at the end.
 """
 
 import copy
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +32,17 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, MultiKrum, Strat
 from flwr.supercore.task_identity import TaskIdentity
 
 from securemedian.clients.client import Client
-from securemedian.coordinator.coordinator import Coordinator
 from securemedian.flower import SecureMedian, securemedian_mod
-from securemedian.flower.records import ARRAYS, CLIENT, put_local
+from securemedian.flower.records import CLIENT, put_local
 from securemedian.mpc.errors import ConfigError, InputError
 from securemedian.plugins.rounds import Arrays
-from tests.daemons import ROOT, Pair, running, wait_until
+from tests.daemons import Pair, running
 from tests.plugin_contract import (
     SHIFTS,
     START,
     Contract,
     Ran,
     Train,
-    fails_on,
     included,
     nothing_is_open,
     noting,
@@ -137,12 +132,6 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("flower") / "keys")) as started:
-        yield started
 
 
 def toml(pair: Pair, name: str) -> str:
@@ -287,58 +276,6 @@ def test_an_optimiser_at_the_server_steps_towards_the_median(pair: Pair) -> None
         assert one.dtype == START[name].dtype
 
 
-def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
-    options: dict[str, Any] = {"method": "bucketed", "options": {"buckets": 16}}
-    numbers = []
-
-    class Numbers(InProcessGrid):
-        def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
-            replies = super().send_and_receive(messages)
-            numbers.append(pair.status()["number"])
-            return replies
-
-    small = {1: 0.001, 2: 0.002, 3: 0.003}
-
-    def train(node: int, model: Arrays) -> Arrays:
-        return model | {"w": model["w"] + np.float32(small[node])}
-
-    grid = Numbers(client_app(train), node_configs(pair))
-    result = run(secure(pair, FedAvg(fraction_evaluate=0.0), **options), grid, rounds=2)
-    assert np.abs(result.arrays["w"].numpy() - START["w"] - 0.004).max() < 0.02
-    # evaluation is skipped by sending nothing
-    assert numbers[::2] == [1, 2]
-    numbers.clear()
-    # an optimiser's model is another one than S0 has: S0 takes it, and goes on with its range
-    adam = secure(pair, FedAdam(fraction_evaluate=0.0), **options)
-    result = run(adam, grid, rounds=2)
-    assert numbers[::2] == [1, 2]
-    with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:
-        start = coordinator.model(pair.status()["round"])
-    sent = arrays_of(grid.sent[-1].content[ARRAYS])
-    assert start.model is not None and np.array_equal(start.model[:6], sent["w"].reshape(-1))
-    assert start.policy is not None and start.scale is not None
-    assert np.all(start.scale < start.policy.start())
-
-
-def test_halves_on_buckets_go_on_from_the_model_that_s0_keeps(pair: Pair) -> None:
-    """S0's model is float32, and the nodes' is the nearest that float16 can say."""
-    start = {"w": np.linspace(-1, 1, 6).astype(np.float16)}
-
-    def train(node: int, model: Arrays) -> Arrays:
-        # a few of the smallest steps of float16 next to 1
-        return {"w": (model["w"] + np.float16(0.002 * node)).astype(np.float16)}
-
-    strategy = secure(
-        pair, FedAvg(fraction_evaluate=0.0), method="bucketed", options={"buckets": 16}
-    )
-    grid = grid_of(pair, train)
-    result = strategy.start(grid, record(start), num_rounds=2, timeout=60)
-    assert pair.status()["number"] == 2
-    model = result.arrays["w"].numpy()
-    assert model.dtype == np.float16
-    assert np.abs(model - start["w"] - 0.008).max() < 0.02
-
-
 # Failures in a round
 
 
@@ -404,20 +341,6 @@ def test_a_node_that_has_failed_counts_as_unknown(pair: Pair) -> None:
     assert strategy._clients == {1: "client-1", 2: "client-2"}
 
 
-def test_a_round_without_a_result_is_skipped_on_request(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = grid_of(pair, fails_on(3, until=1))
-    result = run(secure(pair, min_clients=3, on_failure="skip"), grid, rounds=2)
-    assert "the model stays as it is: round " in caplog.text
-    # the second round trained from the start model
-    assert np.array_equal(grid.sent[-1].content["arrays"]["b"].numpy(), START["b"] - 0.5)
-    assert np.array_equal(result.arrays["b"].numpy(), START["b"] - 0.5)
-    assert list(result.train_metrics_clientapp) == [2]
-    # the evaluation went on meanwhile
-    assert list(result.evaluate_metrics_clientapp) == [1, 2]
-
-
 def test_a_node_that_is_gone_is_not_waited_for_without_end(pair: Pair) -> None:
     """Flower itself waits for ever for the nodes that its strategy needs."""
 
@@ -443,37 +366,20 @@ def test_a_node_that_is_gone_is_not_waited_for_without_end(pair: Pair) -> None:
     assert list(result.train_metrics_clientapp) == [1]
 
 
-def test_layers_stay_with_their_nodes(pair: Pair) -> None:
-    """Each node trains and evaluates from its own `b`, which nobody else gets."""
-    seen: list[tuple[int, float]] = []
-    evaluated: list[tuple[int, float]] = []
-
-    def train(node: int, model: Arrays) -> Arrays:
-        seen.append((node, float(model["b"][0])))
-        return shifted(node, model)
+def test_nodes_evaluate_with_the_layers_that_they_keep(pair: Pair) -> None:
+    evaluated: list[float] = []
 
     class Looking(InProcessGrid):
         def _call(self, message: Message) -> Message:
             reply = super()._call(message)
             if message.metadata.message_type == MessageType.EVALUATE:
-                node = message.metadata.dst_node_id
                 content = copy.deepcopy(message.content)
-                put_local(content, self.states[node])
-                evaluated.append((node, float(content["arrays"]["b"].numpy()[0])))
+                put_local(content, self.states[message.metadata.dst_node_id])
+                evaluated.append(float(content["arrays"]["b"].numpy()[0]))
             return reply
 
-    grid = Looking(client_app(train), node_configs(pair))
-    strategy = secure(pair, keep_local=["b"])
-    result = run(strategy, grid, rounds=2)
-    assert sorted(seen[:3]) == [(1, 0.0), (2, 0.0), (3, 0.0)]
-    assert sorted(seen[3:]) == [(node, -SHIFTS[node]) for node in (1, 2, 3)]
-    assert sorted(evaluated[3:]) == [(node, -2 * SHIFTS[node]) for node in (1, 2, 3)]
-    arrays = arrays_of(result.arrays)
-    # the ServerApp keeps those that it began with, and the median of the rest
-    assert arrays["b"].tolist() == [0, 0]
-    expected = shifted(1, shifted(1, START))["w"]
-    assert np.allclose(arrays["w"], expected)
-    assert pair.status()["params"]["dim"] == 6
+    run(secure(pair, keep_local=["b"]), Looking(client_app(), node_configs(pair)), rounds=2)
+    assert sorted(evaluated[3:]) == sorted(-2 * shift for shift in SHIFTS.values())
 
 
 # Faults in the apps
@@ -627,45 +533,3 @@ def test_an_interrupted_run_ends_its_round(pair: Pair) -> None:
     status = pair.status()
     assert (status["state"], status["opened"]) == ("failed", "nothing")
     assert "the run was stopped" in status["reason"]
-
-
-STOPPED = """
-import sys, time
-from tests import test_flower as t
-class Waiting(t.InProcessGrid):
-    def send_and_receive(self, messages, **_):
-        assert list(messages)
-        time.sleep(60)
-strategy = t.SecureMedian(sys.argv[1])
-t.run(strategy, Waiting(t.client_app(), {1: {}, 2: {}}))
-"""
-
-
-def test_a_run_that_was_killed_is_replaced_by_the_next(pair: Pair) -> None:
-    before = pair.status()["round"]
-    killed = subprocess.Popen([sys.executable, "-c", STOPPED, toml(pair, "coordinator")], cwd=ROOT)
-    try:
-        wait_until(lambda: pair.status()["round"] != before and pair.status()["state"] == "open")
-        left_open = pair.status()["round"]
-        # as long as it lives, its rounds are its own
-        with pytest.raises(AggregationError, match="another run opens rounds with this coordin"):
-            run(secure(pair), grid_of(pair))
-        assert pair.status()["state"] == "open"
-    finally:
-        killed.send_signal(signal.SIGKILL)
-        killed.wait(60)
-    run(secure(pair), grid_of(pair))
-    reason = pair.status(round_id=left_open)["reason"]
-    assert "a new run has replaced the one that opened it" in reason
-    assert pair.status()["state"] == "published"
-
-
-def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
-    with Coordinator.from_config(toml(pair, "coordinator")) as other:
-        theirs = pair.open(method="radix", dim=3, max_clients=2, deadline_s=60, reset=True)
-        with pytest.raises(
-            AggregationError, match=f"no round could be opened: S0: .*{theirs} is open"
-        ):
-            run(secure(pair), grid_of(pair))
-        assert other.status(theirs).state == "open"
-        other.abort_round(theirs, "the test is over")

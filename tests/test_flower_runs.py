@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("ray")
 pytest.importorskip("sklearn")
 
-from tests.daemons import ROOT, Pair, free_ports, running, wait_until
+from tests.daemons import ROOT, Pair, free_ports, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -133,12 +133,6 @@ class Flower:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("flower") / "keys")) as started:
-        yield started
 
 
 @pytest.fixture

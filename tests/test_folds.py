@@ -56,8 +56,8 @@ ROUND = "1-0000000a"
 
 
 def shape() -> Dealing:
-    assert AUDITED.dealing
-    return AUDITED.dealing
+    assert AUDITED.form.dealing
+    return AUDITED.form.dealing
 
 
 FOLD: Words = np.arange(fold_words(shape()), dtype=np.uint64)
@@ -320,7 +320,7 @@ def test_what_is_only_heard_is_said_as_hearsay(tmp_path: Path, party: int, ends:
 def test_an_upload_needs_masks_where_it_is_audited_and_the_first_ones_count(tmp_path: Path) -> None:
     s0 = Server(0, tmp_path, AUDITED)
     round_id = s0.open()
-    key, layout = s0.keys[0], AUDITED.layout
+    key, layout = s0.keys[0], AUDITED.form.layout
     s0.deal(key, round_id)
     rotations = np.zeros((layout.rows, layout.row_words), np.uint64)
     fields = {"round": round_id, "params": AUDITED.digest, "form": "rotations"}
@@ -340,7 +340,7 @@ def test_a_round_that_is_not_audited_takes_neither_masks_nor_folds(tmp_path: Pat
     plain = RoundParams(Bucketed(), dim=DIM, max_clients=3)
     s0 = Server(0, tmp_path, plain)
     round_id = s0.open()
-    layout = plain.layout
+    layout = plain.form.layout
     s0.deal(s0.keys[0], round_id)
     arrays: dict[str, Any] = {
         "share": np.zeros((layout.rows, layout.row_words), np.uint64),

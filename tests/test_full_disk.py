@@ -23,7 +23,7 @@ from securemedian.servers.storage.store import Store
 from tests.servers_alone import DEALT, PARAMS, Server
 from tests.test_cohorts import KINDS, World, coordinator, keys
 
-WORDS = np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64)
+WORDS = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
 LIMIT_S = 300.0
 # the exit status of a system that gives us no file system of our own
 NOT_ALLOWED = 77
@@ -123,7 +123,7 @@ def test_nothing_is_taken_until_the_reserve_is_whole_again(
     round_id, client = s0.open(), s0.keys[0]
 
     def send() -> wire.Message:
-        return s0.deal(client, round_id) if params.dealing else s0.upload(client, round_id)
+        return s0.deal(client, round_id) if params.form.dealing else s0.upload(client, round_id)
 
     s0.store.reserve.give_up()
     with monkeypatch.context() as patch:
@@ -194,7 +194,7 @@ def play(folder: Path) -> None:
     for name in ("default", "stroke", "lung.2"):
         world.open(name)
     round_id = world.latest("default").server_round.round_id
-    words = {"share": np.ones((big.layout.rows, big.layout.row_words), np.uint64)}
+    words = {"share": np.ones((big.form.layout.rows, big.form.layout.row_words), np.uint64)}
     fields = {"round": round_id, "params": big.digest, "form": "words"}
     answers = []
     for key in keys("default"):
@@ -202,7 +202,11 @@ def play(folder: Path) -> None:
         answers.append(world.ask(0, key, "upload", words, **fields))
     assert [answer.type for answer in answers] == ["upload", "upload", "error"]
     file = folder / "s0" / "spool" / round_id / "uploads.words"
-    assert file.stat().st_size == world.latest("default").spool.stored_bytes == 2 * big.bytes_after
+    assert (
+        file.stat().st_size
+        == world.latest("default").spool.stored_bytes
+        == 2 * big.form.bytes_after
+    )
     fill(folder / "s0")
     world.servers[0].restart()
     world.run(world.linked)

@@ -100,7 +100,7 @@ PARAMS_OF = dict.fromkeys(DEALT_STATES, DEALT) | dict.fromkeys(AUDITED_STATES, A
 
 def bring(server: Server, state: str) -> None:
     """Bring a new server's first round to a state."""
-    if server.params.dealing:
+    if server.params.form.dealing:
         steps = _dealt(server)
     else:
         steps = _leading(server) if server.config.party == 0 else _following(server)
@@ -272,15 +272,15 @@ def check_answers(server: Server, before: int) -> None:
 
 # Requests
 
-assert DEALT.dealing
-DEALING_WORDS = DEALT.dealing.layout.words
+assert DEALT.form.dealing
+DEALING_WORDS = DEALT.form.dealing.layout.words
 ARRAYS: list[NDArray[Any]] = [
     np.zeros(16, np.uint8),
-    np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words), np.uint64),
-    np.zeros((PARAMS.layout.rows, PARAMS.layout.row_words + 1), np.uint64),
-    np.zeros((1, DEALT.layout.row_words), np.uint64),
+    np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64),
+    np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words + 1), np.uint64),
+    np.zeros((1, DEALT.form.layout.row_words), np.uint64),
     *(np.zeros(DEALING_WORDS // pieces, np.uint64) for pieces in (1, 2)),
-    np.zeros(fold_words(DEALT.dealing), np.uint64),
+    np.zeros(fold_words(DEALT.form.dealing), np.uint64),
     np.zeros(DIM, np.float32),
     np.full(DIM, np.nan, np.float32),
     np.full(DIM, np.float32(3e38)),

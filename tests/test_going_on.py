@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from securemedian.clients.connection import Connection
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import DuplicateUpload, InputError, ServerUnreachable
 from securemedian.mpc.rounds.params import RoundParams
-from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, SETTINGS, WAIT_S, Pair, in_background, wait_until
 from tests.soak.proxy import CALM, LOOPBACK, Proxies, Trouble
 
 pytestmark = pytest.mark.slow
@@ -35,24 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dealt": {"method": "bucketed", "uploads": "dealt"},
     "shares": {"method": "pairwise"},
 }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    # a dealing takes several pieces
-    settings = SETTINGS | {"max_message_bytes": 400_000}
-    folder = tmp_path_factory.mktemp("going-on")
-    with running(Pair(folder, clients=2, settings=settings)) as servers:
-        yield servers
-
-
-@pytest.fixture
-def opened(pair: Pair) -> Iterator[ExitStack]:
-    """Clients and proxies that are closed after the test, which leaves no round open."""
-    with ExitStack() as stack:
-        yield stack
-    if pair.status()["state"] == "open":
-        pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="done")
+# a dealing takes several pieces
+PAIR: dict[str, Any] = {"clients": 2, "settings": SETTINGS | {"max_message_bytes": 400_000}}
 
 
 class Line:
@@ -247,7 +231,8 @@ def test_waits_outlast_a_server_that_is_away_and_say_so_once(pair: Pair, line: L
     def come_back() -> None:
         wait_until(lambda: line.told)
         # for several requests
-        time.sleep(1.5)
+        before = line.s0.connections
+        wait_until(lambda: line.s0.connections > before + 2)
         line.s0.put(CALM)
 
     returned = in_background(come_back)

@@ -1,6 +1,6 @@
 """Rounds of several groups over real daemons, with real clients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -33,31 +33,11 @@ pytestmark = pytest.mark.slow
 DIM, CLIENTS = 300, 6
 STARTS = np.stack([np.full(DIM, 1, np.float32), np.full(DIM, -1, np.float32)])
 PARAMS = RoundParams(Bucketed(groups=2), dim=DIM, max_clients=CLIENTS)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("groups"), clients=CLIENTS)) as servers:
-        yield servers
-
-
-@pytest.fixture
-def opened(pair: Pair) -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-    if pair.status()["state"] == "open":
-        pair.caller("coordinator", "s0").ask("abort", round=pair.status()["round"], reason="done")
+PAIR = {"clients": CLIENTS}
 
 
 def config(pair: Pair, number: int) -> ClientConfig:
-    loaded = ClientConfig.load(pair.folder / f"client-{number + 1}.toml")
-    return replace(loaded, poll_interval_s=0.02, state_dir="")
-
-
-@pytest.fixture
-def coordinator(pair: Pair, opened: ExitStack) -> Coordinator:
-    loaded = ClientConfig.load(pair.folder / "coordinator.toml")
-    return opened.enter_context(Coordinator(replace(loaded, poll_interval_s=0.02)))
+    return pair.config(f"client-{number + 1}", state_dir="")
 
 
 @pytest.fixture
@@ -223,7 +203,7 @@ def test_a_group_that_there_is_not_is_refused_by_the_servers(
     for method, group in ((VISIBLE[1], 2), (Radix(), 1)):
         params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
         round_id = coordinator.open_round(params, STARTS if method.groups > 1 else STARTS[0])
-        share = np.zeros((1, params.layout.row_words), np.uint64)
+        share = np.zeros((1, params.form.layout.row_words), np.uint64)
         for wrong in (group, -1, 300):
             with pytest.raises(BadUpload, match="name one from 0 to"):
                 pair.send("client-1", "upload", "words", share, "s0", group=wrong)

@@ -1,13 +1,11 @@
 """A client's files for a restart: `clients.journal`."""
 
-import hashlib
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 
@@ -24,7 +22,7 @@ from securemedian.clients.upload import ShareHalf
 from securemedian.common import durable
 from securemedian.common.versions import STORE
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, PeerProtocolError
-from securemedian.mpc.protocols import dealing, wire
+from securemedian.mpc.protocols import dealing
 from securemedian.mpc.protocols.dealing import Dealing
 
 ROUND, PARAMS, START = "7-3fa9c1d2", bytes(range(32)), bytes(range(32, 64))
@@ -106,11 +104,8 @@ def test_halves_that_servers_have_are_deleted_even_if_nothing_can_be_written(
     kept = Journal(folder)
     kept.keep(SUBMISSION)
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         kept.confirm(SUBMISSION)
     assert [sent.group for sent in kept.sent] == [2]
     assert {path.name for path in folder.iterdir()} == {"days", "lock"}
@@ -214,11 +209,8 @@ def test_what_the_caller_keeps_is_named_if_it_is_damaged_or_cannot_be_written(
     kept = Journal(folder)
     kept.keep_own({}, {"network": VECTOR})
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         with pytest.raises(ConfigError, match="No space left on device.; make room$"):
             kept.keep_own({}, {"network": VECTOR + 1})
     assert np.array_equal(kept.own.arrays["network"], VECTOR)
@@ -272,28 +264,6 @@ def test_a_dealing_that_has_rotated_rotates_no_other_update(folder: Path, keeps:
         kept.draw(ROUND, PARAMS, 0)
     with pytest.raises(LocalProtocolError, match="another upload"):
         kept.keep(Submission(ROUND, PARAMS, START, bytes(32), HALVES))
-
-
-def as_before_1_0(path: Path, **fields: Any) -> None:
-    """Write the file of a round as releases before 1.0 did."""
-    _, parts = msgpack.unpackb(path.read_bytes()[32:])
-    message = wire.unpack(parts)
-    parts = wire.pack(message.type, message.fields | fields, message.arrays)
-    content = msgpack.packb([bytes(part) for part in parts])
-    path.write_bytes(hashlib.sha256(content).digest() + content)
-
-
-def test_a_release_before_1_0_drew_other_dealings(folder: Path) -> None:
-    """The rotations would then be those of nobody's update. All else is read."""
-    kept = Journal(folder)
-    draw = kept.draw(ROUND, PARAMS, 0)
-    kept.keep(Submission("8-3fa9c1d2", PARAMS, START, fingerprint(VECTOR), HALVES))
-    as_before_1_0(folder / f"{ROUND}.kept", release="0.10.0")
-    as_before_1_0(folder / "8-3fa9c1d2.kept")
-    kept = again(kept, folder)
-    assert kept.rounds == ["8-3fa9c1d2"]
-    assert kept.draw(ROUND, PARAMS, 0) != draw
-    assert again(kept, folder).rounds == [ROUND, "8-3fa9c1d2"]
 
 
 def test_what_a_later_release_kept_is_refused_and_stays(
@@ -350,11 +320,8 @@ def test_the_folder_is_for_one_process_and_one_user(folder: Path) -> None:
 def test_what_cannot_be_written_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Journal(folder)
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(durable.os, "fsync", full)
+        patch.setattr(durable.os, "fsync", _full)
         with pytest.raises(ConfigError, match="No space left on device.*make room. Nothing"):
             kept.keep(SUBMISSION)
     # the next attempt writes the same

@@ -2,11 +2,9 @@
 
 import ast
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +19,9 @@ from securemedian.mpc.errors import (
     PeerDeviated,
     SecureMedianError,
 )
-from securemedian.mpc.protocols import share, wire
-from securemedian.mpc.protocols.channel import local_pair
+from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.dealing import Dealing, deal
 from securemedian.mpc.protocols.prg import SEED_BYTES
-from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload, WordsUpload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -34,60 +30,13 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.computing import engine
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import MOST_ABANDONED, Engine
-from securemedian.servers.computing.threads import ThreadBackend
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
+from tests.engines import Servers
 
 pytestmark = pytest.mark.slow
 
 # for what takes seconds on an idle machine
 LIMIT_S = 180.0
-
-# zmq's collector of frames that are sent without copying, with its threads switched where they may
-# be: between the check for a context and its assignment. Its two sockets then lie in two contexts,
-# and after a thousand frames zmq's own thread blocks.
-SWITCHED = """
-import os, sys, threading, time
-import zmq
-from zmq.utils import garbage
-from securemedian.servers.network.transport import ZmqLink
-
-FRAME = bytes(zmq.COPY_THRESHOLD)
-
-def context(collector):
-    if collector._context is None:
-        made = zmq.Context()
-        time.sleep(0.2 if threading.current_thread() is collector.thread else 0.5)
-        collector._context = made
-        return made
-    return collector._context
-
-garbage.GarbageCollector.context = property(context, garbage.GarbageCollector.context.fset)
-arrived = [0, 0]
-
-def lane(number):
-    out, into = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
-    out.connect(f"tcp://127.0.0.1:{into.bind_to_random_port('tcp://127.0.0.1')}")
-    sender, receiver = ZmqLink(out, 60), ZmqLink(into, 60)
-    time.sleep(0.1 * number)
-    for _ in range(1200):
-        sender.send([FRAME])
-        arrived[number] += receiver.recv() == [FRAME]
-
-threads = [threading.Thread(target=lane, args=(number,), daemon=True) for number in (0, 1)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join(120)
-print(*arrived, flush=True)
-os._exit(0)
-"""
-
-
-def test_lanes_that_start_together_do_not_start_zmqs_collector_twice() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SWITCHED], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert ended.stdout.split() == ["1200", "1200"], ended.stderr
 
 
 def uncopied_sends(source: str) -> list[int]:
@@ -121,73 +70,11 @@ def test_only_the_loop_of_a_daemon_sends_without_copying() -> None:
 # Engines
 
 
-SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 PARAMS = RoundParams(Bucketed(buckets=6, uploads="unverified"), dim=300, max_clients=3)
 
 
-class Pipe:
-    """One lane of an engine in this process, whose `send` blocks while `blocked` is set."""
-
-    sealed = False
-
-    def __init__(self, channel: Any, blocked: threading.Event) -> None:
-        self._link, self.blocked = channel._link, blocked
-        self.recv = self._link.recv
-        self.closed = self.released = False
-
-    def send(self, parts: Sequence[wire.Part]) -> None:
-        while self.blocked.is_set():
-            time.sleep(0.01)
-        self._link.send(parts)
-
-    def meet(self, party: int) -> None:
-        """Meet as `ZmqLink.meet` does."""
-        if party == 0:
-            self.send([b"lane"])
-        else:
-            self.recv()
-
-    def close(self) -> None:
-        self.closed = True
-        self._link._in.put(None)
-        self._link.close()
-
-    def release(self) -> None:
-        self.released = True
-
-
-class Servers:
-    """Two engines. The lanes that S0 opens while `hangs` hang, from then until `let_go`."""
-
-    def __init__(self) -> None:
-        self.hangs = False
-        self.pipes: dict[bytes, list[tuple[Pipe, Pipe]]] = {}
-        self._blocked: list[threading.Event] = []
-        self.engines = [
-            Engine(
-                ThreadBackend(party, SMALL, cast(Any, self._opener(party))),
-                lambda: 1 << 30,
-                lambda: None,
-            )
-            for party in (0, 1)
-        ]
-
-    def _opener(self, party: int) -> Callable[[bytes, int], Pipe]:
-        def open_lane(session: bytes, lane: int) -> Pipe:
-            pipes = self.pipes.setdefault(session, [])
-            if len(pipes) <= lane:
-                blocked = [threading.Event(), threading.Event()]
-                if self.hangs:
-                    blocked[0].set()
-                self._blocked += blocked
-                one, other = (
-                    Pipe(channel, event)
-                    for channel, event in zip(local_pair(LIMIT_S), blocked, strict=True)
-                )
-                pipes.append((one, other))
-            return pipes[lane][party]
-
-        return open_lane
+class HangingServers(Servers):
+    """Two engines that compute rounds of PARAMS."""
 
     def prepare(self, session: bytes) -> None:
         for each in self.engines:
@@ -200,16 +87,12 @@ class Servers:
         wait_until(lambda: not self.engines[1].poll() and not self.engines[1].stopping)
 
     def compute(self) -> list[Outcome]:
-        halves = [share.SeedUpload(PARAMS.layout, bytes([i]) * 16) for i in range(3)]
+        halves = [share.SeedUpload(PARAMS.form.layout, bytes([i]) * 16) for i in range(3)]
         for each in self.engines:
             each.start(RoundInput(PARAMS, halves, [1] * 3))
         results = [wait_until(each.poll) for each in self.engines]
         assert all(isinstance(result, Outcome) for result in results), results
         return results
-
-    def let_go(self) -> None:
-        for event in self._blocked:
-            event.clear()
 
 
 @pytest.mark.parametrize("error", [PeerDeviated("a wrong sum"), ChannelClosed("dropped")])
@@ -237,9 +120,9 @@ def test_a_dropped_job_tells_only_that_the_peer_deviated(error: SecureMedianErro
 
 
 @pytest.fixture
-def pair_of_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingServers]:
     monkeypatch.setattr(engine, "STOP_S", 0.3)
-    made = Servers()
+    made = HangingServers(LIMIT_S)
     yield made
     made.let_go()
     for each in made.engines:
@@ -250,8 +133,8 @@ def session(number: int) -> bytes:
     return bytes([number]) * 16
 
 
-def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines: Servers) -> None:
-    servers = pair_of_engines
+def test_a_round_goes_on_beside_a_computation_that_hangs(hanging: HangingServers) -> None:
+    servers = hanging
     servers.hangs = True
     servers.prepare(session(1))
     servers.drop()
@@ -275,10 +158,10 @@ def test_a_round_goes_on_beside_a_computation_that_hangs(pair_of_engines: Server
 
 
 def test_a_hung_computation_is_abandoned_without_another_round(
-    pair_of_engines: Servers, monkeypatch: pytest.MonkeyPatch
+    hanging: HangingServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "STOP_S", LIMIT_S)
-    servers = pair_of_engines
+    servers = hanging
     servers.hangs = True
     servers.prepare(session(1))
     servers.drop()
@@ -294,8 +177,8 @@ def test_a_hung_computation_is_abandoned_without_another_round(
     assert time.monotonic() - start < LIMIT_S, "it waited for what was abandoned"
 
 
-def test_so_many_hung_computations_end_the_server(pair_of_engines: Servers) -> None:
-    servers = pair_of_engines
+def test_so_many_hung_computations_end_the_server(hanging: HangingServers) -> None:
+    servers = hanging
     servers.hangs = True
     for number in range(1, MOST_ABANDONED + 1):
         servers.prepare(session(number))
@@ -319,8 +202,8 @@ def two_dealings() -> tuple[Dealing, list[list[Upload]]]:
     return shape, [[right.seeded, wrong.seeded], [right.words, wrong.words]]
 
 
-def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers) -> None:
-    servers = pair_of_engines
+def test_dealings_are_checked_beside_what_the_lanes_do(hanging: HangingServers) -> None:
+    servers = hanging
     servers.hangs = True
     servers.prepare(session(1))
     # all lanes hang, except the stream of the checks
@@ -347,8 +230,8 @@ def test_dealings_are_checked_beside_what_the_lanes_do(pair_of_engines: Servers)
     assert all(outcome.cost.checking_rounds == 0 for outcome in servers.compute())
 
 
-def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(pair_of_engines: Servers) -> None:
-    servers = pair_of_engines
+def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(hanging: HangingServers) -> None:
+    servers = hanging
     servers.prepare(session(1))
     wait_until(lambda: all(each.session_id for each in servers.engines))
     pipes = servers.pipes[session(1)]
@@ -368,8 +251,8 @@ def test_a_check_that_hangs_is_abandoned_and_keeps_its_sockets(pair_of_engines: 
     assert all(one.released for one, _ in pipes)
 
 
-def test_an_error_of_a_check_is_told_like_any_other(pair_of_engines: Servers) -> None:
-    servers = pair_of_engines
+def test_an_error_of_a_check_is_told_like_any_other(hanging: HangingServers) -> None:
+    servers = hanging
     with pytest.raises(LocalProtocolError, match="before the round is prepared"):
         servers.engines[0].check_dealings(*two_dealings()[:1], [], COIN)
     servers.prepare(session(1))

@@ -1,6 +1,5 @@
 """Hospitals of different sizes: nobody honest is too long, and who is left out counts as faulty."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.methods import bounded, nearest
+from securemedian.mpc.rounds.methods import nearest
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bounded import FAULT, UNFIT
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -27,7 +26,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, run_round
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.network.control import Held, Open, Ready, Uploaded, Verdicts
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import make_parties, run_both
 from tests.servers_alone import START, Server, held
 
@@ -42,6 +41,7 @@ BOUNDED: list[dict[str, Any]] = [
     {"method": "radix", "neighbours": 1},
     {"method": "zeno", "validator": "c4", "clusters": 1},
 ]
+PAIR = {"clients": 9}
 
 
 def label(options: dict[str, Any]) -> str:
@@ -65,9 +65,9 @@ def test_large_hospitals_are_in(options: dict[str, Any]) -> None:
     """Pass a hospital that is four times as long as most: the result is that of all five."""
     params, updates = asked(options), uneven()
     method, names = params.method, [f"c{number}" for number in range(5)]
-    lanes, weights = make_parties(SMALL.lanes), params.weights_of(names)
+    lanes, weights = make_parties(SMALL.lanes), params.method.weights_of(names)
     values = [method.encode(row, 5, Published()) for row in updates]
-    pairs = [share.split(value, params.share_bits) for value in values]
+    pairs = [share.split(value, params.form.layout.bits) for value in values]
 
     def both(j: int) -> tuple[list[bool], Any]:
         uploads = [pair[j] for pair in pairs]
@@ -84,7 +84,7 @@ def test_large_hospitals_are_in(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", BOUNDED, ids=label)
 def test_too_long_is_only_what_does_not_fit(options: dict[str, Any]) -> None:
     params = asked(options)
-    check, coin = params.upload_check, bytes(32)
+    check, coin = params.form.check, bytes(32)
     longest = getattr(params.method, "most_length", nearest.LONGEST)
     whole = np.zeros((4, DIM), np.int64)
     whole[0, 3] = longest
@@ -93,7 +93,7 @@ def test_too_long_is_only_what_does_not_fit(options: dict[str, Any]) -> None:
     assert check is not None
     assert check.passed(whole, coin) == [True, False, False, True]  # type: ignore[attr-defined]
     if params.method.name != "zeno":
-        assert params.method.fault == UNFIT and "its numbers do not fit" in UNFIT
+        assert params.form.fault == UNFIT and "its numbers do not fit" in UNFIT
 
 
 @pytest.mark.parametrize("options", BOUNDED, ids=label)
@@ -114,9 +114,9 @@ def test_a_longer_model_takes_fewer_fraction_bits(options: dict[str, Any], lengt
     # the client cuts a vector that is longer, says so, and is in
     seen = Round("1-a", 1, params, 0, model)
     with pytest.warns(RangeWarning, match="takes no more"):
-        whole = ring.signed(encode_update(model + 1e15, seen)[0], params.share_bits)
-    assert params.upload_check is not None
-    assert params.upload_check.passed(whole[None], bytes(32)) == [True]  # type: ignore[attr-defined]
+        whole = ring.signed(encode_update(model + 1e15, seen)[0], params.form.layout.bits)
+    assert params.form.check is not None
+    assert params.form.check.passed(whole[None], bytes(32)) == [True]  # type: ignore[attr-defined]
 
 
 def test_a_bound_that_is_given_stays() -> None:
@@ -124,7 +124,7 @@ def test_a_bound_that_is_given_stays() -> None:
         {"method": "krum", "norm_bound": 2.0}, run=RunState(model=np.full(DIM, 9e9, "f"))
     )
     assert params.method == Krum(norm_bound=2.0, counts_left_out=True)
-    assert replace(Krum(norm_bound=3.0), counts_left_out=True).fault == FAULT
+    assert replace(Krum(norm_bound=3.0), counts_left_out=True).form(DIM, 5).fault == FAULT
 
 
 # A client that is left out counts as faulty
@@ -172,7 +172,7 @@ def test_neighbours_count_who_is_left_out_too() -> None:
     # all five are neighbours then, so that each is replaced by the mean
     whole = np.trunc(updates * 2.0**16) / 2.0**16
     assert np.allclose(method.in_the_clear(clear), whole.mean(axis=0), atol=1e-12)
-    assert method.share_bits_for(7) == params.share_bits and method.checks_values
+    assert method.form(DIM, 7).layout == params.form.layout and method.form(DIM, 7).checks
     method.check_total(5)
     with pytest.raises(ConfigError, match="neighbours 2 needs more than 4 clients"):
         params.method.check_total(4)
@@ -188,7 +188,7 @@ def test_only_rounds_that_count_are_new_on_the_wire(options: dict[str, Any]) -> 
     of_1_0 = params.to_dict()
     del of_1_0["counts_left_out"]
     old = RoundParams.from_dict(of_1_0)
-    assert not old.since and old.without(1) == old and old.method.fault == FAULT
+    assert not old.since and old.without(1) == old and old.form.fault == FAULT
 
 
 def test_a_server_opens_no_round_whose_numbers_are_not_chosen(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_server_opens_no_round_whose_numbers_are_not_chosen(tmp_path: Path) ->
         ({"method": "krum"}, "norm_bound is auto; update S0, or give a number"),
         ({"method": "radix", "neighbours": 1}, "neighbours 1; update S0"),
         (
-            {"method": "krum", "norm_bound": 2.0, "faulty": bounded.NOBODY},
+            {"method": "krum", "norm_bound": 2.0, "faulty": nearest.NOBODY},
             "faulty is for rounds that",
         ),
     ]
@@ -229,12 +229,6 @@ def test_the_servers_compute_with_those_who_are_left(tmp_path: Path) -> None:
 # Through daemons
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("left_out"), clients=9)) as servers:
-        yield servers
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -250,7 +244,7 @@ def test_two_silent_and_two_caught_of_nine(pair: Pair, options: dict[str, Any]) 
     values = pair.encoded(caught[0], updates[caught[0]])
     values[0, 5] = np.uint64(1 << 40)
     for name in caught:
-        seeded, words = share.split(values, params.share_bits)
+        seeded, words = share.split(values, params.form.layout.bits)
         pair.halves(name, "upload", seeded.seed, words.packed)
     for name in honest:
         pair.submit(name, updates[name])

@@ -1,4 +1,4 @@
-"""Lengths of sketches against whole numbers, and what they prove and take."""
+"""Sketches and their lengths against whole numbers, and what they prove and take."""
 
 import math
 from collections import Counter
@@ -11,12 +11,16 @@ import pytest
 
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import lengths, ring
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.lengths import Soundness
+from securemedian.mpc.protocols.correlations.kinds import RandomOts
+from securemedian.mpc.protocols.lengths import Soundness, square, square_demand
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.prg import Stream
 from securemedian.mpc.protocols.sketch import sketch
+from tests import reference
 from tests.parties import additive, make_parties, run_both
 
 Function = Callable[[Party, RingShare], np.ndarray]
@@ -251,3 +255,112 @@ def test_the_limit_is_a_whole_number() -> None:
     assert STRENGTH.bound == 1 << 27 and STRENGTH.most_norm == 1 << 24
     norm = STRENGTH.most_norm
     assert STRENGTH.limit(norm) == int(STRENGTH.high * 512 * norm**2 / 2) < 1 << 57
+
+
+COIN = bytes(range(16))
+ROWS = 32
+
+
+def test_sketches_of_shares_add_up_to_that_of_the_vector() -> None:
+    rng = np.random.default_rng(1)
+    vectors = rng.integers(0, 1 << 64, (3, 50), np.uint64)
+    masks = rng.integers(0, 1 << 64, (3, 50), np.uint64)
+    whole = sketch(COIN, RingShare(vectors), 0, ROWS)
+    halves = [sketch(COIN, RingShare(part), 0, ROWS) for part in (masks, vectors - masks)]
+    assert np.array_equal(halves[0] + halves[1], whole)
+
+
+@pytest.mark.parametrize("rows", [16, 48])
+@pytest.mark.parametrize(("clients", "dim"), [(1, 1), (2, 7), (8, 64), (9, 65), (20, 130)])
+def test_a_sketch_is_that_of_whole_numbers(clients: int, dim: int, rows: int) -> None:
+    """Use the greatest numbers and those of the fewest bits, from any coordinate on."""
+    rng = np.random.default_rng(dim)
+    vectors = rng.integers(0, 1 << 64, (clients, dim), np.uint64)
+    vectors[0, :3] = [1 << 63, 1 << 62, (1 << 64) - 1][:dim]
+    for begin in (0, 4, 1 << 20):
+        stream = Stream(digest("sketch", COIN)[:16], block=begin // 4 * rows // 16)
+        signs = stream.words((dim + 3) // 4 * rows // 8).view(np.uint8).reshape(-1, rows)
+        want = reference.signed_sums(signs, vectors)
+        for native_aes in (True, False):
+            found = sketch(COIN, RingShare(vectors), begin, rows, native_aes)
+            assert found.dtype == np.uint64 and np.array_equal(found, want)
+
+
+def test_narrow_shares_have_the_sketch_of_their_ring() -> None:
+    rng = np.random.default_rng(2)
+    vectors = rng.integers(0, 1 << 20, (3, 70))
+    halves = additive(vectors, 20, rng)
+    one, other = (sketch(COIN, half, 0, ROWS) for half in halves)
+    whole = sketch(COIN, RingShare(vectors.astype(np.uint64)), 0, ROWS)
+    assert np.array_equal(ring.reduce(one + other, 20), ring.reduce(whole, 20))
+
+
+def test_pieces_of_r_follow_each_other() -> None:
+    """R of many rows and coordinates is made in pieces."""
+    vectors = np.ones((1, 5000), np.uint64)
+    whole = sketch(COIN, RingShare(vectors), 0, 1008)
+    parts = [sketch(COIN, RingShare(vectors[:, :1000]), at, 1008) for at in range(0, 5000, 1000)]
+    assert np.array_equal(np.sum(parts, axis=0, dtype=np.uint64), whole)
+
+
+def test_the_seed_is_of_the_sketch_alone() -> None:
+    """Clusters are drawn from the key stream of the coin itself."""
+    ones = RingShare(np.eye(64, dtype=np.uint64))
+    drawn = Stream(COIN).words(64 // 4 * ROWS // 8).view(np.uint8).reshape(-1, ROWS)
+    assert not np.array_equal(sketch(COIN, ones, 0, ROWS), reference.signed_sums(drawn, ones))
+    other = sketch(bytes(16), ones, 0, ROWS)
+    assert not np.array_equal(sketch(COIN, ones, 0, ROWS), other)
+
+
+def test_chunks_of_coordinates_add_up() -> None:
+    rng = np.random.default_rng(1)
+    vectors = rng.integers(0, 1 << 64, (2, 70), np.uint64)
+    whole = sketch(COIN, RingShare(vectors), 0, ROWS)
+    parts = [sketch(COIN, RingShare(vectors[:, at : at + 20]), at, ROWS) for at in range(0, 70, 20)]
+    assert np.array_equal(np.sum(parts, axis=0, dtype=np.uint64), whole)
+
+
+def test_entries_are_minus_one_zero_and_one_with_their_chances() -> None:
+    matrix = sketch(COIN, RingShare(np.eye(400, dtype=np.uint64)), 0, 512).view(np.int64)
+    counts = [(matrix == value).mean() for value in (-1, 0, 1)]
+    assert sum(counts) == 1
+    assert np.allclose(counts, [0.25, 0.5, 0.25], atol=0.005)
+
+
+def test_a_start_within_a_byte_is_refused() -> None:
+    with pytest.raises(InputError, match="rows: 2;"):
+        sketch(COIN, RingShare(np.zeros((1, 4), np.uint64)), 2, ROWS)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8, 9, 31, 32, 33, 63, 64])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
+def test_squares_are_those_of_numpy(bits: int, count: int) -> None:
+    """Square random elements, 0, the least and the greatest, modulo 2^l."""
+    rng = np.random.default_rng(bits + count)
+    values = ring.reduce(rng.integers(0, 2**64, count, np.uint64), bits)
+    edges = ring.reduce(np.array([0, 1, -1, 1 << (bits - 2), -(1 << (bits - 2))]), bits)
+    values[: edges.size] = edges[:count]
+    halves, lanes = additive(values, bits, rng), make_parties()
+
+    def run(j: int) -> np.ndarray:
+        (party,) = lanes[j]
+        party.pool.reserve(square_demand(count, bits))
+        return square(party, halves[j], bits)
+
+    one, other = run_both(run)
+    want = [int(value) ** 2 % 2**bits for value in values]
+    assert ring.reduce(one + other, bits).tolist() == want
+    # nothing is made on the way, and nothing of it was too much
+    taken = square_demand(count, bits).counts[RandomOts(bits)]
+    assert sum(taken) == (bits - 1) * count
+
+
+def test_what_a_square_sends() -> None:
+    """L - 1 choices and as many replies of l bits per element, in both directions together."""
+    lanes = make_parties()
+    halves = additive(np.arange(4096, dtype=np.uint32), 32, np.random.default_rng(1))
+    run_both(lambda j: lanes[j][0].pool.reserve(square_demand(4096, 32)))
+    before = [lanes[j][0].channel.traffic.bytes_sent for j in (0, 1)]
+    run_both(lambda j: square(lanes[j][0], halves[j], 32))
+    sent = sum(lanes[j][0].channel.traffic.bytes_sent - before[j] for j in (0, 1))
+    assert 0 <= sent - 4096 * 31 * 33 // 8 < 1000

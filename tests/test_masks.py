@@ -767,7 +767,7 @@ MASKS: dict[str, Mask] = {
                 "Mean.compute",
                 "chunk.plain_sum(party)",
                 "(open_ring(party, chunk.rows(party).reshape(-1),"
-                " self.bits_for(chunk.max_clients)), chunk.plain_sum(party))[1]",
+                " chunk.form.ring_bits), chunk.plain_sum(party))[1]",
             ),
         ),
         (shares.opens_the_sum_alone,),
@@ -1182,9 +1182,11 @@ def rounds_are_right(silent_ots: bool) -> None:
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
-        top = 2 ** min(params.share_bits, 6) - 1
+        top = 2 ** min(params.form.layout.bits, 6) - 1
         values = rng.integers(0, top, (CLIENTS, params.dim), endpoint=True)
-        uploads = [shared(params, ring.reduce(row[None], params.share_bits)) for row in values]
+        uploads = [
+            shared(params, ring.reduce(row[None], params.form.layout.bits)) for row in values
+        ]
         for outcome in run_rounds(both, params, uploads):
             assert (outcome.values[0] == result(values)).all(), params.method.name
 

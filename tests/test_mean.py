@@ -1,6 +1,5 @@
 """The mean: against numpy at its edges, what is opened, and through real daemons."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.laboratory import plaintext
-from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ConfigError, PolicyRefused
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -19,21 +17,22 @@ from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
-from securemedian.mpc.rounds.run_state import RunState
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 from tests.parties import Lanes, make_parties, run_both
 from tests.test_privacy import looks_uniform, recorders
+
+PAIR = {"clients": 4}
 
 
 def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndarray:
     """Return what both servers open of the clients' values (n, d), signed."""
     names = list(params.weights) or [""] * len(values)
-    weights = params.weights_of(names)
+    weights = params.method.weights_of(names)
     uploads = []
     for name, row in zip(names, values, strict=True):
         published = Published(part=params.part_of(name))
         whole = params.method.encode(row, params.max_clients, published)
-        uploads.append(share.split(whole, params.share_bits))
+        uploads.append(share.split(whole, params.form.layout.bits))
     one, other = run_both(
         lambda j: run_round(
             lanes[j], params, ProtocolParams(), [pair[j] for pair in uploads], weights=weights
@@ -41,7 +40,7 @@ def opened_sum(lanes: Lanes, params: RoundParams, values: np.ndarray) -> np.ndar
     )
     assert (one.values == other.values).all()
     assert one.cost.ots == 0 and one.cost.preprocessing_bytes_sent == 0
-    return ring.signed(one.values, params.ring_bits)[0]
+    return ring.signed(one.values, params.form.ring_bits)[0]
 
 
 @pytest.mark.parametrize("bits", [5, 8, 13, 16, 31, 32, 33, 63, 64])
@@ -71,15 +70,6 @@ def test_the_sum_is_exact_and_keeps_its_sign(lanes: Lanes, clients: int, bits: i
     assert opened_sum(lanes, params, values).tolist() == want
 
 
-def test_clients_scale_by_weights_and_the_mean_is_divided(lanes: Lanes) -> None:
-    weights = {"a": 5, "b": 1, "c": 4, "d": 5}
-    params = RoundParams(Mean(norm_bound="off", weights=weights), dim=300, max_clients=4)
-    values = np.random.default_rng(1).normal(size=(4, 300))
-    total = opened_sum(lanes, params, values)
-    got = params.method.decode(PublicValues(ring.reduce(total, 64)[None]), 15, Published())[0]
-    assert np.allclose(got, np.average(values, axis=0, weights=[5, 1, 4, 5]), atol=2**-22, rtol=0)
-
-
 def test_the_ring_holds_the_sum_of_all() -> None:
     """Headroom is for the clients: 8 of 24 fraction bits fit 31 bits, not 28."""
     RoundParams(Mean(norm_bound="off", ring_bits=31), dim=10, max_clients=8)
@@ -106,33 +96,6 @@ def test_the_sum_alone_is_opened() -> None:
         heard = [(label, array) for label, array in end.received if label[:3] not in ("bas", "ggm")]
         assert [label for label, _ in heard] == ["sizes", "commit.ring", "open.ring"]
         assert looks_uniform(heard[2][1])
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("mean"), clients=4)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    """Unweighted, and weighted by name: the servers know which weight is whose."""
-    updates = np.random.default_rng(2).normal(size=(4, 200)).astype(np.float32)
-    shares = dict(zip(pair.names, [3, 1, 2, 3], strict=True))
-    weighted = {"weights": shares, "norm_bound": 64.0}
-    model = None
-    for options in ({}, weighted):
-        given: dict[str, Any] = {"method": "mean", "dim": 200, "max_clients": 4} | options
-        round_id = pair.open(reset=True, **given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
-        pair.wait("published")
-        weights = list(shares.values()) if options else None
-        params = RunState().settled(RoundParams.from_dict(given))
-        (want,) = plaintext.published(updates, params, Published(model), weights)
-        model = pair.result(round_id)
-        assert np.array_equal(model, want)
-        assert np.allclose(want, np.average(updates, axis=0, weights=weights), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -166,7 +129,7 @@ def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) ->
             client.submit(update, round_id)
     pair.wait("published")
     lowered = RoundParams.from_dict(params.to_dict() | {"weight_cap": 0.3})
-    weights = lowered.weights_of(pair.names)
+    weights = lowered.method.weights_of(pair.names)
     assert weights == [2, 1, 2, 2]
     (want,) = plaintext.published(updates, lowered, Published(), weights)
     assert np.array_equal(pair.result(round_id), want)

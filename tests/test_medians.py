@@ -137,27 +137,6 @@ def test_one_client_has_itself_as_median(method: str) -> None:
         assert (one + other == values[0][0] + values[1][0]).all()
 
 
-@pytest.mark.parametrize("clients", [1, 2, 5, 8])
-def test_any_rank(clients: int) -> None:
-    parties = [side[0] for side in make_parties()]
-    rng = np.random.default_rng(clients)
-    values = columns(rng, clients, -100, 100)
-    index = columns(rng, clients, 0, 7)
-    halves = additive(ring.reduce(values, 32), 32, rng)
-    counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
-    for rank in range(1, clients + 1):
-        one, other = run_both(
-            lambda j: pairwise.median(parties[j], halves[j], 32, "hidden", rank)  # noqa: B023
-        )
-        assert (
-            ring.signed(ring.reduce(one + other, 32), 32) == reference.rank_element(values, rank)
-        ).all()
-        got, _ = run_both(
-            lambda j: bucketed.median(parties[j], counts[j], clients, 8, "scan", rank)  # noqa: B023
-        )
-        assert (got == reference.rank_element(index, rank)).all()
-
-
 def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     values = columns(np.random.default_rng(2), 4, -1000, 1000)
     one, other = pairwise_round(lanes, values, 32, result_to="clients")
@@ -256,7 +235,7 @@ def test_more_uploads_than_the_ring_was_sized_for_are_refused(lanes: Lanes) -> N
 def test_demand_is_all_that_a_round_takes(params: RoundParams) -> None:
     """Nothing is made after `reserve`, and less than one alignment of each kind is left over."""
     both = make_parties()
-    zeros = np.zeros((params.layout.rows, params.dim), ring.dtype(params.share_bits))
+    zeros = np.zeros((params.form.layout.rows, params.dim), ring.dtype(params.form.layout.bits))
     shares = [shared(params, zeros) for _ in range(8)]
     outcome, _ = run_rounds(both, params, shares)
     asked = demand(params, [1] * 8, params.dim).counts

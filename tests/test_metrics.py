@@ -314,8 +314,10 @@ def test_samples_name_only_metrics_and_events_that_there_are(
     name: str, tmp_path: Path, tally: Tally
 ) -> None:
     text = (OPERATIONS / name).read_text()
-    config = Server(0, tmp_path, state_dir=str(tmp_path)).config
-    families = text_string_to_metric_families(Monitor(config, tally).metrics().decode())
+    server = Server(0, tmp_path, state_dir=str(tmp_path))
+    monitor = Monitor(server.config, tally)
+    turn(monitor, server)
+    families = text_string_to_metric_families(monitor.metrics().decode())
     known = {f"{f.name}_total" if f.type == "counter" else f.name for f in families}
     used = set(re.findall(r"\b(?:securemedian|process)_[a-z_]+", text))
     assert used and used <= known

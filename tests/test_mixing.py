@@ -1,14 +1,11 @@
 """Nearest neighbours mixed before a median or a trimmed mean: against slow definitions."""
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
@@ -18,10 +15,8 @@ from securemedian.mpc.rounds.methods.nearest import LONGEST
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
 from securemedian.mpc.rounds.plan import predict
-from tests.daemons import Pair, running
-from tests.parties import Lanes, make_parties, run_both
-from tests.test_krum import DIM, run
-from tests.test_privacy import looks_uniform, recorders
+from tests.parties import Lanes, make_parties, played, run_both
+from tests.test_krum import DIM
 
 SCALE = 2.0**16
 METHODS = ("pairwise", "trimmed-mean", "radix")
@@ -60,7 +55,7 @@ def test_a_result_is_that_of_the_mixed_updates(
     options = {"trim": 0.3} if name == "trimmed-mean" else {}
     params = made(name, DIM, clients, neighbours=f, selection=selection, **options)
     method = params.method
-    outcome = run(lanes, params, updates)
+    outcome = played(lanes, params, updates)
     ranked = np.sort(mixed(method, updates, f, outcome.coin), axis=0)
     if name != "trimmed-mean":
         want = ranked[(clients - 1) // 2] / SCALE / (clients - f)
@@ -84,22 +79,6 @@ def test_a_lane_takes_no_more_memory_than_without() -> None:
     assert all(0.4 * most < memory(name, neighbours=2) < most for name in METHODS)
 
 
-@pytest.mark.parametrize("selection", ["hidden", "opened"])
-def test_who_is_near_to_whom_is_opened_only_where_that_is_asked_for(selection: str) -> None:
-    pair = recorders()
-    params = made("trimmed-mean", 2048, 7, neighbours=2, selection=selection, trim=0.2)
-    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
-    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
-    for end in pair:
-        opened = [label for label, array in end.received if label[:4] == "open"]
-        assert opened == ["open.bits"] * (selection == "opened") + ["open.ring"]
-        for label in {"rows.reply", "square.reply", "mux.reply", "open.ring"} - (
-            {"rows.reply"} if selection == "opened" else set()
-        ):
-            seen = end.of(label).view(np.uint8)
-            assert seen.size < 1000 or looks_uniform(seen), label
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_long_update_is_left_out_before(name: str) -> None:
     params = made(name, DIM, 5, neighbours=1)
@@ -111,8 +90,8 @@ def test_a_long_update_is_left_out_before(name: str) -> None:
     )
     assert checked.passed == [True, True, False, True, True]
     # its error is about its length, as it is not without neighbours
-    assert "longer" in params.method.fault
-    assert "longer" not in made(name, DIM, 5).method.fault
+    assert "longer" in params.form.fault
+    assert "longer" not in made(name, DIM, 5).form.fault
 
 
 def test_sums_of_neighbours_do_not_wrap() -> None:
@@ -121,68 +100,3 @@ def test_sums_of_neighbours_do_not_wrap() -> None:
     assert longest * mixing.MOST_CLIENTS < 1 << mixing.MIXED_BITS - 2
     assert longest * mixing.MOST_CLIENTS < 1 << radix.MIXED_WORD_BITS - 1
     assert longest * mixing.MOST_CLIENTS**2 < 1 << mixing.MIXED_BITS - 1
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"neighbours": 4}, "neighbours 4 needs more than 8 clients: max_clients is 7"),
-        ({"neighbours": -2}, "invalid neighbours: .*; give a whole number from 0"),
-        ({"neighbours": 2, "ring_bits": 32, "fraction_bits": 8}, "leave ring_bits out"),
-        ({"neighbours": 2, "groups": 2, "membership": "visible"}, "leave weights and groups"),
-        ({"method": "radix", "neighbours": 2, "encoding": "bfloat16"}, "leave encoding and"),
-        ({"neighbours": 2, "max_clients": 129}, "invalid max_clients with neighbours: .* to 128"),
-        ({"method": "pairwise", "neighbours": 2, "result_to": "clients"}, "leave result_to out"),
-        (
-            {"method": "pairwise", "neighbours": 2, "weights": {"a": 1, "b": 1, "c": 1}},
-            "leave w",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
-    given = {"method": "trimmed-mean", "dim": 9, "max_clients": 7}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
-def test_too_few_of_those_who_take_part_are_refused() -> None:
-    params = made("trimmed-mean", 9, 7, neighbours=2)
-    params.check_included(list("abcde"))
-    with pytest.raises(ConfigError, match="more than 4 clients: those who take part are 4"):
-        params.check_included(list("abcd"))
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("mixing"), clients=5)) as started:
-        yield started
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["trimmed-mean", "radix"])
-def test_through_real_daemons(name: str, pair: Pair) -> None:
-    """Open nothing, and then who is near, from the result before."""
-    rng, latest = np.random.default_rng(4), None
-    for selection in ("hidden", "opened"):
-        params = made(name, 200, 5, neighbours=1, selection=selection)
-        round_id = pair.open(**params.to_dict())
-        before = pair.published("client-1", round_id)
-        model = np.zeros(200, np.float32) if before.model is None else before.model
-        assert latest is None or np.array_equal(model, latest)
-        steps = np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01
-        # as long as the others, so that its length does not tell
-        steps[3] *= -1
-        updates = (model + steps).astype(np.float32)
-        for client, update in zip(pair.names, updates, strict=True):
-            pair.submit(client, update)
-        status = pair.wait("published")
-        placed = updates[[pair.names.index(client) for client in status["included"]]]
-        published = replace(before, coin=bytes.fromhex(status["coin"]))
-        (want,) = params.method.in_the_clear(Clear(placed, [1] * 5, published, 5))
-        latest = pair.result(round_id)
-        assert np.array_equal(latest, want.astype(np.float32))
-        honest = np.delete(updates, 3, axis=0).mean(axis=0)
-        assert np.abs(latest - honest).max() < 0.05

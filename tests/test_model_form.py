@@ -1,7 +1,6 @@
 """The form of a model: layers are matched by name, and what does not fit is refused in words."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from securemedian.clients import files, update
 from securemedian.common.model_form import MAX_FORM_BYTES, FormEntry, ModelForm
 from securemedian.mpc.errors import InputError, PeerProtocolError, SecureMedianError
 from securemedian.mpc.rounds.methods.radix import Radix
-from tests.daemons import WAIT_S, Pair, in_background, running
+from tests.daemons import WAIT_S, Pair, in_background
 from tests.test_own_model import member, toml
 
 PARAMS = RoundParams(Radix(), dim=8, max_clients=2)
@@ -161,21 +160,6 @@ def test_train_keeps_layers_local_over_restarts() -> None:
 
 
 # With servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("form") / "keys", clients=3)) as started:
-        yield started
-
-
-@pytest.fixture
-def coordinator(pair: Pair) -> Iterator[Coordinator]:
-    """Return the coordinator, and end what a test leaves open."""
-    with Coordinator.from_config(toml(pair, "coordinator")) as one:
-        yield one
-        if one.status().state == "open":
-            one.abort_round(one.status().round, "the test is over")
 
 
 def model(fc1: float, fc2: float, swapped: bool = False) -> dict[str, np.ndarray]:

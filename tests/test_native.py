@@ -201,7 +201,7 @@ def test_halves_are_expanded_as_they_are_told(monkeypatch: pytest.MonkeyPatch) -
 def test_a_server_expands_halves_as_it_is_configured(native_aes: bool, tmp_path: Path) -> None:
     store, shape = Store(tmp_path, native_aes=native_aes), Dealing(200, 4, 3)
     seed = np.frombuffer(bytes(16), np.uint8)
-    plain = store.spool("1-0000000a", ROUND.layout)
+    plain = store.spool("1-0000000a", ROUND.form.layout)
     row = plain.put("a", Piece(UPLOAD, "seed", seed))
     assert row is not None
     plain.add(row)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,12 @@ import pytest
 pytest.importorskip("nvflare")
 pytest.importorskip("sklearn")
 
-from tests.daemons import ROOT, Pair, running
+from tests.daemons import ROOT, Pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 240.0
 SITES = 3
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("nvflare") / "keys")) as started:
-        yield started
 
 
 def simulated(folder: Path, keys: Path, rounds: int = 2) -> tuple[int, str]:

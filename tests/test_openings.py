@@ -364,7 +364,7 @@ def test_a_shifted_verdict_shows_or_is_found(waits: bool, monkeypatch: pytest.Mo
     updates = RNG.normal(0, 1, (clients, dim))
     updates *= (np.array([0, 1e-3] * 3) / np.linalg.norm(updates, axis=1))[:, None]
     halves = [
-        share.split(method.encode(update, clients, Published()), params.share_bits)
+        share.split(method.encode(update, clients, Published()), params.form.layout.bits)
         for update in updates
     ]
     check, true = method.norm_check, lengths.at_most

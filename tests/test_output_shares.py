@@ -101,11 +101,6 @@ def dealt_parties(extension: str, pair: tuple[Channel, Channel]) -> list[Party]:
     ]
 
 
-def sender_of(party: Party) -> Any:
-    """Return the sender's end of a party's OT extension."""
-    return party.pool.ends.sender
-
-
 def radix_products(party: Party, own: tuple[XorBits, XorBits], bits: int) -> list[RingShare]:
     """Run two steps of the radix median, for one client with bits x and y: products x and x y."""
     (x, y), words = own, own[0].size
@@ -376,10 +371,7 @@ def from_two_bits(party: Party, x: XorBits, y: XorBits, bits: int) -> RingShare:
 PROTOCOLS: dict[str, Protocol] = {
     **{
         f"greater-{bits}": Protocol(
-            private(bits, np.greater),
-            on_own(millionaire.greater),
-            1,
-            messages=messages,
+            private(bits, np.greater), on_own(millionaire.greater), 1, messages=messages
         )
         for bits, messages in (
             (2, {"leaf.request": ((2,), "sending"), "leaf.reply": ((4,), "receiving")}),
@@ -390,10 +382,7 @@ PROTOCOLS: dict[str, Protocol] = {
     },
     **{
         f"equal-{bits}": Protocol(
-            private(bits, np.equal),
-            on_own(millionaire.equal),
-            1,
-            messages=messages,
+            private(bits, np.equal), on_own(millionaire.equal), 1, messages=messages
         )
         for bits, messages in (
             (4, {"leaf.request": ((4,), "sending"), "leaf.reply": ((16,), "receiving")}),
@@ -777,10 +766,6 @@ def test_a_correlation_says_nothing_of_the_other_half(
     check(of, extension)
 
 
-def test_corrections_of_dabits_say_nothing() -> None:
-    dabit_corrections()
-
-
 # Oblivious transfer: what a receiver can unmask is what it chose
 
 
@@ -871,25 +856,6 @@ def one_way(bits: int) -> tuple[Any, Any]:
     return (one[0] for one, _ in batches), (other[1] for _, other in batches)
 
 
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-def test_the_key_not_chosen_stays_unknown(extension: str) -> None:
-    extension_keys(extension)
-
-
-@pytest.mark.parametrize("extension", OT_EXTENSIONS)
-def test_lanes_have_nothing_in_common(extension: str) -> None:
-    lanes_apart(extension)
-
-
-@pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
-def test_corrections_hide_the_choices(field_bits: int) -> None:
-    extension_corrections(field_bits)
-
-
-def test_messages_of_ots_are_masked() -> None:
-    correlated_messages()
-
-
 def proofs(fills: int = COUNT // 64) -> None:
     """Check what proves a receiver's corrections beside the sum of the choices that are used."""
     sender, receiver, pair = ends()
@@ -908,10 +874,6 @@ def proofs(fills: int = COUNT // 64) -> None:
     check_uniform(
         {name: bits_of_bytes([word.tobytes() for word in words]) for name, words in seen.items()}
     )
-
-
-def test_proofs_of_corrections_hide_the_choices() -> None:
-    proofs()
 
 
 # Set-up
@@ -1075,26 +1037,6 @@ def silent_sums(count: int) -> None:
     check_uniform(columns("unmasked", given) | columns("own seed", own), {"side": side})
 
 
-def test_the_base_key_not_chosen_stays_unknown() -> None:
-    base_ots()
-    announced_points()
-
-
-@pytest.mark.parametrize("field_bits", [1, 2, 4])
-def test_sums_of_trees_hide_the_missing_leaf(field_bits: int) -> None:
-    tree_sums(field_bits)
-
-
-def test_sessions_have_nothing_in_common() -> None:
-    sessions_apart()
-    for extension in OT_EXTENSIONS:
-        streams_apart(extension)
-
-
-def test_sums_of_silent_ots_hide_the_path() -> None:
-    silent_sums(100 * ALIGN)
-
-
 # Uploads and openings
 
 
@@ -1225,28 +1167,35 @@ def opens_nothing(name: str) -> None:
         raise Leak(f"{name} sends {', '.join(opened)}")
 
 
-@pytest.mark.parametrize("xor", [False, True])
-@pytest.mark.parametrize("bits", [2, 4, 5, 32, 64])
-def test_a_share_of_an_upload_says_nothing(bits: int, xor: bool) -> None:
-    upload_shares(bits, xor)
-
-
-def test_only_the_bits_opened_are_sent() -> None:
-    opened_bits_alone()
-
-
-def test_the_mean_opens_the_sum_alone() -> None:
-    opens_the_sum_alone()
-
-
-def test_reclusterings_open_one_aggregate() -> None:
-    opens_one_aggregate()
-
-
-def test_zeno_opens_the_sum_of_clusters_alone() -> None:
-    opens_the_sum_of_clusters_alone()
-
-
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_shared_outputs_are_not_opened_on_the_way(name: str) -> None:
     opens_nothing(name)
+
+
+# Each check with what it takes.
+SENT: list[tuple[Any, ...]] = [
+    (dabit_corrections,),
+    *((extension_keys, extension) for extension in OT_EXTENSIONS),
+    *((lanes_apart, extension) for extension in OT_EXTENSIONS),
+    *((streams_apart, extension) for extension in OT_EXTENSIONS),
+    *((extension_corrections, field_bits) for field_bits in (1, 2, 4, 8)),
+    (correlated_messages,),
+    (proofs,),
+    (base_ots,),
+    (announced_points,),
+    *((tree_sums, field_bits) for field_bits in (1, 2, 4)),
+    (sessions_apart,),
+    (silent_sums, 100 * ALIGN),
+    *((upload_shares, bits, xor) for bits in (2, 4, 5, 32, 64) for xor in (False, True)),
+    (opened_bits_alone,),
+    (commitments_hide,),
+    (digests_are_hidden,),
+    (opens_the_sum_alone,),
+    (opens_one_aggregate,),
+    (opens_the_sum_of_clusters_alone,),
+]
+
+
+@pytest.mark.parametrize("check", SENT, ids=lambda check: check[0].__name__)
+def test_nothing_more_is_sent(check: tuple[Any, ...]) -> None:
+    check[0](*check[1:])

@@ -1,7 +1,6 @@
 """Rounds that are for some clients of a cohort alone, whom the coordinator names."""
 
 import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from tests.daemons import Pair, wait_until
 from tests.servers_alone import PARAMS, START, Server, held
 
 ROUND = "1-0000000a"
+PAIR = {"clients": 4}
 
 
 @pytest.fixture
@@ -245,15 +245,6 @@ def test_they_must_have_the_clients_that_an_earlier_attempt_binds(s0: Server) ->
 
 
 # With real servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("pair") / "keys", clients=4)
-    made.start("s0", "s1")
-    made.link()
-    yield made
-    made.close()
 
 
 @pytest.mark.slow

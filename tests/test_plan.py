@@ -25,14 +25,20 @@ from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.chunks import evenly
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import Shard, shards
 from securemedian.mpc.rounds.lanes import SIZE_WORDS
+from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.krum import Krum
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
 from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
@@ -40,64 +46,35 @@ from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.servers.network.control import SHA256_BYTES
 from tests.daemons import SETTINGS, Pair, running
 from tests.parties import make_parties, run_both
+from tests.test_groups import VISIBLE
 
 pytestmark = pytest.mark.slow
 
 # several chunks from a few thousand coordinates on
-SMALL: dict[str, Any] = {
-    "chunk": 1280,
-    "batch": 1 << 14,
-}
+SMALL: dict[str, Any] = {"chunk": 1280, "batch": 1 << 14}
 
-ROUNDS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed", "uploads": "dealt", "buckets": 8, "schedule": "scan"},
-    "scan-wide": {
-        "method": "bucketed",
-        "uploads": "dealt",
-        "buckets": 3,
-        "schedule": "scan",
-        "ring_bits": 16,
-    },
-    "bisect": {"method": "bucketed", "uploads": "dealt", "schedule": "bisect", "buckets": 11},
-    "unverified": {"method": "bucketed", "uploads": "unverified", "schedule": "scan"},
-    "pairwise": {"method": "pairwise"},
-    "pairwise-opened": {
-        "method": "pairwise",
-        "selection": "opened",
-        "ring_bits": 32,
-        "fraction_bits": 16,
-    },
-    "pairwise-clients": {
-        "method": "pairwise",
-        "result_to": "clients",
-        "ring_bits": 20,
-        "fraction_bits": 8,
-    },
-    "float32": {"method": "radix"},
-    "bfloat16": {"method": "radix", "encoding": "bfloat16"},
-    "fixed": {"method": "radix", "encoding": "fixed", "word_bits": 11, "fraction_bits": 4},
-    "buckets": {"method": "radix", "encoding": "buckets"},
-    "ranks": {"method": "radix", "encoding": "bfloat16", "ranks": [1, 2], "quantiles": [0.9]},
-    "midpoint": {"method": "radix", "encoding": "bfloat16", "midpoint": True},
-    "trimmed-mean": {"method": "trimmed-mean", "trim": 0.3},
-    "mean": {"method": "mean"},
-    "bounded": {"method": "mean", "norm_bound": 2.0},
-    "unbounded": {"method": "mean", "norm_bound": "off"},
-    "untrimmed": {"method": "trimmed-mean", "trim": 0.0},
-    "reclustered": {"method": "reclustered", "reclusterings": 3},
-    "reclustered-radix": {
-        "method": "reclustered",
-        "clusters": 1,
-        "median_by": "radix",
-        "ring_bits": 32,
-        "fraction_bits": 8,
-    },
-    "reclustered-trimmed": {
-        "method": "reclustered",
-        "clusters": 1,
-        "aggregator": "trimmed-mean",
-        "trim": 0.3,
-    },
+ROUNDS: dict[str, Method] = {
+    "scan": Bucketed(buckets=8, schedule="scan", uploads="dealt"),
+    "scan-wide": Bucketed(buckets=3, schedule="scan", uploads="dealt", ring_bits=16),
+    "bisect": Bucketed(buckets=11, schedule="bisect", uploads="dealt"),
+    "unverified": Bucketed(schedule="scan", uploads="unverified"),
+    "pairwise": Pairwise(),
+    "pairwise-opened": Pairwise(selection="opened", ring_bits=32, fraction_bits=16),
+    "pairwise-clients": Pairwise(result_to="clients", ring_bits=20, fraction_bits=8),
+    "float32": Radix(),
+    "bfloat16": Radix(encoding="bfloat16"),
+    "fixed": Radix(encoding="fixed", word_bits=11, fraction_bits=4),
+    "buckets": Radix(encoding="buckets"),
+    "ranks": Radix(encoding="bfloat16", ranks=[1, 2], quantiles=[0.9]),
+    "midpoint": Radix(encoding="bfloat16", midpoint=True),
+    "trimmed-mean": TrimmedMean(trim=0.3),
+    "untrimmed": TrimmedMean(trim=0.0),
+    "mean": Mean(),
+    "bounded": Mean(norm_bound=2.0),
+    "unbounded": Mean(norm_bound="off"),
+    "reclustered": Reclustered(reclusterings=3),
+    "reclustered-radix": Reclustered(clusters=1, median_by="radix", ring_bits=32, fraction_bits=8),
+    "reclustered-trimmed": Reclustered(clusters=1, aggregator="trimmed-mean", trim=0.3),
 }
 
 WEIGHTS = [3, 1, 4, 2, 5]
@@ -119,8 +96,8 @@ def counted(
         return [share.SeedUpload(layout, bytes([client] * 16)) for client in range(len(weights))]
 
     def run(j: int) -> Cost:
-        given, dealt = uploads(params.layout), params.dealing
-        if params.upload_check and shard:
+        given, dealt = uploads(params.form.layout), params.form.dealing
+        if params.form.check and shard:
             agreed = replace(shard, coin=coin or b"")
             sizes = parties[j], params, protocol
             surveyed, cost = survey_shard(*sizes, given, weights, agreed, checking=True)
@@ -142,14 +119,15 @@ def counted(
             pairs = zip(halves, given, strict=True)
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
         used = replace(shard, coin=coin) if shard and coin else shard
-        if params.method.surveys and used:
+        if params.form.survey and used:
             sizes = parties[j], params, protocol
             surveyed, cost = survey_shard(*sizes, given, weights, used)
             checked = cost.after(checked)
             if used.number == 0:
                 found, cost = judge_surveys(parties[j], params, surveyed, weights, used)
                 used, checked = replace(used, verdicts=found), cost.after(checked)
-        outcome = run_round(parties[j], params, protocol, given, weights=weights, shard=used)
+        groups = evenly(params, len(weights)) if params.method.visible else []
+        outcome = run_round(parties[j], params, protocol, given, None, weights, groups, shard=used)
         return outcome.cost.after(checked)
 
     return run_both(run)
@@ -168,7 +146,7 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
     assert predicted.costs == tuple(totals(cost) for cost in counted(params, weights, protocol))
     assert predicted.memory > 0
     for cost in predicted.costs:
-        verified = params.method.checks_values or params.dealing is not None
+        verified = params.form.checks or params.form.dealing is not None
         assert (cost.checking_bytes_sent > 0) == verified
 
 
@@ -177,7 +155,7 @@ def check(params: RoundParams, weights: list[int], protocol: ProtocolParams) -> 
 )
 def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "PART", 256)
-    params = RoundParams.from_dict({"dim": 1000, "max_clients": 4} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=1000, max_clients=4)
     protocol = ProtocolParams(lanes=2, chunk=256)
     plans = predict_shards(params, [1] * 4, protocol, 3)
     cut = shards(params.dim, 3)
@@ -185,8 +163,8 @@ def test_the_cost_of_each_shard_is_predicted(name: str, monkeypatch: pytest.Monk
     for shard, plan in zip(cut, plans, strict=True):
         real = counted(params, [1] * 4, protocol, shard)
         assert plan.costs == tuple(totals(cost) for cost in real)
-    if params.dealing:
-        assert len(params.dealing.parts) == 3
+    if params.form.dealing:
+        assert len(params.form.dealing.parts) == 3
 
 
 def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +172,8 @@ def test_plan_tells_what_workers_change(tmp_path: Path, capsys: pytest.CaptureFi
     rows = {}
     for workers in (0, 4):
         file = tmp_path / f"{workers}.json"
-        assert cli.main([*given, str(file), "--workers", str(workers)]) == 0
+        more = ["--workers", str(workers)] if workers else []
+        assert cli.main([*given, str(file), *more]) == 0
         rows[workers] = json.loads(file.read_text())[0]
     one, four = rows[0], rows[4]
     assert four["workers"] == 4 and one["workers"] == one["door_seconds"] == 0
@@ -216,7 +195,7 @@ SIZES = [(1, 5, 4, 1), (127, 2, 2, 2), (129, 8, 4, 3), (5000, 5, 2, 3)]
 def test_predicted_is_counted(
     name: str, dim: int, clients: int, field_bits: int, lanes: int
 ) -> None:
-    params = RoundParams.from_dict({"dim": dim, "max_clients": clients} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=dim, max_clients=clients)
     check(params, [1] * clients, ProtocolParams(field_bits, lanes, **SMALL))
 
 
@@ -230,53 +209,46 @@ def test_predicted_is_counted_of_silent_ots(
     """Many iterations of a code for tests alone, whose ends fall anywhere in a chunk."""
     for code, bins in (("SETUP", 70), ("CODE", 100)):
         monkeypatch.setattr(ferret, code, ferret.Code(secrets=3000, bins=bins, depth=7))
-    params = RoundParams.from_dict({"dim": 5000, "max_clients": 3} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=5000, max_clients=3)
     check(params, [1] * 3, ProtocolParams(2, lanes, "silent", **SMALL))
 
 
-# a round's options, the clients' weights, and the protocol
-Case = tuple[dict[str, Any], list[int], ProtocolParams]
+# a method, the coordinates, the clients' weights, and the protocol
+Case = tuple[Method, int, list[int], ProtocolParams]
 TWO = ProtocolParams(lanes=2, chunk=256)
-ZENO = {"method": "zeno", "validator": "client-0", "clusters": 2, "reclusterings": 2}
+ZENO = Zeno(validator="client-0", clusters=2, reclusterings=2)
+FEW = Pairwise(ring_bits=16, fraction_bits=4)
 CASES: dict[str, Case] = {
-    "some stay away": (
-        {"dim": 700, "max_clients": 30} | ROUNDS["bfloat16"],
-        [1] * 4,
-        ProtocolParams(**SMALL),
-    ),
-    "the validator weighs nothing": (ZENO | {"dim": 700}, [1] * 6 + [0], TWO),
-    "comparisons are cut into batches": (
-        {"method": "pairwise", "dim": 130, "ring_bits": 16, "fraction_bits": 4},
-        [1] * 20,
-        ProtocolParams(lanes=2, batch=4096),
-    ),
+    "the validator weighs nothing": (ZENO, 700, [1] * 6 + [0], TWO),
+    "comparisons are cut into batches": (FEW, 130, [1] * 20, replace(TWO, batch=4096)),
 }
+for _grouped in (Bucketed(buckets=8, groups=4), *VISIBLE):
+    CASES[_grouped.label] = _grouped, 700, [1] * 12, TWO
 for _name in ("scan", "pairwise", "pairwise-opened", "bfloat16"):
-    _named = {str(client): weight for client, weight in enumerate(WEIGHTS)}
-    CASES[f"{_name} by weights"] = (
-        {"dim": 3000, "weights": _named} | ROUNDS[_name],
-        WEIGHTS,
-        ProtocolParams(lanes=2, **SMALL),
-    )
+    _named: Any = {"weights": {str(client): weight for client, weight in enumerate(WEIGHTS)}}
+    _weighted = replace(ROUNDS[_name], **_named)
+    CASES[f"{_name} by weights"] = _weighted, 3000, WEIGHTS, ProtocolParams(lanes=2, **SMALL)
 for _extension in ("softspoken", "silent"):
-    CASES[f"{_extension}, chunks as they are"] = (
-        {"dim": 150_001} | ROUNDS["scan"],
-        [1] * 8,
-        ProtocolParams(ot_extension=_extension),
-    )
+    _whole = ProtocolParams(ot_extension=_extension)
+    CASES[f"{_extension}, chunks as they are"] = ROUNDS["scan"], 150_001, [1] * 8, _whole
 for _selection in ("hidden", "opened"):
     for _clients in (3, 10, 24):
-        _krum = {"method": "krum", "selection": _selection, "dim": 700}
-        CASES[f"krum {_selection} {_clients}"] = _krum, [1] * _clients, TWO
-    for _method in ("pairwise", "trimmed-mean", "radix"):
-        _mixed = {"method": _method, "neighbours": 2, "selection": _selection, "dim": 700}
-        CASES[f"{_method} mixed {_selection}"] = _mixed, [1] * 6, TWO
+        _krum = Krum(selection=_selection)
+        CASES[f"krum {_selection} {_clients}"] = _krum, 700, [1] * _clients, TWO
+    for _method in (Pairwise, TrimmedMean, Radix):
+        _mixed = _method(neighbours=2, selection=_selection)
+        CASES[f"{_method.name} mixed {_selection}"] = _mixed, 700, [1] * 6, TWO
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_predicted_is_counted_in_special_cases(case: str) -> None:
-    options, weights, protocol = CASES[case]
-    check(RoundParams.from_dict({"max_clients": len(weights)} | options), weights, protocol)
+    method, dim, weights, protocol = CASES[case]
+    check(RoundParams(method, dim=dim, max_clients=len(weights)), weights, protocol)
+
+
+def test_predicted_is_counted_where_some_stay_away() -> None:
+    params = RoundParams(ROUNDS["bfloat16"], dim=700, max_clients=30)
+    check(params, [1] * 4, ProtocolParams(**SMALL))
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 9])
@@ -284,8 +256,8 @@ def test_predicted_is_counted_of_dealings_in_parts(
     clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dealing, "PART", 1000)
-    params = RoundParams.from_dict({"dim": 3500, "max_clients": 9} | ROUNDS["scan"])
-    assert params.dealing is not None and len(params.dealing.parts) == 3
+    params = RoundParams(ROUNDS["scan"], dim=3500, max_clients=9)
+    assert params.form.dealing is not None and len(params.form.dealing.parts) == 3
     check(params, [1] * clients, ProtocolParams(lanes=1, **SMALL))
 
 
@@ -349,7 +321,7 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
         checks = [event for event in pair.events("s0") if event["event"] == "check-begun"]
     assert len(status["included"]) == clients
     beside = size_of([(True, "sizes", np.uint64, (SIZE_WORDS,))])
-    if shape := RoundParams.from_dict(given).dealing:
+    if shape := RoundParams.from_dict(given).form.dealing:
         several = [len(event["clients"]) for event in checks]
         assert sum(several) == clients
         for count in several:
@@ -364,7 +336,7 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["scan", "bisect", "bfloat16", "float32"])
 def test_a_large_model_is_planned_in_seconds(name: str) -> None:
-    params = RoundParams.from_dict({"dim": 1_663_370, "max_clients": 8} | ROUNDS[name])
+    params = RoundParams(ROUNDS[name], dim=1_663_370, max_clients=8)
     # compiles
     predict(replace(params, dim=200), [1] * 8, ProtocolParams())
     # processor time, so that other users of the machine are not in it
@@ -398,12 +370,14 @@ def test_what_no_memory_holds_is_refused() -> None:
         predict(RoundParams(Pairwise(), dim=1000, max_clients=2000), [1] * 2000, ProtocolParams())
 
 
-def test_the_formula() -> None:
+def test_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = Cost(ots=1000, bytes_sent=2_000_000, bytes_received=1_000_000, rounds=10)
-    plan = Plan((cost, cost), checking_seconds=0.1, online_seconds=1, memory=0, chunks=1)
-    params = RoundParams(Bucketed(buckets=8, schedule="scan"), dim=100, max_clients=3)
+    plan = Plan((cost, cost), checking_seconds=0.1, online_seconds=1, memory=0)
+    monkeypatch.setattr(forecast, "predict", lambda *_: plan)
+    monkeypatch.setattr(forecast, "seconds_per_ot", lambda *_: 1e-3)
+    params = RoundParams(Bucketed(buckets=8, uploads="unverified"), dim=100, max_clients=3)
     for shape, seconds in ((LinkShape(math.inf, 0), 2.4), (LinkShape(1e6, 0.1), 16 + 10 * 0.05)):
-        row = forecast.estimate("", params, 3, [plan], shape, ot=1e-3, byte=1e-7)
+        row = forecast.forecast(params, 3, ProtocolParams(), shape, byte=1e-7)
         assert row.compute_seconds == pytest.approx(1 + 0.1 + 1 + 0.3)
         assert row.seconds == pytest.approx(seconds + 10 * forecast.HOP_S)
 
@@ -448,9 +422,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         # a long name is folded
         assert all(word in printed for word in row["name"].split())
         params = RoundParams.from_dict(row["round"])
-        assert row["client_bytes_ahead"] == params.bytes_ahead
-        assert row["client_bytes_after"] == params.bytes_after
-        verified = params.method.checks_values or params.dealing is not None
+        assert row["client_bytes_ahead"] == params.form.bytes_ahead
+        assert row["client_bytes_after"] == params.form.bytes_after
+        verified = params.form.checks or params.form.dealing is not None
         assert (row["checking_seconds"] > 0) == verified
     for what in ("exact", "approximate"):
         best = min((row for row in rows if row["kind"] == what), key=lambda row: row["seconds"])
@@ -507,7 +481,9 @@ def test_no_figure_is_cut_where_there_is_little_room() -> None:
 def test_a_plan_counts_the_check_of_dealings() -> None:
     """Its time grows with the clients, and its memory is that of a part."""
     one, other = (
-        RoundParams(Bucketed(uploads="dealt", check_bits=bits), dim=20_000, max_clients=4).dealing
+        RoundParams(
+            Bucketed(uploads="dealt", check_bits=bits), dim=20_000, max_clients=4
+        ).form.dealing
         for bits in (40, 128)
     )
     assert one is not None and other is not None
@@ -523,7 +499,7 @@ def test_the_ots_of_an_audit_are_seconds_of_the_check() -> None:
     params = RoundParams(Bucketed(audit=True), dim=3000, max_clients=4)
     given = params, 4, ProtocolParams(), LinkShape(1e9, 0)
     audited = predict_audit(params, [1] * 4, ProtocolParams()).ots
-    found = forecast.forecast("", *given, 1e-9)
+    found = forecast.forecast(*given, 1e-9)
     assert 0 < audited < found.cost.ots
     ot = found.ahead_seconds / (found.cost.ots - audited)
     assert 1e-9 < ot < 1e-5 and found.checking_seconds > forecast.AUDIT * audited * ot
@@ -554,7 +530,7 @@ def test_plan_says_what_noise_gives_and_whether_it_drowns_the_model(
 ) -> None:
     def row(method: Mean) -> forecast.Forecast:
         params = RoundParams(method, dim=dim, max_clients=clients)
-        return forecast.Forecast("mean", params, clients, Cost(), 0, 0, 0, 0, 0, 0)
+        return forecast.Forecast(params, clients, Cost(), 0, 0, 0, 0, 0, 0)
 
     noisy = row(Mean(norm_bound=1.0, noise_multiplier=1.0))
     epsilon, ratio, *warning = forecast.of_noise([noisy])

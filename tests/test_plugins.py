@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from securemedian.mpc.errors import (
     ServerUnreachable,
 )
 from securemedian.plugins.rounds import (
+    Arrays,
     FrameworkRounds,
     TrainingPlan,
     listed,
@@ -28,7 +28,7 @@ from securemedian.plugins.rounds import (
     same_form,
     submit,
 )
-from tests.daemons import ROOT, Pair, running
+from tests.daemons import ROOT, Pair
 from tests.prose import literals
 
 MODEL = {"w": np.zeros((2, 2), np.float32), "steps": np.array([3])}
@@ -74,16 +74,10 @@ def test_a_lease_is_for_one(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "coordinator.round").st_mode & 0o777 == 0o600
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("plugins") / "keys")) as started:
-        yield started
-
-
 def options(**changes: Any) -> TrainingPlan:
-    given: dict[str, Any] = {"options": None, "wait_s": 0.1} | changes
-    method = given.pop("method", "radix")
-    return TrainingPlan.of(method, 2, 60.0, None, **given)
+    chosen: dict[str, Any] = {"method": "radix", "min_clients": 2, "deadline_s": 60.0}
+    given = chosen | {"range_policy": None, "options": None, "wait_s": 0.1} | changes
+    return TrainingPlan.of(**given)
 
 
 def rounds_of(pair: Pair, **changes: Any) -> FrameworkRounds:
@@ -124,10 +118,56 @@ def test_a_round_of_a_framework_from_its_opening_to_its_result(
     rounds.end()
     status = pair.status(round_id=round_id)
     assert (status["state"], "the run was stopped" in status["reason"]) == ("failed", True)
-    # the next caller has the lease
+    # the next caller has the lease, and is killed
     other = rounds_of(pair)
-    other.open(MODEL, 3)
-    other.end()
+    left_open = other.open(MODEL, 3)
+    assert other._lease
+    other._lease.release()
+    rounds.open(MODEL, 3)
+    rounds.end()
+    reason = pair.status(round_id=left_open)["reason"]
+    assert "a new run has replaced the one that opened it" in reason
+
+
+@pytest.mark.slow
+def test_a_round_of_somebody_else_is_left_alone(pair: Pair) -> None:
+    theirs = pair.open(method="radix", dim=3, max_clients=2, deadline_s=60, reset=True)
+    rounds = rounds_of(pair)
+    with pytest.raises(RoundBusy, match=f"S0: .*{theirs} is open"):
+        rounds.open(MODEL, 3)
+    rounds.end()
+    assert pair.status(round_id=theirs)["state"] == "open"
+    pair.caller("coordinator", "s0").ask("abort", round=theirs, reason="the test is over")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [False, True], ids=["kept", "changed"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rounds_on_buckets_go_on_from_the_model_that_s0_keeps(
+    pair: Pair, dtype: type[np.floating[Any]], changed: bool
+) -> None:
+    """S0's model is float32, and the clients' is the nearest that float16 can say.
+
+    An optimiser changes the model: S0 takes it, and goes on with its range.
+    """
+    rounds = rounds_of(pair, method="bucketed", options={"buckets": 16})
+    model: Arrays = {"w": np.linspace(-1, 1, 6).astype(dtype)}
+    for number in (1, 2):
+        round_id = rounds.open(model, 2)
+        assert pair.status()["number"] == number
+        published = pair.published("client-1", round_id)
+        assert published.model is not None and published.policy and published.scale is not None
+        assert np.array_equal(published.model.astype(dtype), model["w"])
+        assert np.all(published.scale < published.policy.start()) == (number == 2)
+        for client in (1, 2):
+            config = ClientConfig.load(pair.folder / f"client-{client}.toml")
+            # a few of the smallest steps of float16 next to 1
+            submit(config, {"w": (model["w"] + dtype(0.002 * client)).astype(dtype)}, round_id)
+        result = rounds.result(round_id, model)
+        assert result["w"].dtype == dtype
+        assert np.abs(result["w"] - model["w"] - 0.002).max() < 0.02
+        model = {"w": result["w"] + dtype(changed)}
+    rounds.end()
 
 
 @pytest.mark.slow
@@ -145,6 +185,9 @@ def test_servers_that_are_away_are_waited_for(pair: Pair, caplog: pytest.LogCapt
     ("changes", "said"),
     [
         ({"method": "median"}, "invalid method: .*; take one of"),
+        ({"method": "bucketed", "options": {"trim": 0.1}}, "invalid option of bucketed: trim"),
+        ({"min_clients": 1}, "invalid min_clients: 1; give 2"),
+        ({"deadline_s": 0}, "invalid deadline_s: 0; give more than 0"),
         ({"options": {"dim": 5, "max_clients": 2}}, "these options: dim and max_clients"),
         ({"on_failure": "retry"}, "invalid on_failure: .*; take one of stop, skip"),
         ({"wait_s": 0}, "invalid wait_s: 0; give more than 0 seconds"),
@@ -161,7 +204,7 @@ def test_options_are_the_parameters_of_a_round() -> None:
     assert chosen.skips and not options().skips
     params = chosen.params(dim=7, max_clients=4)
     assert (params.dim, params.max_clients, params.min_clients) == (7, 4, 2)
-    assert (params.deadline_s, params.uses_range) == (60.0, True)
+    assert (params.deadline_s, params.form.buckets) == (60.0, 8)
     # though two clients could not take part in such a round
     for method, others in (("krum", {"faulty": 1, "chosen": 3}), ("radix", {"ranks": [5]})):
         assert options(method=method, options=others).params(dim=7, max_clients=5).max_clients == 5

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from securemedian.mpc.errors import PeerProtocolError, SecureMedianError
 from securemedian.mpc.protocols import share
-from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import (
     DaBits,
@@ -28,7 +27,6 @@ from securemedian.mpc.protocols.correlations.kinds import (
 )
 from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpokenSender
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -41,12 +39,12 @@ from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Coin, Engine, Engines
 from securemedian.servers.computing.threads import ThreadBackend
+from tests.engines import SMALL, Servers
 from tests.parties import make_parties, run_both, shared
 
 pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(8)
-SMALL = ProtocolParams(lanes=2, chunk=256, batch=1 << 12)
 DIM, CLIENTS = 700, 4
 PLENTY = 1 << 30
 ROUNDS = {
@@ -204,50 +202,14 @@ def test_pools_that_do_not_belong_together_are_noticed() -> None:
         filled(sides, ROUNDS["scan"])
 
 
-class Pipe:
-    """One lane of an engine in this process."""
-
-    sealed = False
-
-    def __init__(self, channel: Any) -> None:
-        self._link = channel._link
-        self.send, self.recv = self._link.send, self._link.recv
-
-    def close(self) -> None:
-        """End a wait at either side, as ZmqLink does."""
-        self._link._in.put(None)
-        self._link.close()
-
-    def meet(self, party: int) -> None:
-        """They have."""
-
-    def release(self) -> None:
-        """Nothing to give back."""
-
-
-class Servers:
+class DroppingServers(Servers):
     """Two engines, and the rule by which the servers drop a session: after any failure, both do."""
 
     def __init__(self) -> None:
-        self._pipes: dict[tuple[bytes, int], tuple[Pipe, Pipe]] = {}
-        self._lock = threading.Lock()
         self._sessions = itertools.count(1)
         self._session: bytes | None = None
         self._ended = threading.Event()
-        self.engines = [
-            Engine(ThreadBackend(j, SMALL, self._opener(j)), lambda: PLENTY, self._ended.set)
-            for j in (0, 1)
-        ]
-
-    def _opener(self, party: int) -> Any:
-        def open_lane(session: bytes, lane: int) -> Pipe:
-            with self._lock:
-                if (session, lane) not in self._pipes:
-                    one, other = local_pair(20)
-                    self._pipes[session, lane] = Pipe(one), Pipe(other)
-                return self._pipes[session, lane][party]
-
-        return open_lane
+        super().__init__(20, self._ended.set)
 
     def round(self, params: RoundParams, fails: str) -> None:
         """Run a round; `fails` says when one of the servers drops its session, or is ""."""
@@ -256,7 +218,7 @@ class Servers:
             engine.prepare(self._session, params)
         if fails == "while it is prepared":
             self.engines[1].drop()
-        uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+        uploads = [share.SeedUpload(params.form.layout, bytes([i]) * 16) for i in range(CLIENTS)]
         for engine in self.engines:
             # the other one has failed before the uploads came
             if engine._session is not None:
@@ -330,7 +292,7 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
             Pairwise(ring_bits=64, fraction_bits=4), dim=DIM, max_clients=CLIENTS
         )
     }
-    servers = Servers()
+    servers = DroppingServers()
     for name, fails in [*rounds, ("pairwise", "")]:
         servers.round(wide.get(name, ROUNDS[name]), fails)
     for engine in servers.engines:
@@ -344,12 +306,12 @@ def test_no_index_is_used_twice_even_after_failed_rounds(
 
 def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     """Check that an engine that drops its session leaves the others' pools alone, too."""
-    servers = Servers()
+    servers = DroppingServers()
     limits = [PLENTY, PLENTY]
     makers = [
         partial(
             Engine,
-            ThreadBackend(j, SMALL, servers._opener(j)),
+            ThreadBackend(j, SMALL, servers.opener(j)),
             partial(limits.__getitem__, j),
             lambda: None,
         )
@@ -357,7 +319,7 @@ def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     ]
     both = [Engines(make) for make in makers]
     params = ROUNDS["pairwise"]
-    uploads = [share.SeedUpload(params.layout, bytes([i]) * 16) for i in range(CLIENTS)]
+    uploads = [share.SeedUpload(params.form.layout, bytes([i]) * 16) for i in range(CLIENTS)]
 
     def end(engines: Engines, cohort: str) -> Any:
         job = engines.of(cohort)._job

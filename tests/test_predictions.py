@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.rounds.runs import begin
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running
+from tests.daemons import ROOT, WAIT_S, Pair, in_background
 from tests.parties import make_parties, run_both, shared
 
 PAGE = (ROOT / "docs" / "predictions.md").read_text("utf-8")
@@ -267,21 +266,6 @@ def test_a_worker_warms_up_for_predictions_alone(capsys: pytest.CaptureFixture[s
 
 
 # With servers
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("predictions") / "keys")) as started:
-        yield started
-
-
-@pytest.fixture
-def coordinator(pair: Pair) -> Iterator[Coordinator]:
-    """Return the coordinator, and end what a test leaves open."""
-    with Coordinator.from_config(str(pair.folder / "coordinator.toml")) as one:
-        yield one
-        if one.status().state == "open":
-            one.abort_round(one.status().round, "the test is over")
 
 
 def member(pair: Pair, number: int, public: PublicSet | None = PUBLIC) -> Client:

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.arrays import PublicValues, XorWords
-from securemedian.mpc.errors import ConfigError, InputError
+from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.encode import UniformBuckets
-from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
+from securemedian.mpc.rounds.methods import radix, trimmed_mean
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
@@ -21,7 +20,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from tests import reference
-from tests.parties import Lanes, additive, make_parties, run_both
+from tests.parties import Lanes, make_parties, run_both
 
 PROTOCOL = ProtocolParams(lanes=2)
 # subnormals too
@@ -75,7 +74,7 @@ def radix_round(
     named = {f"client-{i}": weight for i, weight in enumerate(weights or [])}
     params = RoundParams(Radix(weights=named, **options), dim=dim, max_clients=clients)
     uploads = [
-        share.split(method_of(params).words(row)[None], params.share_bits, xor=True)
+        share.split(method_of(params).words(row)[None], params.form.layout.bits, xor=True)
         for row in values
     ]
     one, other = run_both(
@@ -174,7 +173,7 @@ def test_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
 @pytest.mark.parametrize("bits", [2, 8, 32])
 def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
     method, steps = Radix(encoding="unit", word_bits=bits), 2**bits - 1
-    assert method.share_bits_for(5) == bits and method.kind == "approximate"
+    assert method.form(9, 5).layout.bits == bits and method.kind == "approximate"
     values = np.concatenate([np.linspace(0, 1, 1000), [-3.0, -np.inf, 7.0, np.inf, 0.5 / steps]])
     words = method.words(values)
     want = [round(min(max(value, 0.0), 1.0) * steps) for value in values.tolist()]
@@ -192,26 +191,6 @@ def test_unit_words_are_even_steps_from_0_to_1(bits: int) -> None:
 def test_nan_is_refused(encoding: str) -> None:
     with pytest.raises(InputError, match="NaN"):
         Radix(encoding=encoding).words([0.0, np.nan])
-
-
-@pytest.mark.parametrize("buckets", [3, 8, 9])
-def test_bucket_words_are_the_bucketed_median(lanes: Lanes, buckets: int) -> None:
-    rng = np.random.default_rng(buckets)
-    values = rng.normal(size=(7, 300))
-    params = RoundParams(Radix(encoding="buckets", buckets=buckets), dim=300, max_clients=7)
-    assert params.share_bits == math.ceil(math.log2(buckets)) and params.layout.rows == 1
-    lying = UniformBuckets(2.0, buckets)
-    published = Published(np.array(0.1, np.float32), np.array(2, np.float32), CoordinateRange())
-    index = lying.bucketize(values, np.float32(0.1))
-    uploads = [
-        share.split(method_of(params).words(row, published)[None], params.share_bits, xor=True)
-        for row in values
-    ]
-    one, _ = run_both(
-        lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
-    )
-    want = lying.quantize(reference.bucketed_median(index, buckets), np.float32(0.1))
-    assert (method_of(params).values(one.values[0], published) == want).all()
 
 
 def test_a_word_beyond_the_last_bucket_is_the_last_bucket() -> None:
@@ -232,8 +211,8 @@ def test_random_bytes_are_random_values(lanes: Lanes, liars: int) -> None:
         share.split(method_of(params).words(row)[None], 32, xor=True) for row in honest
     ]
     for _ in range(liars):
-        one, other = rng.integers(0, 2**64, (2, 1, params.layout.row_words), np.uint64)
-        layout = params.layout
+        one, other = rng.integers(0, 2**64, (2, 1, params.form.layout.row_words), np.uint64)
+        layout = params.form.layout
         uploads.append((share.WordsUpload(layout, one), share.WordsUpload(layout, other)))
     outcome, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
@@ -248,10 +227,10 @@ def test_a_malformed_share_moves_an_unverified_median_at_will(lanes: Lanes) -> N
         Bucketed(buckets=8, schedule="scan", uploads="unverified"), dim=200, max_clients=5
     )
     index = np.full((4, 200), 4, np.uint16)
-    uploads = [share.split(encode.cumulative(row, 8), params.ring_bits) for row in index]
+    uploads = [share.split(encode.cumulative(row, 8), params.form.ring_bits) for row in index]
     # "three clients in bucket 0", taken back from bucket 4 on, where the honest counts come in
     lie = np.repeat(np.array([3, 3, 3, 3, 0, 0, 0], np.uint8)[:, None], 200, axis=1)
-    uploads.append(share.split(lie, params.ring_bits))
+    uploads.append(share.split(lie, params.form.ring_bits))
     one, _ = run_both(
         lambda j: run_round(lanes[j], params, PROTOCOL, [pair[j] for pair in uploads])
     )
@@ -277,56 +256,6 @@ def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, cli
     params, outcome = radix_round(lanes, values, midpoint=True)
     middle = method_of(params).values(opened(outcome)).mean(axis=0)
     assert (middle == np.median(values.astype(np.float64), axis=0)).all()
-
-
-@pytest.mark.parametrize("clients", [3, 4, 7, 12])
-def test_weighted_lower_median_of_all_methods(clients: int) -> None:
-    party = [side[0] for side in make_parties()]
-    rng = np.random.default_rng(clients)
-    for high in (2, 50, 3000):
-        weights = rng.integers(1, high, clients).tolist()
-        total = sum(weights)
-        values = np.concatenate(
-            [rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1
-        )
-        want = reference.weighted_median(values, weights)
-        bits = ring.count_bits(total)
-
-        words = ring.reduce(values + 128, 8)
-        shares = xor_shares(words, rng)
-        got, _ = run_both(lambda j: radix.select(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
-        assert (got.astype(int) - 128 == want).all()
-
-        halves = additive(ring.reduce(values, 32), 32, rng)
-        one, other = run_both(
-            lambda j: pairwise.median(party[j], halves[j], 32, "hidden", weights=weights)  # noqa: B023
-        )  # noqa: B023, RUF100
-        assert (ring.signed(ring.reduce(one + other, 32), 32) == want).all()
-
-        index = np.clip(values, -4, 3) + 4
-        weighted = sum(
-            w * encode.cumulative(row.astype(np.uint16), 8).astype(np.int64)
-            for w, row in zip(weights, index, strict=True)
-        )
-        counts = additive(ring.reduce(weighted, bits), bits, rng)
-        got, _ = run_both(lambda j: bucketed.median(party[j], counts[j], total, bits, "bisect"))  # noqa: B023
-        assert (got == reference.weighted_median(index, weights)).all()
-
-
-def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
-    weights = [5, 1, 4, 3, 2]
-    values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
-    params, outcome = radix_round(lanes, values, weights)
-    assert (
-        method_of(params).values(outcome.values[0]) == reference.weighted_median(values, weights)
-    ).all()
-
-
-def test_ranks_take_no_weights() -> None:
-    named = dict.fromkeys("abc", 1)
-    for options in ({"ranks": [2]}, {"quantiles": [0.5]}, {"ranks": [1, 2], "quantiles": [0.5]}):
-        with pytest.raises(ConfigError, match="ranks and quantiles with weights tell"):
-            Radix(weights=named, **options)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])
@@ -391,40 +320,6 @@ def test_only_a_trim_that_is_not_given_is_new_on_the_wire() -> None:
     del of_1_0["trim_least"]
     assert RoundParams.from_dict(of_1_0).method == TrimmedMean(trim=0.1)
     assert not RoundParams.from_dict(of_1_0).since
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"encoding": "float64"},
-        {"encoding": "fixed", "word_bits": 65},
-        {"encoding": "unit", "word_bits": 33},
-        {"encoding": "fixed", "fraction_bits": 31},
-        {"ranks": [0]},
-        {"ranks": [9]},
-        {"quantiles": [0.0]},
-        {"quantiles": [1.5]},
-        {"midpoint": True, "ranks": [1]},
-        {"ring_bits": 3},
-        {"weight_cap": 0.0},
-        {"result_to": "clients"},
-        {"trim": 0.2},
-        {"schedule": "bisect"},
-        {"method": "trimmed-mean", "trim": 0.5},
-        {"method": "trimmed-mean", "weights": {"a": 1, "b": 1, "c": 1}},
-        {"method": "pairwise", "ranks": [1]},
-        {"method": "bucketed", "midpoint": True},
-    ],
-)
-def test_options_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        RoundParams.from_dict({"method": "radix", "dim": 10, "max_clients": 8} | bad)
-
-
-def test_a_rank_beyond_those_who_came_is_refused() -> None:
-    params = RoundParams(Radix(ranks=[7]), dim=10, max_clients=8)
-    with pytest.raises(ConfigError, match="beyond the total weight 5 .*: 7;"):
-        method_of(params).ranks_of(5)
 
 
 def test_cost_is_linear_in_the_clients() -> None:

@@ -132,29 +132,6 @@ def test_layouts_have_these_bits_everywhere() -> None:
     ]
 
 
-def test_the_default_layout_is_the_one_that_was_searched() -> None:
-    """The first round from 1e-4 to 1e10, then 4 / 2.5^i: docs/protocols.md says why."""
-    policy, later = FollowRange(), np.ones(1, np.float32)
-    np.testing.assert_allclose(
-        policy.buckets(later, 16).quantize(np.arange(8, 16), 0.0),
-        [0.008192, 0.02591, 0.06476, 0.16191, 0.40477, 1.01193, 2.52982, 4],
-        rtol=1e-3,
-    )
-    # s = 1 shows the factors
-    factors = [policy.next(later, [0.0], [x], 2, 16)[0] for x in SIZES]
-    np.testing.assert_allclose(
-        factors, [0.3, 0.3, 0.3, 0.40238, 0.63622, 1.00595, 1.59054, 8], rtol=1e-4
-    )
-    edges = log_edges(1e-4, 1e10, 16)
-    ratio = edges[1] / edges[0]
-    assert ratio == pytest.approx(215.443, rel=1e-5)
-    values = policy.logarithmic(16).values
-    np.testing.assert_allclose(values[1:-1], 5.009 * np.array(edges[:-1]), rtol=1e-3)
-    for x, edge in zip(values[1:], edges, strict=True):
-        scale = policy.next(FIRST, [0.0], [x], 1, 16)
-        assert scale.shape == (1,) and scale[0] == pytest.approx(14.678 * edge, rel=1e-4)
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_buckets_times_a_scale(name: str) -> None:
     policy, edges, values = LAYOUTS[name]
@@ -244,7 +221,7 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
     updates = (g + rng.normal(size=(5, d)) * 10.0 ** rng.uniform(-6, 3, (5, d))).astype(np.float32)
     radix = Radix(encoding="buckets", buckets=b)
     words = radix.words(updates, published)
-    assert radix.share_bits_for(5) == 4 and words.max() < b
+    assert radix.form(9, 5).layout.bits == 4 and words.max() < b
     assert np.array_equal(words, published.bucketize(updates, b))
     results = [
         plaintext.published(updates, RoundParams(method, dim=d, max_clients=5), published)
@@ -257,18 +234,6 @@ def test_bucketed_and_radix_mean_the_same_buckets(policy: Any, first: bool) -> N
     reached, sent = np.abs(results[0][0] - g), np.abs(median - g)
     assert outer.any() == (not first and policy.name != "log")
     assert (reached <= sent + 1e-6)[outer].all()
-
-
-def test_a_logarithmic_word_is_a_sign_and_an_exponent() -> None:
-    """With ratio 2 and edges at powers of 2, the float's own exponent says the bucket."""
-    policy, b = LogRange(2.0**-7, 2.0**7), 32
-    published = Published(np.zeros((), np.float32), policy.start(), policy)
-    xs = np.random.default_rng(3).normal(size=500) * 2.0
-    words = Radix(encoding="buckets", buckets=b).words(xs, published).astype(int)
-    for x, word in zip(xs.tolist(), words.tolist(), strict=True):
-        # 2^(e-1) <= |x| < 2^e, and no x is a power of 2
-        exponent = min(max(math.frexp(x)[1] + 7, 0), 15)
-        assert word == (16 + exponent if x > 0 else 15 - exponent)
 
 
 # The scale over rounds
@@ -366,12 +331,6 @@ def test_the_bucket_is_known_from_a_result_that_was_rounded_or_shortened(rank: i
     assert (found == np.float32(wanted)).all()
 
 
-def test_log_keeps_no_state() -> None:
-    policy = LogRange()
-    moved = np.arange(3, dtype=np.float32)
-    assert np.array_equal(policy.next(policy.start(), moved, 5 * moved, 4, 16), policy.start())
-
-
 def test_a_policy_goes_on_with_the_scale_of_another_if_it_means_the_same() -> None:
     scale = np.full(2, 3, np.float32)
     assert MeanRange().take_over(scale, CoordinateRange()) is scale
@@ -441,11 +400,11 @@ def test_a_policy_that_is_no_table_is_refused(junk: Any) -> None:
 
 def test_results_in_the_outermost_buckets_are_counted() -> None:
     index = PublicValues(np.array([[0, 1, 15, 14, 15], [0, 0, 0, 0, 0]], np.uint16))
-    assert Bucketed().outermost(PublicValues(index[:1])) == 3
+    assert Bucketed().form(5, 3).outermost(PublicValues(index[:1])) == 3
     # a word beyond the last bucket counts as that
     twelve = Radix(encoding="buckets", buckets=12)
-    assert twelve.outermost(PublicValues(np.array([[0, 10, 11, 13]], np.uint8))) == 3
-    assert Radix().outermost(PublicValues(np.zeros((1, 5), np.uint32))) == 0
+    assert twelve.form(4, 3).outermost(PublicValues(np.array([[0, 10, 11, 13]], np.uint8))) == 3
+    assert Radix().form(5, 3).outermost(PublicValues(np.zeros((1, 5), np.uint32))) == 0
 
 
 def parsed(*flags: str) -> Any:

@@ -18,7 +18,6 @@ import pytest
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 pytest.importorskip("ray", reason="the extra ray is not installed: scripts/test --ray")
 
-from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ParametersDiffer
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
@@ -83,27 +82,9 @@ def updates(dim: int = DIM) -> list[np.ndarray]:
 def run(pair: Pair, values: Sequence[np.ndarray], **params: Any) -> str:
     dim = len(values[0])
     start: dict[str, Any] = {"model": np.zeros(dim, np.float32), "reset": True}
-    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).uses_range:
+    if RoundParams.from_dict({"dim": dim, "max_clients": 3, **params}).form.buckets:
         start["bucket_range"] = {"policy": "coordinate"}
-    round_id = pair.open(max_clients=3, dim=dim, **start, **params)
-    for name, value in zip(pair.names, values, strict=True):
-        pair.submit(name, value)
-    return round_id
-
-
-def check(pair: Pair, round_id: str, values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Check that a round publishes what its method is in the clear, and return its status."""
-    status = pair.wait("published")
-    params = RoundParams.from_dict(status["params"])
-    included = status["included"]
-    placed = np.stack([values[pair.names.index(name)] for name in included])
-    validated = params.method.name == "zeno"
-    weights = [int(not validated or name != VALIDATOR) for name in included]
-    published = pair.published(included[0], round_id)
-    coin = bytes.fromhex(status["coin"])
-    want = plaintext.published(placed, params, published, weights, coin=coin)
-    assert np.array_equal(pair.results(round_id), want)
-    return status
+    return pair.play(values, **start, **params)
 
 
 def workers_of(pair: Pair, server: str) -> list[int]:
@@ -118,7 +99,7 @@ def logged(pair: Pair, server: str, name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("given", ROUNDS, ids=lambda given: " ".join(map(str, given.values())))
 def test_a_round_of_every_method_follows_the_plaintext(pair: Pair, given: dict[str, Any]) -> None:
     values = updates()
-    status = check(pair, run(pair, values, **given), values)
+    status, _ = pair.published_as(run(pair, values, **given), values)
     assert status["cost"]["bytes_sent"] > 0 and status["attempt"] == 1
     assert status["progress"] == [0, 0]
 
@@ -160,7 +141,7 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     wait_until(lambda: pair.status(server)["state"] == "running", START_S)
     victim, *others = workers_of(pair, server)
     os.kill(victim, signal.SIGKILL)
-    status = check(pair, round_id, values)
+    status, _ = pair.published_as(round_id, values)
     # the round did not begin again, but a shard did
     assert status["attempt"] == 1
     assert len(logged(pair, "s0", "shard-lost")) > lost
@@ -169,7 +150,7 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     wait_until(lambda: len(workers_of(pair, server)) == len(others) + 1)
     # and the session goes on
     values = updates()
-    check(pair, run(pair, values, method="pairwise"), values)
+    pair.published_as(run(pair, values, method="pairwise"), values)
 
 
 # Clusters of several nodes
@@ -211,10 +192,10 @@ def test_a_node_that_dies_costs_its_shards_alone(nodes: Any, short: Path) -> Non
         nodes.remove_node(second, allow_graceful=False)
         wait_until(lambda: pair.status()["state"] == "published", START_S)
         # nothing takes the place of its worker: the other one has all shards
-        assert check(pair, round_id, values)["attempt"] == 1
+        assert pair.published_as(round_id, values)[0]["attempt"] == 1
         assert logged(pair, "s0", "shard-lost")
         values = updates()
-        check(pair, run(pair, values, method="pairwise"), values)
+        pair.published_as(run(pair, values, method="pairwise"), values)
 
 
 # Wrong configurations

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -17,7 +16,6 @@ from securemedian import cli
 from securemedian.clients import outcomes, receipts
 from securemedian.clients.client import Client
 from securemedian.clients.connection import Limit
-from securemedian.clients.outcomes import Outcomes, untrained
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record, differences, digest_of
 from securemedian.coordinator.coordinator import Coordinator
@@ -199,7 +197,7 @@ def test_what_is_no_record_is_said(encoded: bytes) -> None:
 )
 def test_opened_values_take_as_few_bits_as_they_need(method: Method, bits: int, rows: int) -> None:
     params = RoundParams(method, dim=77, max_clients=4)
-    assert params.opened_bits == bits
+    assert params.form.opened_bits == bits
     rng = np.random.default_rng(1)
     values = rng.integers(0, 1 << bits, (rows, 77), np.uint64, endpoint=False)
     packed = ring.pack(values.astype(ring.dtype(bits)), bits)
@@ -216,7 +214,7 @@ def test_what_a_client_that_took_part_downloads() -> None:
     frame = wire.frame_size(
         "result",
         {"form": "opened", "record": record.encode(), "signatures": dict(signed().signatures)},
-        {"opened": (np.uint64, (ring.packed_words(params.dim, params.opened_bits),))},
+        {"opened": (np.uint64, (ring.packed_words(params.dim, params.form.opened_bits),))},
     )
     assert frame / 1e6 == pytest.approx(0.63, abs=0.005)
     assert 2 * 4 * params.dim / 1e6 == pytest.approx(13.3, abs=0.05)
@@ -351,16 +349,15 @@ def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -
                 raise RoundFailed("we give up")
             return answer_of(signed())
 
-    service: Any = SimpleNamespace(
-        servers=[Says(0), Says(1)],
-        keys=SimpleNamespace(public=b"0"),
-        wait=lambda party, look, *_: look(),
-    )
+    member = object.__new__(Coordinator)
+    servers = [Says(0), Says(1)]
+    looks: Any = {"wait": lambda party, look, *_: look(), "limit": Limit}
+    vars(member).update(servers=servers, _source=0, **looks)
     with pytest.raises(ReceiptInvalid, match=f"S{failed} says that it has failed"):
-        Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
-    service.servers[1 - failed].party = failed
+        member.receipt(RECORD.round, 1)
+    servers[1 - failed].party = failed
     with pytest.raises(RoundFailed, match="we give up"):
-        Outcomes(service, untrained).receipt(RECORD.round, Limit(1))
+        member.receipt(RECORD.round, 1)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +423,8 @@ class Round:
         ]
         # two ask S0 for values, and one S1
         for party, client in zip((0, 0, 1), self.clients, strict=True):
-            client.outcomes._source = party
-        self.coordinator.outcomes._source = 0
+            client._source = party
+        self.coordinator._source = 0
 
     def lie(self, what: str) -> None:
         (self.pair.folder / "lie").write_text(what)
@@ -585,7 +582,7 @@ def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
     for client, away in ((client, away) for client in played.clients for away in (0, 1)):
         # beside the client itself, which has its state folder
         with Client(replace(client.config, state_dir="")) as alone:
-            alone.outcomes._source = client.outcomes._source
+            alone._source = client._source
             alone.servers[away].cancel()
             if away == 1:
                 assert np.array_equal(alone.result(played.id), result)

@@ -1,7 +1,6 @@
 """SHARE: clusters drawn from a common coin, against plain numpy, what is opened, and daemons."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols import dealing, ring, share
+from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -21,7 +20,6 @@ from securemedian.mpc.rounds.aggregators import AGGREGATORS
 from securemedian.mpc.rounds.clusters import Exposure, divisions, draw, exposed
 from securemedian.mpc.rounds.methods import reclustered
 from securemedian.mpc.rounds.methods.base import Clear, Published
-from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.reclustered import (
     FEWEST,
     MEAN,
@@ -32,40 +30,15 @@ from securemedian.mpc.rounds.methods.reclustered import (
     Reclustered,
 )
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, check_values, run_round
+from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.plan import predict
 from securemedian.servers.network.control import Held, Ready, Resume, Uploaded, Verdicts
-from tests.daemons import Pair, running
-from tests.parties import Lanes, deterministic_entropy, make_parties, run_both
+from tests.parties import Lanes, deterministic_entropy, make_parties, played, run_both
 from tests.servers_alone import Server, held, hello
 from tests.test_privacy import looks_uniform, recorders
 
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
-
-
-def run(
-    lanes: Lanes,
-    params: RoundParams,
-    updates: np.ndarray,
-    model: np.ndarray | None,
-    weights: list[int] | None = None,
-    protocol: ProtocolParams = SMALL,
-    **options: Any,
-) -> Outcome:
-    """Run a round on the updates (n, d), and return what both servers have."""
-    method, uploads = params.method, []
-    parts = method.parts_of(weights or [1] * len(updates))
-    for row, part in zip(updates, parts, strict=True):
-        whole = method.encode(row, params.max_clients, Published(model, part=part))
-        uploads.append(share.split(whole, params.share_bits))
-    one, other = run_both(
-        lambda j: run_round(
-            lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights, **options
-        )
-    )
-    assert (one.values == other.values).all() and one.coin == other.coin
-    return Outcome(one.values, one.cost, one.coin)
 
 
 # Clusters
@@ -166,7 +139,7 @@ def expected(
 ) -> np.ndarray:
     """Return the next model by SHARE's Algorithm 1, in exact whole numbers up to the last line."""
     differences = updates.astype(np.float64) - model
-    scaled = differences * np.array(method.parts_of(weights))[:, None]
+    scaled = differences * np.array(method.weighing.parts(weights))[:, None]
     whole = np.floor(scaled * 2.0**method.fraction_bits).astype(object)
     clusters = max(1, len(updates) // method.clusters)
     numerator: Any = 0
@@ -183,7 +156,7 @@ def expected(
         numerator = numerator + aggregate
     movement = numerator * clusters // denominator
     per_client = movement.astype(np.float64) / 2.0**method.fraction_bits
-    total = method.scaled(sum(weights))
+    total = method.weighing.scaled(sum(weights))
     return model + method.eta * (per_client / (method.reclusterings * total))
 
 
@@ -222,8 +195,8 @@ def test_a_round_is_algorithm_1(
     for dictionary in ({}, dict(zip(names, weights, strict=True))):
         made = replace(method, weights=dictionary)
         params = RoundParams(made, dim=DIM, max_clients=clients)
-        given = params.weights_of(names)
-        outcome = run(lanes, params, updates, model, given)
+        given = params.method.weights_of(names)
+        outcome = played(lanes, params, updates, Published(model))
         got = made.decode(made.public(outcome.values), sum(given), Published(model))
         want = expected(made, updates, model, given, outcome.coin)
         assert np.array_equal(got[0], want)
@@ -251,8 +224,8 @@ def test_sums_at_the_ends_of_their_range_are_right(
             fraction_bits=4,
         )
         params = RoundParams(method, dim=DIM, max_clients=clients)
-        weights = params.weights_of(names)
-        outcome = run(lanes, params, updates, None, weights)
+        weights = params.method.weights_of(names)
+        outcome = played(lanes, params, updates)
         got = method.decode(method.public(outcome.values), sum(weights), Published())
         clear = method.in_the_clear(Clear(updates, weights, Published(coin=outcome.coin), clients))
         assert np.array_equal(got, clear)
@@ -268,47 +241,10 @@ def test_a_chunk_that_is_too_large_to_be_made_ahead(lanes: Lanes, median_by: str
     )
     least = ProtocolParams(lanes=2, chunk=SLICE_ALIGN, batch=SLICE_ALIGN)
     params = RoundParams(method, dim=DIM, max_clients=9)
-    outcome = run(lanes, params, updates, None, protocol=least)
+    outcome = played(lanes, params, updates, protocol=least)
     got = method.decode(method.public(outcome.values), 9, Published())
     clear = method.in_the_clear(Clear(updates, [1] * 9, Published(coin=outcome.coin), 9))
     assert np.array_equal(got, clear)
-
-
-def test_lemma_1_an_average_of_the_clusters_is_fedavg(lanes: Lanes) -> None:
-    """Whatever the clusters: the result is the weighted mean of the updates, to the bit."""
-    rng = np.random.default_rng(3)
-    model = rng.normal(size=DIM).astype(np.float32)
-    updates, weights = model + rng.normal(size=(10, DIM)), [int(w) for w in range(5, 15)]
-    names = [f"client-{index}" for index in range(10)]
-    named = dict(zip(names, weights, strict=True))
-    fedavg = Mean(norm_bound="off", weights=named, fraction_bits=16)
-    differences = (updates - model.astype(np.float64)).round(9)
-    sums = run(lanes, RoundParams(fedavg, dim=DIM, max_clients=10), differences, None, weights)
-    (mean,) = fedavg.decode(fedavg.public(sums.values), sum(weights), Published())
-    for size, reclusterings in ((3, 1), (4, 1), (5, 2), (10, 4)):
-        method = Reclustered(
-            clusters=size,
-            reclusterings=reclusterings,
-            aggregator=MEAN,
-            weights=named,
-            fraction_bits=16,
-        )
-        outcome = run(
-            lanes, RoundParams(method, dim=DIM, max_clients=10), differences, None, weights
-        )
-        (got,) = method.decode(method.public(outcome.values), sum(weights), Published())
-        assert np.array_equal(got, mean)
-
-
-def test_faulty_clients_below_the_bound_change_little(lanes: Lanes) -> None:
-    """Lemma 2: a median of 7 clusters stands 3 faulty clients, wherever they are drawn to."""
-    rng = np.random.default_rng(4)
-    updates = rng.normal(1.0, 0.01, size=(21, DIM))
-    updates[-3:] = [[1e6], [-1e6], [np.inf]]
-    method = Reclustered(clusters=3, reclusterings=2)
-    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=21), updates, None)
-    (got,) = method.decode(method.public(outcome.values), 21, Published())
-    assert (abs(got - 1.0) < 0.05).all()
 
 
 # Openings
@@ -363,7 +299,7 @@ def test_an_opened_round_is_the_aggregator_on_the_means_of_clusters(
         accept_leak=True,
     )
     params = RoundParams(method, dim=DIM, max_clients=22)
-    outcome = run(lanes, params, updates, model)
+    outcome = played(lanes, params, updates, Published(model))
     assert outcome.values.shape == (14, DIM) and outcome.cost.ots == 0
     got = method.decode(method.public(outcome.values), 22, Published(model))
     whole = np.floor((updates - model) * 2.0**24)
@@ -435,15 +371,11 @@ def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
     pair = recorders()
     params = RoundParams(Reclustered(clustering="opened", clusters=3), dim=DIM, max_clients=12)
     with pytest.raises(ConfigError, match="tell updates: those of 1 of 12 clients"):
-        run(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)), None)
+        played(make_parties(lanes=2, pairs=[pair, recorders()]), params, np.zeros((12, DIM)))
     assert not [label for end in pair for label, _ in end.received if label.startswith("open")]
     accepting = Reclustered(clustering="opened", clusters=3, accept_leak=True)
-    run(
-        make_parties(lanes=2),
-        RoundParams(accepting, dim=DIM, max_clients=12),
-        np.zeros((12, DIM)),
-        None,
-    )
+    params = RoundParams(accepting, dim=DIM, max_clients=12)
+    played(make_parties(lanes=2), params, np.zeros((12, DIM)))
 
 
 # The coin
@@ -452,10 +384,10 @@ def test_an_exposing_coin_fails_the_round_before_anything_is_opened(
 def test_a_coin_is_tossed_anew_for_each_round_and_kept_for_its_attempts(lanes: Lanes) -> None:
     params = RoundParams(Reclustered(clusters=2), dim=DIM, max_clients=4)
     updates = np.zeros((4, DIM))
-    coins = {run(lanes, params, updates, None).coin for _ in range(3)}
+    coins = {played(lanes, params, updates).coin for _ in range(3)}
     assert len(coins) == 3 and all(len(coin) == 16 for coin in coins)
     repeated = {
-        run(lanes, params, updates, None, entropy=deterministic_entropy(1)).coin for _ in range(3)
+        played(lanes, params, updates, entropy=deterministic_entropy(1)).coin for _ in range(3)
     }
     assert len(repeated) == 1
 
@@ -494,59 +426,6 @@ def test_another_attempt_has_the_same_opening(tmp_path: Path) -> None:
 # Bad input and cost
 
 
-@pytest.mark.parametrize(
-    ("options", "clients", "says"),
-    [
-        ({"clusters": 4}, 3, "too few clients for a cluster of 4: max_clients is 3"),
-        ({"clusters": 0}, 3, "invalid clusters: .*; give a whole number from 1"),
-        ({"reclusterings": 0}, 3, "invalid reclusterings: .*; give a whole number from 1"),
-        (
-            {"reclusterings": 1025},
-            3,
-            "invalid reclusterings: .*; give a whole number from 1 to 1024",
-        ),
-        ({"aggregator": "krum"}, 3, "cannot compute this aggregator: krum; take clustering opened"),
-        (
-            {"aggregator": "mode"},
-            3,
-            "invalid aggregator: .*; take one of median, trimmed-mean, mean, krum",
-        ),
-        (
-            {"clustering": "opened", "weights": {"a": 1, "b": 1, "c": 1}, "weight_cap": 1},
-            3,
-            "takes no weights",
-        ),
-        ({"clustering": "opened"}, 257, "invalid max_clients with clustering opened: .* to 256"),
-        (
-            {"clustering": "opened", "aggregator": "krum", "clusters": 3},
-            12,
-            r"clusters, 4, of 12 clients: .* Krum with f = 1 faulty clients: 4; give 2 f \+ 3",
-        ),
-        (
-            {"clustering": "opened", "clusters": 3, "reclusterings": 4},
-            60,
-            "whose matrix has rank 60, tell updates: those of 60 of 60 clients; ask for",
-        ),
-        ({"trim": 0.5}, 3, "more would leave nothing"),
-        ({"eta": 0}, 3, "invalid eta: .*; give a number above 0"),
-        ({"ring_bits": 16, "fraction_bits": 12, "reclusterings": 4}, 60, "invalid fraction_bits"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_when_the_round_is_opened(
-    options: dict[str, Any], clients: int, says: str
-) -> None:
-    given = {"method": "reclustered", "dim": 5, "max_clients": clients}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
-
-
-def test_too_few_for_a_cluster_are_refused_when_the_round_closes() -> None:
-    params = RoundParams(Reclustered(clusters=4), dim=5, max_clients=9)
-    params.check_included(["a", "b", "c", "d"])
-    with pytest.raises(ConfigError, match="a cluster of 4: those who take part are 3"):
-        params.check_included(["a", "b", "c"])
-
-
 @pytest.mark.slow
 def test_four_reclusterings_cost_at_most_five_medians_of_as_many_clients_as_clusters() -> None:
     """N = 60, m = 3, R = 4 against one pairwise median of 20 clients, checks included."""
@@ -581,62 +460,3 @@ def test_a_median_is_computed_in_the_way_that_takes_fewer_ots(ring_bits: int) ->
         assert least.at_once(clients) in (by_pairs.at_once(clients), by_radix.at_once(clients))
     assert {(2, False), (5, False), (20, True), (60, True)} <= ways
     assert len(ways) == 8
-
-
-def test_values_out_of_range_are_found_before_they_are_added(lanes: Lanes) -> None:
-    params = RoundParams(
-        Reclustered(ring_bits=24, fraction_bits=4, clusters=2), dim=DIM, max_clients=4
-    )
-    values = np.zeros((4, DIM), np.int64)
-    values[2, 7] = 1 << 22
-    uploads = [share.split(ring.reduce(row[None], 24), 24) for row in values]
-    checked = run_both(
-        lambda j: check_values(lanes[j], params, SMALL, [pair[j] for pair in uploads])
-    )
-    assert checked[0].passed == [True, True, False, True]
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("reclustered"), clients=7)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    """Rounds of a run, each from the model of the one before."""
-    rng = np.random.default_rng(2)
-    model = np.zeros(200, np.float32)
-    ways: list[dict[str, Any]] = [{"aggregator": name} for name in (MEDIAN, TRIMMED_MEAN, MEAN)]
-    ways.append({"median_by": RADIX})
-    opened = {"clustering": "opened", "accept_leak": True, "aggregator": "krum", "clusters": 1}
-    for way in (*ways, opened):
-        updates = (model + rng.normal(size=(7, 200))).astype(np.float32)
-        given: dict[str, Any] = {
-            "method": "reclustered",
-            "dim": 200,
-            "max_clients": 7,
-            "clusters": 2,
-            "reclusterings": 3,
-            "trim": 0.34,
-            "eta": 0.5,
-        } | way
-        round_id = pair.open(**given)
-        for name, update in zip(pair.names, updates, strict=True):
-            pair.submit(name, update)
-        status = pair.wait("published")
-        assert pair.status("s1")["coin"] == status["coin"] and len(status["coin"]) == 32
-        placed = updates[[pair.names.index(name) for name in status["included"]]]
-        method = RoundParams.from_dict(given).method
-        assert isinstance(method, Reclustered)
-        coin = bytes.fromhex(status["coin"])
-        want = (
-            method.in_the_clear(Clear(placed, [1] * 7, Published(model, coin=coin), 7))[0]
-            if way is opened
-            else expected(method, placed, model, [1] * 7, coin)
-        )
-        assert np.array_equal(pair.result(round_id), want.astype(np.float32))
-        model = pair.result(round_id)

@@ -10,8 +10,7 @@ import pytest
 
 import securemedian
 from securemedian import Client, ConstantRange, Coordinator, RoundParams
-from securemedian.common.policy import SINGLE_CLIENTS
-from securemedian.common.security import SWITCH, Security
+from securemedian.common.policy import SINGLE_CLIENTS, SWITCH, Security
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases
@@ -164,7 +163,7 @@ def open_long(parties: Parties, method: str) -> tuple[str, int]:
     # a bound that adapts is new in 1.1
     options = {"norm_bound": float(dim)} if method == "mean" else {}
     params = RoundParams.from_dict({"method": method, "dim": dim, "max_clients": 2} | options)
-    assert max(params.bytes_ahead, params.bytes_after) > 4 << 20
+    assert max(params.form.bytes_ahead, params.form.bytes_after) > 4 << 20
     with Coordinator.from_config(parties.config("coordinator")) as coordinator:
         return coordinator.open_round(params, np.zeros(dim, np.float32), RANGE), dim
 

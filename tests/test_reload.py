@@ -27,8 +27,8 @@ from securemedian.servers.config import (
     CohortTable,
     EngineConfig,
     MetricsConfig,
-    Reload,
     ServerConfig,
+    reloaded,
 )
 from securemedian.servers.network.control import Held, Ready, Uploaded
 from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
@@ -60,15 +60,12 @@ def test_every_setting_is_changed_or_refused() -> None:
         # not every value fits the others of this party, and that is not the point here
         wanted = replace(SAMPLE)
         object.__setattr__(wanted, each.name, value)
-        reload = Reload.of(SAMPLE, wanted)
+        config, changes = reloaded(SAMPLE, wanted)
         is_changed = each.name in CHANGEABLE
-        assert (reload.changed, reload.refused) == (
-            [each.name] * is_changed,
-            [each.name] * (not is_changed),
-        )
-        assert getattr(reload.config, each.name) == (
-            value if is_changed else getattr(SAMPLE, each.name)
-        )
+        assert changes["changed"] == [each.name] * is_changed
+        assert changes["needs_restart"] == [each.name] * (not is_changed)
+        kept = value if is_changed else getattr(SAMPLE, each.name)
+        assert getattr(config, each.name) == kept
     unknown = CHANGEABLE - {each.name for each in fields(ServerConfig)}
     assert not unknown
 
@@ -76,8 +73,8 @@ def test_every_setting_is_changed_or_refused() -> None:
 def test_who_comes_and_who_goes_is_named() -> None:
     renamed = replace(SAMPLE.clients[0], name="renamed")
     wanted = replace(SAMPLE, clients=(renamed, SAMPLE.clients[1], NEW))
-    reload = Reload.of(SAMPLE, wanted)
-    assert (reload.added, reload.removed) == (["new"], ["client-3"])
+    _, changes = reloaded(SAMPLE, wanted)
+    assert (changes["added"], changes["removed"]) == (["new"], ["client-3"])
 
 
 def test_lists_must_fit_what_cannot_be_changed() -> None:
@@ -89,7 +86,7 @@ def test_lists_must_fit_what_cannot_be_changed() -> None:
         peer=replace(SAMPLE.peer, public_key=NEW.public_key),
     )
     with pytest.raises(ConfigError, match="appears 2 times"):
-        Reload.of(SAMPLE, wanted)
+        reloaded(SAMPLE, wanted)
 
 
 @pytest.fixture
@@ -99,7 +96,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def reload(server: Server, **changes: Any) -> None:
     """Let a server take over another configuration."""
-    server.config = Reload.of(server.config, replace(server.config, **changes)).config
+    server.config = reloaded(server.config, replace(server.config, **changes))[0]
     server.requests.reload(server.config)
     server.rounds.reload(server.config)
 

@@ -61,12 +61,13 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "a public permutation, after its toss": ("Permutation.places", "Permutation.order"),
     "random bytes that measure a link": ("Load.load",),
     "a public key": ("KeyPair.public",),
+    "counts of what a round will send": ("_Run.counts", "_Lane.counts"),
     "names of layers": ("Spec.sent",),
     "where a caller's answer goes": ("Call.address",),
     "a class of which this test knows that it prints nothing secret": (
         *("DealtUpload.half", "Submission.halves", "Chunk.uploads", "RoundInput.uploads"),
         *("Ends.randomness",),
-        *("Direction.entropy", "_Seat.opening", "_Seat.running", "_Seat.asking"),
+        *("Direction.entropy", "Work.entropy"),
     ),
 }
 REASONS = {name: reason for reason, names in SHOWN.items() for name in names}
@@ -137,7 +138,7 @@ def test_values_are_not_printed_through_what_holds_them() -> None:
     party = make_parties()[0][0]
     delta = getattr(party.pool.ends.sender, "delta")  # noqa: B009
     params: Any = None
-    given = [1, 1], (), halves[0].layout, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
+    given = [1, 1], (), params, 2, 2, 0, 4, 4, coin, None, b"the noise of one"
     chunk = Chunk(list(halves), *given)
     held: list[tuple[Any, list[Any]]] = [
         (chunk, [coin, b"the noise of one", halves[0].seed, halves[1].packed]),

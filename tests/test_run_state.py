@@ -48,13 +48,30 @@ def test_a_new_model_starts_with_the_initial_range() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "range_", "error"),
+    [
+        (MODEL.astype(np.float64), {}, "global model"),
+        (MODEL[:-1], {}, "global model"),
+        (np.full_like(MODEL, np.nan), {}, "global model is not finite"),
+        (None, {}, "S0 keeps none"),
+        (MODEL, {"initial": 0}, "initial"),
+        (MODEL, {"initial": -0.1}, "initial"),
+        (MODEL, {"initial": "0.1"}, "initial"),
+        (MODEL, {"policy": "wide"}, "wide"),
+    ],
+)
+def test_a_bad_model_or_range_is_refused(model: Any, range_: dict[str, Any], error: str) -> None:
+    with pytest.raises((ConfigError, InputError), match=error):
+        begin(RunState(), BUCKETED, range_, False, model)
+
+
 def test_a_new_model_may_keep_the_range(tmp_path: Path) -> None:
     """Its number goes on, too, so that a failed attempt at it binds as before."""
     server = Server(0, tmp_path, BUCKETED)
-    keeper = server.rounds._keeper
     first = begin(RunState(), BUCKETED, COORDINATE, False, MODEL)
     after = finish(first, BUCKETED, PublicValues(INDEX[None]), 3)[0]
-    keeper.keep("default", after)
+    server.rounds.register.runs["default"] = after
 
     def opened(model: np.ndarray | None, **more: Any) -> Any:
         arrays = {} if model is None else {"model": model}
@@ -197,7 +214,7 @@ def test_a_state_folder_has_one_owner(tmp_path: Path) -> None:
 
 def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    layout = BUCKETED.layout
+    layout = BUCKETED.form.layout
     values = np.arange(layout.rows * DIM, dtype=np.uint8).reshape(layout.rows, DIM) % 4
     seeded, words = share.split(values, layout.bits)
     spool = store.spool("1-0000000a", layout)
@@ -224,16 +241,22 @@ def test_uploads_come_back_as_they_were_and_go_when_the_round_ends(tmp_path: Pat
     [
         ("seed", np.zeros(15, np.uint8)),
         ("seed", np.zeros(16, np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words + 2), np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows + 1, BUCKETED.layout.row_words), np.uint64)),
-        ("words", np.zeros((BUCKETED.layout.rows, BUCKETED.layout.row_words), np.int64)),
+        (
+            "words",
+            np.zeros((BUCKETED.form.layout.rows, BUCKETED.form.layout.row_words + 2), np.uint64),
+        ),
+        (
+            "words",
+            np.zeros((BUCKETED.form.layout.rows + 1, BUCKETED.form.layout.row_words), np.uint64),
+        ),
+        ("words", np.zeros((BUCKETED.form.layout.rows, BUCKETED.form.layout.row_words), np.int64)),
         ("both", np.zeros(16, np.uint8)),
     ],
 )
 def test_an_upload_of_another_shape_leaves_nothing_behind(
     tmp_path: Path, form: str, array: np.ndarray
 ) -> None:
-    spool = Store(tmp_path).spool("1-0000000a", BUCKETED.layout)
+    spool = Store(tmp_path).spool("1-0000000a", BUCKETED.form.layout)
     with pytest.raises(BadUpload):
         spool.put("a", Piece(UPLOAD, form, array))
     files = (tmp_path / "spool" / "1-0000000a").iterdir()
@@ -244,8 +267,8 @@ def test_an_upload_of_another_shape_leaves_nothing_behind(
 
 def test_what_no_round_needs_is_cleared(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.spool("1-0000000a", BUCKETED.layout)
-    store.spool("1-0000000b", BUCKETED.layout)
+    store.spool("1-0000000a", BUCKETED.form.layout)
+    store.spool("1-0000000b", BUCKETED.form.layout)
     one, other = store.write_run(RunState()), store.write_run(RunState(model=MODEL))
     store.tidy({"1-0000000b"}, {one})
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["1-0000000b"]

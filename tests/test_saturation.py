@@ -1,7 +1,6 @@
 """Values that a method would cut: an error before the upload, or cut with a warning."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno
-from tests.daemons import Pair, running
+from tests.daemons import Pair
 
 FIXED = Radix(encoding="fixed", word_bits=32, fraction_bits=16)
 # the values that 1.0.0 published for three clients that agreed on 1e10, d = 2
@@ -112,12 +111,6 @@ def test_a_difference_counts_where_differences_are_shared() -> None:
         check_range(np.zeros(2), current, str, saturate=False)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("cut") / "keys", clients=3)) as started:
-        yield started
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "bound"), CUT, ids=lambda one: getattr(one, "name", ""))
 def test_a_value_that_would_be_cut_is_an_error(pair: Pair, method: Method, bound: float) -> None:
@@ -158,12 +151,12 @@ def test_plan_prints_ranges_and_leaves_out_what_cannot_hold_a_model(
 ) -> None:
     def row(method: Method) -> forecast.Forecast:
         params = RoundParams(method, dim=2, max_clients=3)
-        return forecast.Forecast(method.name, params, 3, Cost(), 0, 0, 0, 0, 0, 0)
+        return forecast.Forecast(params, 3, Cost(), 0, 0, 0, 0, 0, 0)
 
     rows = [row(method) for method in (Bucketed(), Pairwise(), Pairwise(), FIXED)]
     assert forecast.ranges(rows) == [
         "pairwise: values from -8,589,934,592 to below 8,589,934,592",
-        "radix: values from -16,384 to below 16,384",
+        "radix fixed: values from -16,384 to below 16,384",
     ]
     monkeypatch.setattr(forecast, "seconds_per_byte", lambda: 1e-9)
     files.write(tmp_path / "start.npy", np.array([1.0, 1e10]))

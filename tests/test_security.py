@@ -13,6 +13,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
 from securemedian.common.policy import BOUNDED, Policy, unbounded
+from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.canonical import build
 from securemedian.mpc.errors import ConfigError, PolicyRefused
@@ -111,29 +112,30 @@ def test_both_servers_must_have_it(tmp_path: Path) -> None:
     assert said in s1.sent[-1].reason
 
 
-def test_silent_ot_is_refused_with_it() -> None:
-    server = config.load(Path("docs/samples/s0.toml"))
-    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
-    values["security"] = "bounded"
-    config.ServerConfig(**values)
-    values["protocol"] = ProtocolParams(ot_extension="silent")
-    with pytest.raises(ConfigError, match='set ot_extension = "softspoken" in .protocol. of s0'):
-        config.ServerConfig(**values)
-
-
-def test_workers_on_ray_are_refused_with_it() -> None:
-    server = config.load(Path("docs/samples/s0.toml"))
-    values = {name: getattr(server, name) for name in server.__dataclass_fields__}
-    values["security"] = "bounded"
-    values["engine"] = config.EngineConfig("ray")
-    with pytest.raises(ConfigError, match='set kind = "threads" in .engine. of s0'):
-        config.ServerConfig(**values)
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (
+            {"protocol": ProtocolParams(ot_extension="silent")},
+            'ot_extension = "softspoken"',
+        ),
+        ({"engine": config.EngineConfig("ray")}, 'kind = "threads" in .engine. of s0'),
+    ],
+)
+def test_what_a_server_cannot_have_with_it(given: dict[str, Any], remedy: str) -> None:
+    server = replace(config.load(Path("docs/samples/s0.toml")), security="bounded")
+    with pytest.raises(ConfigError, match=f"set {remedy}"):
+        replace(server, **given)
 
 
 def test_a_client_asks_for_it() -> None:
     policy = build(ClientPolicy, {"security": "bounded"}, "[policy]")
     good = params(GOOD["buckets"])
-    policy.check_round(good, 0, "a", bounded=[True, True])
+
+    def told(*bounded: bool) -> list[RoundStatus]:
+        return [RoundStatus(one_malicious_server=each) for each in bounded]
+
+    policy.check_round(good, 0, "a", told(True, True))
     for bounded, where in (
         ([True, False], "s1"),
         ([False, True], "s0"),
@@ -141,11 +143,11 @@ def test_a_client_asks_for_it() -> None:
         ([], "both"),
     ):
         with pytest.raises(PolicyRefused, match=f'without security = "bounded" at {where}: '):
-            policy.check_round(good, 0, "a", bounded=bounded)
+            policy.check_round(good, 0, "a", told(*bounded))
     # and judges the parameters by itself
     with pytest.raises(PolicyRefused, match='schedule scan: security = "bounded" permits'):
-        policy.check_round(params(BAD["schedule scan"]), 0, "a", bounded=[True, True])
-    ClientPolicy().check_round(good, 0, "a", bounded=[])
+        policy.check_round(params(BAD["schedule scan"]), 0, "a", told(True, True))
+    ClientPolicy().check_round(good, 0, "a")
 
 
 def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,8 +158,10 @@ def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> 
     assert "left out: bounded refuses schedule scan: " in out
     # once, and no line in brackets is taken for markup
     assert out.count("and into [policy] of the clients' files") == 1
-    assert cli.main([*given, "radix"]) == 2
-    assert "permits only bucketed and mean" in capsys.readouterr().err
+    # and with the flag of release 1.0
+    for flags in (given, [*given[:-2], "--one-malicious-server"]):
+        assert cli.main([*flags, "radix"]) == 2
+        assert "permits only bucketed and mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -231,12 +235,6 @@ def test_files_of_release_1_0_are_read(
         )
 
 
-def test_plan_takes_the_flag_of_release_1_0(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["plan", "--clients", "3", "--dim", "200", "--one-malicious-server", "radix"]
-    assert cli.main(given) == 2
-    assert "permits only bucketed and mean" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
     """Ask as a Flower node or an NVFlare site does, too; the coordinator is told why."""
@@ -244,18 +242,10 @@ def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
     for server in ("s0", "s1"):
         made.configure(server, security="bounded", max_attempts=2)
     with running(made) as pair, ExitStack() as stack:
-        coordinator = stack.enter_context(Coordinator.from_config(pair.folder / "coordinator.toml"))
+        coordinator = stack.enter_context(Coordinator(pair.config("coordinator")))
         own = {"security": "bounded", "allowed": {"norm_bound": ["auto", "off"]}}
         policy = build(ClientPolicy, own, "[policy]")
-        configs = [
-            replace(
-                ClientConfig.load(pair.folder / f"{name}.toml"),
-                poll_interval_s=0.02,
-                state_dir="",
-                policy=policy,
-            )
-            for name in pair.names
-        ]
+        configs = [pair.config(name, state_dir="", policy=policy) for name in pair.names]
         clients = [stack.enter_context(Client(config)) for config in configs]
         model = np.zeros(200, np.float32)
         size = {"dim": 200, "max_clients": 3, "min_clients": 3}

@@ -32,6 +32,8 @@ from securemedian.mpc.rounds.methods.base import Method
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
@@ -48,13 +50,13 @@ from securemedian.servers.computing.shards import (
     ShardedComputation,
     decode,
 )
-from securemedian.servers.computing.slices import for_check, for_shard
+from securemedian.servers.computing.slices import for_shard
 from securemedian.servers.computing.worker import Broken, Meeting, ShardWorker
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.network.control import encode
 from tests.daemons import free_ports
 from tests.parties import make_parties, run_both, shared
-from tests.test_methods import variants
+from tests.test_methods import GIVEN
 from tests.workers import LOOPBACK, HeldWords, ShardedServers
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,8 @@ SMALL = ProtocolParams(lanes=2, chunk=128, batch=1 << 12)
 CLIENTS = 3
 DIM = 600
 OPENINGS = [bytes([1]) * 32, bytes([2]) * 32]
+ROUNDS = [cls(**GIVEN.get(name, {})) for name, cls in METHODS.items()]
+ROUNDS += [Bucketed(uploads="unverified"), Pairwise(result_to="clients"), Radix(neighbours=1)]
 
 
 @pytest.fixture
@@ -79,13 +83,13 @@ def inputs(params: RoundParams) -> tuple[list[Upload], list[Upload]]:
     rng = np.random.default_rng(4)
     halves = []
     for _ in range(CLIENTS):
-        if params.method.uses_range:
-            values = rng.integers(0, params.method.range_buckets, (params.method.rows, params.dim))
-            if not params.dealing and params.method.rows > 1:
+        if params.form.buckets:
+            values = rng.integers(0, params.form.buckets, (params.form.layout.rows, params.dim))
+            if not params.form.dealing and params.form.layout.rows > 1:
                 values = np.sort(rng.integers(0, 2, values.shape), axis=0)
         else:
-            values = rng.integers(0, 1 << 10, (params.method.rows, params.dim))
-        halves.append(shared(params, values.astype(ring.dtype(params.share_bits))))
+            values = rng.integers(0, 1 << 10, (params.form.layout.rows, params.dim))
+        halves.append(shared(params, values.astype(ring.dtype(params.form.layout.bits))))
     return [one for one, _ in halves], [other for _, other in halves]
 
 
@@ -122,15 +126,15 @@ def alone(
 
 
 def weights_of(params: RoundParams) -> list[int]:
-    return params.weights_of([f"client-{number}" for number in range(CLIENTS)])
+    return params.method.weights_of([f"client-{number}" for number in range(CLIENTS)])
 
 
 def opened(params: RoundParams, outcomes: tuple[Outcome, Outcome]) -> Any:
     one, other = (outcome.values for outcome in outcomes)
-    if params.result_to == "servers":
+    if params.method.result_to == "servers":
         assert (one == other).all()
         return one
-    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), params.opened_bits)
+    return ring.reduce(one.astype(np.uint64) + other.astype(np.uint64), params.form.opened_bits)
 
 
 def test_shards_are_whole_slices_and_make_up_the_round() -> None:
@@ -152,7 +156,7 @@ def test_the_parts_of_a_dealing_are_each_checked_by_one_shard() -> None:
         assert [part for shard in cut for part in shard.parts(shape)] == list(range(6))
 
 
-@pytest.mark.parametrize("method", variants(), ids=lambda m: f"{m.label} {m.result_to}")
+@pytest.mark.parametrize("method", ROUNDS, ids=lambda m: f"{m.label} {m.result_to}")
 def test_a_round_in_shards_is_the_round(servers: ShardedServers, method: Method) -> None:
     params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
     uploads = inputs(params)
@@ -274,7 +278,7 @@ def test_a_shard_is_sent_its_slice_alone(servers: ShardedServers) -> None:
     compute(servers.session(), params, uploads)
     seeds = [[isinstance(upload, SeedUpload) for upload in own] for own in uploads]
     for workers, own in zip(servers.workers, seeds, strict=True):
-        assert sum(workers.held) == own.count(False) * 8 * params.layout.words
+        assert sum(workers.held) == own.count(False) * 8 * params.form.layout.words
         runs = [asked for _, function, asked in workers.asked if function == "run"]
         assert len(runs) == 3
         for _, step, given, *_ in runs:
@@ -326,7 +330,7 @@ def test_a_dealt_slice_crosses_the_borders_of_parts(monkeypatch: pytest.MonkeyPa
     lanes = make_parties(1)
     for shard in cut:
         halves = [
-            [for_shard(upload, params.layout, shard, HeldWords) for upload in own]
+            [for_shard(upload, params.form.layout, shard, HeldWords) for upload in own]
             for own in uploads
         ]
 
@@ -391,7 +395,7 @@ def test_a_lost_shard_is_computed_elsewhere(
     assert len(set(keys)) == len(keys)
     assert outcomes[0].cost.ots > 0
     # the shares of the lost worker were put again: they may have lain at its node
-    whole = CLIENTS * params.layout.words * 8
+    whole = CLIENTS * params.form.layout.words * 8
     assert whole < sum(sum(each.held) for each in servers.workers) < 2 * whole
     # the shards that were not lost had what was made ahead
     assert outcomes[0].cost.ots < alone(params, uploads)[0].cost.ots
@@ -589,11 +593,3 @@ def test_messages_that_cannot_come_are_refused(servers: ShardedServers) -> None:
 
     with pytest.raises(PeerProtocolError, match="do not run the same round"):
         run_both(lie)
-
-
-def test_shards_of_a_check_hold_whole_parts() -> None:
-    shape = Dealing(2_000_000, 4, 8)
-    cut = cutting.shards(shape.dim, 2)
-    half = SeedUpload(shape.layout, bytes(16))
-    assert for_check(half, shape, cut[0], HeldWords) is half
-    assert isinstance(cut[0], Shard)

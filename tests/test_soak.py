@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from securemedian.common.states import State
-from securemedian.laboratory.processes import Processes
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
@@ -33,6 +32,7 @@ from tests.soak.audit import MISSING, SAMPLES, TOO_FEW, Audit, Ended
 from tests.soak.client import update
 from tests.soak.disk import Disk
 from tests.soak.faults import Saboteurs, Transitions
+from tests.soak.processes import Revivals, size
 from tests.soak.proxy import CALM, Proxies, Proxy, Trouble
 from tests.soak.rounds import reference
 from tests.soak.run import Soak
@@ -321,11 +321,11 @@ def ended(end: socket.socket) -> bool:
 
 def test_a_process_that_ends_is_started_again_and_is_left_nowhere(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
-    processes = Processes(tmp_path, lambda _, event: heard.append(event))
+    processes = Revivals(tmp_path, lambda _, event: heard.append(event))
     processes.start("server", "http.server", "--bind", "127.0.0.1", "0")
     process = processes["server"]
     first = wait_until(lambda: process.pid)
-    assert process.size()
+    assert size(process.pid)
     process.kill(0.0)
     second = wait_until(lambda: process.pid if process.pid != first else None)
     assert len(heard) == 2 and process.exits == []
@@ -339,7 +339,7 @@ def test_a_process_that_ends_is_started_again_and_is_left_nowhere(tmp_path: Path
 
 def test_a_process_that_ends_by_itself_is_counted(tmp_path: Path) -> None:
     # its standard input, which it reads, is empty
-    with Processes(tmp_path, lambda *_: None) as processes:
+    with Revivals(tmp_path, lambda *_: None) as processes:
         processes.start("broken", "json.tool")
         wait_until(lambda: processes["broken"].exits)
         assert processes["broken"].exits[0] == 1
@@ -518,7 +518,7 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
         }
         shown = capsys.readouterr().out
         assert "kill s0 and s1 at a transition" in shown
-        assert "of stroke: published, failed" in shown
+        assert "stroke" in shown and "uploads_lost" in shown
         assert not list(tmp_path.glob("securemedian-soak-*"))
         monkeypatch.setattr(Soak, "run", badly)
         with pytest.raises(SystemExit) as stopped:

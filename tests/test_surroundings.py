@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from securemedian.common.durable import is_locked, lock_folder
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ChannelTimeout, ConfigError, LocalProtocolError, NotFinite
 from securemedian.plugins import rounds
-from tests.daemons import ROOT, WAIT_S, Pair, in_background, running, wait_until
+from tests.daemons import ROOT, WAIT_S, Pair, in_background, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -34,16 +33,16 @@ MODEL = np.array([1.0, -2.0], np.float32)
 RADIX: dict[str, Any] = {"method": "radix", "dim": 2, "max_clients": 3, "min_clients": 2}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    made = Pair(tmp_path_factory.mktemp("surroundings"), clients=3)
-    with running(made):
-        yield made
-
-
 def config(pair: Pair, name: str = "client-1", **changed: Any) -> ClientConfig:
-    loaded = ClientConfig.load(pair.folder / f"{name}.toml")
-    return replace(loaded, poll_interval_s=0.02, wait_timeout_s=WAIT_S, **changed)
+    return pair.config(name, wait_timeout_s=WAIT_S, **changed)
+
+
+def waits_for_one(pair: Pair) -> str:
+    """Open a round for which only client-1 has still to upload, and return its id."""
+    round_id = pair.open(model=MODEL, reset=True, **RADIX)
+    for name in ("client-2", "client-3"):
+        pair.submit(name, MODEL)
+    return round_id
 
 
 def said_in_a_fork(act: Callable[[], object]) -> str:
@@ -124,15 +123,13 @@ def test_a_client_is_not_sent_to_workers_of_torch(pair: Pair, method: str) -> No
 
 def test_a_loader_with_workers_in_the_training_is_no_obstacle(pair: Pair) -> None:
     torch = pytest.importorskip("torch")
-    round_id = pair.open(model=MODEL, reset=True, **RADIX)
+    round_id = waits_for_one(pair)
     rows = torch.utils.data.TensorDataset(torch.ones(4, 2))
 
     def train(model: Any) -> None:
         loader = torch.utils.data.DataLoader(rows, num_workers=2, multiprocessing_context="fork")
         model += np.float32(sum(len(batch) for (batch,) in loader))
 
-    pair.submit("client-2", MODEL)
-    pair.submit("client-3", MODEL)
     model = MODEL.copy()
     folder = str(pair.folder / "loader")
     with Client(config(pair, state_dir=folder)) as client:
@@ -322,32 +319,26 @@ def test_a_model_that_is_not_finite_costs_its_client_that_round_alone(
 
 
 def test_a_bridge_to_another_system_declines_a_model_that_is_not_finite(pair: Pair) -> None:
-    first = pair.open(model=MODEL, reset=True, **RADIX)
+    first = waits_for_one(pair)
     update = {"layer": np.array([1.0, np.nan], np.float32)}
     with pytest.raises(NotFinite):
         rounds.submit(config(pair, state_dir=""), update, first)
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
     pair.wait("published")
     assert left_out(pair, first) == ["its update has NaN or infinite values"] * 2
 
 
 def test_radix_has_words_for_infinite_values(pair: Pair) -> None:
-    first = pair.open(model=MODEL, reset=True, **RADIX)
+    first = waits_for_one(pair)
 
     def train(model: Any) -> None:
         model[1] = np.inf
 
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
     assert fit(pair, train, []) == 1
     assert pair.status(round_id=first)["left_out"] == {}
 
 
 def test_an_exception_of_the_training_costs_one_round_if_asked(pair: Pair) -> None:
-    first = pair.open(model=MODEL, reset=True, **RADIX)
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
+    first = waits_for_one(pair)
     secret = "patient 4711"
 
     def train(model: Any) -> None:
@@ -365,6 +356,7 @@ def test_an_exception_of_the_training_costs_one_round_if_asked(pair: Pair) -> No
     for server in ("s0", "s1"):
         assert secret not in pair.output(server)
         assert secret not in str(pair.status(server, first))
+    pair.wait("published")
     with pytest.raises(ConfigError, match="invalid on_error: .*; take one of raise, decline"):
         fit(pair, train, told, on_error="ignore")
 
@@ -390,21 +382,10 @@ def test_servers_take_a_reason_by_its_code_alone(pair: Pair) -> None:
     pair.caller("coordinator", "s0").ask("abort", round=first, reason="done")
 
 
-def published(pair: Pair) -> str:
-    """Let a round be published with all clients, client-1 being this library, and return its id."""
-    round_id = pair.open(model=MODEL, reset=True, **RADIX)
-    for name in pair.names:
-        pair.submit(name, MODEL)
-    pair.wait("published")
-    return round_id
-
-
 def test_a_full_disk_costs_no_result(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    round_id = pair.open(model=MODEL, reset=True, **RADIX)
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
+    round_id = waits_for_one(pair)
     update, result, receipt = (tmp_path / name for name in ("u.npy", "r.npy", "r.json"))
     np.save(update, MODEL + 1)
     result.write_bytes(b"older")
@@ -438,7 +419,8 @@ def test_a_full_disk_costs_no_result(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no such device")
 def test_a_full_standard_output_costs_no_result_and_is_told(pair: Pair, tmp_path: Path) -> None:
-    round_id = published(pair)
+    round_id = pair.play([MODEL] * 3, model=MODEL, reset=True, **RADIX)
+    pair.wait("published")
     result = tmp_path / "r.npy"
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
@@ -461,9 +443,7 @@ def test_a_full_standard_output_costs_no_result_and_is_told(pair: Pair, tmp_path
 def test_a_training_goes_on_though_its_output_finds_no_room(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair.open(model=MODEL, reset=True, **RADIX)
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
+    waits_for_one(pair)
     model = np.zeros(2)
     with suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
@@ -474,9 +454,7 @@ def test_a_training_goes_on_though_its_output_finds_no_room(
 
 def test_a_client_works_beside_an_event_loop_and_on_any_thread(pair: Pair) -> None:
     """Run as in a notebook, whose cells run within a loop, and in other frameworks' servers."""
-    round_id = pair.open(model=MODEL, reset=True, **RADIX)
-    for name in ("client-2", "client-3"):
-        pair.submit(name, MODEL)
+    round_id = waits_for_one(pair)
 
     async def cell() -> int:
         assert fit(pair, lambda model: None, []) == 1

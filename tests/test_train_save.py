@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.clients import turns
+from securemedian.clients import rounds
 from securemedian.clients.upload import Round
 from securemedian.laboratory import worker
 from securemedian.mpc.errors import RoundFailed
@@ -21,14 +21,14 @@ class Fake:
 
     def __init__(self, saved: Path, fails: int = 0) -> None:
         self.config, self.public = SimpleNamespace(name="a"), None
-        self.service = SimpleNamespace(report=print)
+        self.report = print
         self._saved, self._fails, self._number = saved, fails, 0
         self.seen: list[list[float] | None] = []
 
-    def rounds(self, count: int | None, lost: Any, all_count: bool) -> Iterator[turns.Turn]:
+    def rounds(self, count: int | None, lost: Any, all_count: bool) -> Iterator[rounds.Turn]:
         """Yield real turns of this client."""
         client: Any = self
-        return turns.rounds(client, count, None, lost, all_count)
+        return rounds.turns_of(client, count, None, lost, all_count)
 
     def wait_for_round(self, timeout_s: float | None) -> Round:
         self.seen.append(np.load(self._saved).tolist() if self._saved.exists() else None)

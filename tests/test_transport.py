@@ -10,27 +10,20 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import zmq
 import zmq.utils.monitor
-from numpy.typing import DTypeLike, NDArray
 from zmq.utils.garbage import gc as collector
 
 from securemedian.common.keys import KeyPair, load_keys
 from securemedian.mpc.errors import ChannelClosed, ChannelTimeout, ConfigError, SecureMedianError
 from securemedian.mpc.protocols import dealing, wire
-from securemedian.mpc.protocols.channel import Channel, frame_size
+from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds import rehearsal
-from securemedian.mpc.rounds.cutting import Does, Step, cut
-from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.daemon import Daemon
 from securemedian.servers.logs import BURST, EVERY_S
 from securemedian.servers.network import transport
@@ -534,38 +527,6 @@ def test_connections_cannot_take_the_reserved_descriptors() -> None:
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-METHODS: dict[str, dict[str, Any]] = {
-    "scan": {"method": "bucketed", "schedule": "scan", "buckets": 8, "ring_bits": 64},
-    "bisect": {"method": "bucketed", "buckets": 1024, "uploads": "unverified"},
-    "pairwise": {"method": "pairwise"},
-    "opened": {"method": "pairwise", "selection": "opened"},
-    "float32": {"method": "radix"},
-    "ranks": {"method": "radix", "ranks": [1, 2, 3], "encoding": "bfloat16"},
-    "trimmed": {"method": "trimmed-mean", "trim": 0.3},
-}
-
-
-def longest_message(params: RoundParams, protocol: ProtocolParams) -> int:
-    """Return the bytes of the longest message of a chunk, with one party's real cryptography."""
-    sizes = []
-
-    class Noting(rehearsal.DryChannel):
-        def send(self, label: str, array: NDArray[Any]) -> None:
-            sizes.append(frame_size(label, array.dtype, array.shape))
-
-        def recv(self, label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-            sizes.append(frame_size(label, np.dtype(dtype), shape))
-            return super().recv(label, dtype, shape)
-
-    clients = params.max_clients
-    begin, end = cut(params, clients, replace(protocol, lanes=1))[0]
-    with patch.object(rehearsal, "DryChannel", Noting):
-        party = rehearsal.lone_party(protocol)
-    step = Step(Does.COMPUTE, end - begin)
-    rehearsal.rehearse(party, params, [1] * clients, protocol.batch, step)
-    return max(sizes)
 
 
 def test_key_files_that_others_may_read_are_refused(tmp_path: Path) -> None:

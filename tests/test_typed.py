@@ -74,7 +74,7 @@ def test_a_round_is_opened_with_a_model_in_any_form(
         return wire.Message(op, {"round": "1-00000000", "wire": [2, 3], "release": "1.1.0"})
 
     with Coordinator(ClientConfig.load(tmp_path / "coordinator.toml")) as coordinator:
-        monkeypatch.setattr(coordinator.service, "ask", ask)
+        monkeypatch.setattr(coordinator, "ask", ask)
         monkeypatch.setattr("securemedian.coordinator.coordinator.check_known", lambda *_: None)
         coordinator.open_round(RoundParams(Bucketed(), **SIZE), model)
     assert sent[0].dtype == np.float32 and sent[0].tolist() == FLAT

@@ -1,6 +1,5 @@
 """Models of any form to one vector and back."""
 
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -60,24 +59,6 @@ def test_new_values_go_to_real_entries_and_local_ones_stay() -> None:
     assert back["a"].tolist() == [[0, 1], [2, 3]]
     assert back["b"].tolist() == [4]
     assert back["count"].tolist() == [3, 4]
-
-
-def test_state_dict_with_batch_norm() -> None:
-    torch = pytest.importorskip("torch")
-    network = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4).double(), torch.nn.Linear(4, 1).bfloat16()
-    )
-    network[1].num_batches_tracked += 5
-    state = network.state_dict()
-    vector, spec = flatten(state)
-    # all but num_batches_tracked
-    assert vector.size == sum(t.numel() for t in state.values()) - 1
-    back = unflatten(vector + 1.0, spec)
-    assert list(back) == list(state)
-    for name, before in state.items():
-        assert (back[name].dtype, back[name].shape) == (before.dtype, before.shape)
-        assert torch.equal(back[name], before if name == "1.num_batches_tracked" else before + 1)
-    network.load_state_dict(OrderedDict(back))
 
 
 def test_parameters_that_require_gradients() -> None:

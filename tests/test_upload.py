@@ -32,7 +32,7 @@ def a_round(params: RoundParams, index: int = 0, **arrays: Any) -> Round:
 
 
 def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
-    layout = params.layout
+    layout = params.form.layout
     held = (
         share.SeedUpload(layout, half.share.tobytes())
         if half.form == "seed"
@@ -45,7 +45,7 @@ def as_server_reads(half: ShareHalf, params: RoundParams) -> NDArray:
 def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> None:
     for params in (BUCKETED, PAIRWISE):
         values = np.random.default_rng(index).integers(
-            0, 2**params.ring_bits, (params.layout.rows, D), np.uint64
+            0, 2**params.form.ring_bits, (params.form.layout.rows, D), np.uint64
         )
         halves = upload.split(values, a_round(params, index))
         assert [half.form for half in halves] == (
@@ -53,12 +53,12 @@ def test_halves_combine_to_the_values_and_the_seed_alternates(index: int) -> Non
         )
         assert {half.form: (half.share.dtype, half.share.shape) for half in halves} == {
             "seed": (np.uint8, (16,)),
-            "words": (np.uint64, (params.layout.rows, params.layout.row_words)),
+            "words": (np.uint64, (params.form.layout.rows, params.form.layout.row_words)),
         }
         one, other = (as_server_reads(half, params) for half in halves)
         assert np.array_equal(
-            share.combine(RingShare(one), RingShare(other), params.ring_bits),
-            ring.reduce(values, params.ring_bits),
+            share.combine(RingShare(one), RingShare(other), params.form.ring_bits),
+            ring.reduce(values, params.form.ring_bits),
         )
 
 

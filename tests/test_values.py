@@ -127,7 +127,7 @@ def test_shares_combine_and_slice(bits: int, columns: int) -> None:
     seed, words = share.split(values, bits)
     layout = RoundParams(
         Pairwise(ring_bits=bits, fraction_bits=0), dim=columns, max_clients=2
-    ).layout
+    ).form.layout
     assert (layout.columns, layout.bits) == (seed.layout.columns, seed.layout.bits)
     for start in range(0, columns, share.SLICE_ALIGN):
         stop = min(columns, start + 200)

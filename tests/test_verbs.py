@@ -3,7 +3,7 @@
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,12 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import MeanRange
 from tests.conftest import needs
-from tests.daemons import WAIT_S, Pair, running
+from tests.daemons import WAIT_S, Pair
 
 pytestmark = pytest.mark.slow
 
 UPDATES = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
 START = np.zeros(50, np.float32)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("verbs"))) as started:
-        yield started
 
 
 def together(functions: list[Callable[[], Any]]) -> list[Any]:

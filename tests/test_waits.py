@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from securemedian.clients.config import ClientConfig
-from securemedian.clients.connection import Service
 from securemedian.common import terminal
 from securemedian.common.status import COMPILING
 from securemedian.common.terminal import Teller, Wait
@@ -76,7 +75,7 @@ def config(folder: Path) -> ClientConfig:
 def test_the_wait_for_a_round_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "AFTER_S", 0.0)
     said: list[str] = []
-    service = Service(config(tmp_path), said.append)
+    service = Coordinator(config(tmp_path), said.append)
     try:
         limit = service.limit(0.1)
         with pytest.raises(ChannelTimeout, match="nothing came within 0.1 s"):

@@ -1,6 +1,5 @@
 """SHARE with Zeno++: against exact arithmetic, what is opened, and through real daemons."""
 
-from collections.abc import Iterator
 from fractions import Fraction
 from math import isqrt
 from typing import Any
@@ -12,18 +11,14 @@ from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import lengths, ring, share
 from securemedian.mpc.protocols.boolean import unpack_bits
-from securemedian.mpc.protocols.channel import NONCE_WORDS
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.methods import zeno
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, check_values, fill, run_round
-from securemedian.mpc.rounds.plan import predict
-from tests.daemons import Pair, running
-from tests.parties import Lanes, make_parties, run_both
-from tests.test_privacy import looks_uniform, recorders
+from securemedian.mpc.rounds.pipeline import check_values
+from tests.parties import Lanes, played, run_both
 
 DIM = 300
 SMALL = ProtocolParams(lanes=2, chunk=128)
@@ -31,25 +26,6 @@ SMALL = ProtocolParams(lanes=2, chunk=128)
 
 def names(clients: int) -> list[str]:
     return [f"client-{index}" for index in range(clients)]
-
-
-def run(
-    lanes: Lanes, params: RoundParams, updates: np.ndarray, protocol: ProtocolParams = SMALL
-) -> Outcome:
-    """Run a round on the updates (n, d) of clients by their names, and return what both have."""
-    weights = params.weights_of(names(len(updates)))
-    uploads = []
-    for name, row in zip(names(len(updates)), updates, strict=True):
-        around = Published(part=params.part_of(name))
-        whole = params.method.encode(row, params.max_clients, around)
-        uploads.append(share.split(whole, params.share_bits))
-    one, other = run_both(
-        lambda j: run_round(
-            lanes[j], params, protocol, [pair[j] for pair in uploads], weights=weights
-        )
-    )
-    assert (one.values == other.values).all() and one.coin == other.coin
-    return Outcome(one.values, one.cost, one.coin)
 
 
 def passing(method: Zeno, updates: np.ndarray, weights: list[int], coin: bytes) -> list[list[bool]]:
@@ -77,7 +53,9 @@ def passing(method: Zeno, updates: np.ndarray, weights: list[int], coin: bytes) 
         own = []
         for those in members:
             chosen = [others[index] for index in those]
-            mean = sketched(whole[chosen].sum(axis=0), Fraction(clusters * method.heaviest, total))
+            mean = sketched(
+                whole[chosen].sum(axis=0), Fraction(clusters * method.weighing.heaviest, total)
+            )
             score = eta * product(step, mean) - rho * product(mean, mean)
             own.append(score >= -eta * epsilon)
         verdicts.append(own)
@@ -110,8 +88,8 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
         **EXACT,
     )
     params = RoundParams(method, dim=DIM, max_clients=clients)
-    outcome = run(lanes, params, updates)
-    given = params.weights_of(names(clients))
+    outcome = played(lanes, params, updates)
+    given = params.method.weights_of(names(clients))
     verdicts = passing(method, updates, given, outcome.coin)
     whole = method.whole_differences(Clear(updates, given, Published(), clients))
     others = [other for other in range(clients) if other != 2]
@@ -120,7 +98,7 @@ def test_the_clusters_that_pass_are_those_of_the_paper(
         for those, passed in zip(members, own, strict=True):
             for index in those:
                 movement += passed * whole[others[index]]
-    want = 0.5 * (movement / 2.0**10 / (reclusterings * method.scaled(sum(given))))
+    want = 0.5 * (movement / 2.0**10 / (reclusterings * method.weighing.scaled(sum(given))))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     assert np.array_equal(got[0], want)
     clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
@@ -194,27 +172,6 @@ def test_no_score_wraps_for_rows_at_the_ends_of_their_range(
     )
 
 
-def test_sketches_judge_as_the_updates_themselves_do() -> None:
-    """Clusters whose exact scores are 5 standard deviations from 0 get the same verdict."""
-    rng = np.random.default_rng(6)
-    clients, agreed = 30, 0
-    method = Zeno(validator="client-0", clusters=1, rho=0.01, epsilon=0.01)
-    for number in range(20):
-        coin = bytes([number] * 16)
-        direction = rng.normal(size=DIM) * 0.1
-        updates = direction * rng.normal(size=(clients, 1)) + rng.normal(size=(clients, DIM)) * 0.1
-        step, others = updates[0], updates[1:]
-        scores = others @ step - 0.01 * (others**2).sum(axis=1) + 0.01
-        size = np.linalg.norm(others, axis=1) * np.linalg.norm(step) / np.sqrt(zeno.ROWS)
-        weights = [0] + [1] * (clients - 1)
-        verdicts = np.array(passing(method, updates, weights, coin)[0])
-        order = [those[0] for those in method.members(coin, clients - 1)[0]]
-        clear = np.abs(scores[order]) > 5 * size[order]
-        assert np.array_equal(verdicts[clear], scores[order][clear] >= 0)
-        agreed += int(clear.sum())
-    assert agreed > 100
-
-
 def test_rows_too_long_for_a_cluster_are_left_out_however_many_have_them(lanes: Lanes) -> None:
     """A median of lengths knows nothing of that: rows of all are within 2^27, and no sum is."""
     method = Zeno(validator="client-0", clusters=3)
@@ -236,82 +193,6 @@ def test_rows_too_long_for_a_cluster_are_left_out_however_many_have_them(lanes: 
     vectors[:, 0] = method.most_length // 4
     vectors[1, 0], vectors[2, 5], vectors[3, 7] = -(1 << 63), 1 << 62, 2 * method.most_length
     assert passed(vectors) == [True, False, False, False, True, True, True]
-
-
-def test_faulty_clients_are_left_out_wherever_they_are_drawn(lanes: Lanes) -> None:
-    """Sign flips of 10 times the length in 6 of 18 clients: without the check they win."""
-    rng = np.random.default_rng(4)
-    direction = rng.normal(size=DIM) * 0.1
-    updates = direction + rng.normal(size=(19, DIM)) * 0.01
-    updates[-6:] *= -10
-    method = Zeno(validator="client-0", clusters=1, epsilon=0.01)
-    outcome = run(lanes, RoundParams(method, dim=DIM, max_clients=19), updates)
-    (got,) = method.decode(method.public(outcome.values), 18, Published())
-    assert np.allclose(got, updates[1:13].sum(axis=0) / 18, atol=1e-3)
-
-
-def test_opened_is_the_result_alone() -> None:
-    pair = recorders()
-    method = Zeno(validator="client-0", clusters=2, reclusterings=2)
-    params = RoundParams(method, dim=2048, max_clients=7)
-    updates = np.repeat(np.linspace(-1, 1, 7)[:, None], 2048, axis=1)
-    run(make_parties(pairs=[pair]), params, updates, ProtocolParams(lanes=1))
-    for end in pair:
-        opened = [array for label, array in end.received if label.startswith("open")]
-        assert [array.size for array in opened] == [2048 + NONCE_WORDS]
-        labels = {label for label, _ in end.received if label[:3] not in ("bas", "ggm", "ot.")}
-        assert {"square.request", "square.reply", "rows.reply", "leaf.reply", "b2a"} <= labels
-        for label in labels - {"sizes", "toss.commit", "toss.open", "leaf.request", "leaf.reply"}:
-            seen = end.of(label).view(np.uint8)
-            # of the comparisons there are too few to judge
-            assert seen.size < 1000 or looks_uniform(seen), label
-
-
-def test_ots_do_not_grow_with_the_updates() -> None:
-    method = Zeno(validator="client-0", clusters=2, reclusterings=2)
-
-    def ots(dim: int) -> int:
-        params = RoundParams(method, dim=dim, max_clients=7)
-        return predict(params, [1] * 7, ProtocolParams(lanes=1, chunk=1 << 20)).costs[0].ots
-
-    assert ots(100) == ots(10_000)
-
-
-def test_a_filled_pool_is_what_a_round_takes(lanes: Lanes) -> None:
-    params = RoundParams(Zeno(validator="client-0", clusters=2), dim=DIM, max_clients=5)
-    fresh = make_parties(lanes=2)
-    ahead = run_both(lambda j: fill(fresh[j], params, SMALL, 1 << 30))
-    assert ahead[0].ots > 0
-    assert run(fresh, params, np.zeros((5, DIM))).cost.ots == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "dim", "says"),
-    [
-        ({"rho": 0}, 9, "invalid rho: .*; give a number above 0"),
-        ({"epsilon": 0}, 9, "invalid epsilon: .*; give a number above 0"),
-        ({"ring_bits": 32}, 9, "invalid option of zeno: ring_bits"),
-        ({"norm_bound": "off"}, 9, "invalid norm_bound: .*; take one of auto"),
-        ({"norm_bound": 9e9}, 9, "invalid norm_bound: .*; give auto.* or a number above 0"),
-        ({"rho": 1e-30}, 9, "too much for scores of 128 bits: 1e.30 and 0.2; raise rho"),
-        (
-            {"epsilon": 1e6, "rho": 1e-11, "eta": 1e6, "fraction_bits": 24},
-            9,
-            "too much for scores of 128 bits",
-        ),
-        ({"clusters": 257}, 9, "a cluster may weigh .*: 513; ask for smaller clusters"),
-        ({"clusters": 7}, 9, "those besides the validator are at most 6"),
-        (
-            {"weights": {"a": 1, "b": 1, "c": 1, "d": 1}},
-            9,
-            "the validator has no weight, .*: 'v'; name",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], dim: int, says: str) -> None:
-    given = {"method": "zeno", "dim": dim, "max_clients": 7, "validator": "v"}
-    with pytest.raises(ConfigError, match=says):
-        RoundParams.from_dict(given | options)
 
 
 def test_nobody_is_judged_without_the_validator(lanes: Lanes) -> None:
@@ -345,8 +226,8 @@ def test_published_is_the_clear_result_for_the_longest_updates(
     updates[1, 1:] *= rng.choice([-1, 1], DIM - 1)
     updates[2:4, ::2] *= -1
     updates[3, 3:] = 0
-    outcome = run(lanes, params, updates)
-    given = params.weights_of(names(clients))
+    outcome = played(lanes, params, updates)
+    given = params.method.weights_of(names(clients))
     got = method.decode(method.public(outcome.values), sum(given), Published())
     clear = method.in_the_clear(Clear(updates, given, Published(coin=outcome.coin), clients))
     assert np.array_equal(clear, got)
@@ -371,40 +252,3 @@ def test_signs_of_sums_beyond_64_bits(lanes: Lanes, count: int) -> None:
     one, other = run_both(found)
     exact = [factors[0] * int(x) + factors[1] * int(y) + constant < 0 for x, y in values.T]
     assert (one ^ other).tolist() == exact
-
-
-# Through daemons
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with running(Pair(tmp_path_factory.mktemp("zeno"), clients=5)) as started:
-        yield started
-
-
-@pytest.mark.slow
-def test_through_real_daemons(pair: Pair) -> None:
-    given: dict[str, Any] = {"method": "zeno", "dim": 200, "max_clients": 5, "reclusterings": 2}
-    with pytest.raises(ConfigError, match="not a client of the round: 'nobody'"):
-        pair.open(**given, validator="nobody")
-    rng = np.random.default_rng(3)
-    updates = (np.linspace(0, 0.2, 200) + rng.normal(size=(5, 200)) * 0.01).astype(np.float32)
-    updates[4] *= -20
-    round_id = pair.open(**given, validator="client-2")
-    # not as a client cuts it
-    values = pair.encoded(pair.names[4], updates[4])
-    values[0, 7] = np.uint64(1 << 40)
-    seeded, words = share.split(values, 64)
-    pair.halves(pair.names[4], "upload", seeded.seed, words.packed)
-    for name, update in zip(pair.names[:4], updates[:4], strict=True):
-        pair.submit(name, update)
-    status = pair.wait("published")
-    included = status["included"]
-    assert pair.names[4] not in included and "longer than its bound" in str(status["left_out"])
-    placed = updates[[pair.names.index(name) for name in included]]
-    method = RoundParams.from_dict(given).method
-    weights = [0 if name == "client-2" else 1 for name in included]
-    published = Published(coin=bytes.fromhex(status["coin"]))
-    (want,) = method.in_the_clear(Clear(placed, weights, published, 5))
-    assert np.array_equal(pair.result(round_id), want.astype(np.float32))
-    assert 0 < np.abs(want).sum() < np.abs(updates[:4].mean(axis=0)).sum() + 1

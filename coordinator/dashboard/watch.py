@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -43,6 +44,11 @@ KINDS = {
     "l": ("–", "late", "neither server had its upload or dealing when the round closed"),
     "x": ("✕", "left out", "its upload was not taken into the result"),
 }
+# the fields of a round's status that the page shows
+SHOWN = (
+    *("round", "number", "state", "reason", "opened", "left_out", "phase", "progress", "attempt"),
+    *("attempts_left", "cost", "outermost", "epsilon"),
+)
 
 
 class Server(Protocol):
@@ -50,12 +56,8 @@ class Server(Protocol):
 
     @property
     def address(self) -> str: ...
-
-    def ask(self, op: str, fields: Mapping[str, Any]) -> wire.Message:
-        """Return the answer to one request."""
-
+    def ask(self, op: str, fields: Mapping[str, Any]) -> wire.Message: ...
     def cancel(self) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -91,26 +93,7 @@ class Vouching:
     opened: str = ""
 
 
-def vouching(
-    find: Callable[[], Receipt], signing_keys: Sequence[str], status: RoundStatus
-) -> Vouching:
-    """Return what the receipt that `find` returns says, verified, of the round with this status."""
-    try:
-        receipt = find()
-        receipt.check(signing_keys)
-        record = receipt.record
-        if (record.round, len(record.included)) != (status.round, len(status.included)):
-            raise ReceiptInvalid(
-                f"the receipt is that of another round: {record.round} of "
-                f"{len(record.included)} clients; remove the file"
-            )
-    except ReceiptInvalid as error:
-        return Vouching(False, str(error))
-    says = f"both servers have signed it, for {len(record.included)} clients"
-    return Vouching(True, says, record.opened.hex())
-
-
-@dataclass(frozen=True)
+@dataclass
 class Seen:
     """The latest view of a round. Times are seconds of Unix time."""
 
@@ -135,26 +118,15 @@ class Seen:
     def lacks_receipt(self) -> bool:
         return self.status.state == "published" and self.receipt is None
 
+    @property
+    def names(self) -> dict[str, None]:
+        """The names of its clients, as a set that keeps their order."""
+        return dict.fromkeys([*self.status.clients, *self.status.included, *self.status.left_out])
+
     def to_dict(self, clients: Sequence[str]) -> dict[str, Any]:
         """Return what the page shows, with a letter for each of the clients or a blank."""
-        status = self.status
-        names = _names(status)
-        wanted = (
-            "round",
-            "number",
-            "state",
-            "reason",
-            "opened",
-            "left_out",
-            "phase",
-            "progress",
-            "attempt",
-            "attempts_left",
-            "cost",
-            "outermost",
-            "epsilon",
-        )
-        return {name: getattr(status, name) for name in wanted} | {
+        status, names = self.status, self.names
+        return {name: getattr(status, name) for name in SHOWN} | {
             "params": {name: value for name, value in status.params.items() if name != "weights"},
             "cells": "".join(kind_of(name, status) if name in names else " " for name in clients),
             "began": self.began,
@@ -164,11 +136,6 @@ class Seen:
             "evaluation": dict(self.evaluation),
             "receipt": vars(self.receipt) if self.receipt else None,
         }
-
-
-def _names(status: RoundStatus) -> dict[str, None]:
-    """Return the names of a round's clients, as a set that keeps their order."""
-    return dict.fromkeys([*status.clients, *status.included, *status.left_out])
 
 
 class History:
@@ -196,56 +163,46 @@ class History:
     def find(self, round_id: str) -> Seen | None:
         return self._seen.get(round_id)
 
-    def vouch(self, round_id: str, receipt: Vouching) -> None:
-        if seen := self.find(round_id):
-            self._seen[round_id] = replace(seen, receipt=receipt)
-
     def take(self, status: RoundStatus, now: float) -> None:
         """Take what S0 says of a round."""
-        before = self._seen.get(status.round, Seen(status, now))
-        seen = replace(
-            before,
-            status=status,
-            closes=now + status.deadline_in_s if status.state == "open" else None,
-            reached=status.state if status.state in LIVE else before.reached,
-        )
-        self._keep(status.round, seen if seen.live else replace(seen, ended=before.ended or now))
+        seen = self._of(status, now)
+        seen.status = status
+        seen.closes = now + status.deadline_in_s if status.state == "open" else None
+        if seen.live:
+            seen.reached = status.state
+        else:
+            seen.ended = seen.ended or now
 
     def lose(self, round_id: str, why: str, now: float) -> None:
         """Take it that a round has ended, and that nobody knows how."""
-        if (seen := self._seen.get(round_id)) is None:
-            return
-        status = replace(seen.status, state="failed", reason=why)
-        self._seen[round_id] = replace(seen, status=status, ended=now, closes=None)
+        if seen := self.find(round_id):
+            seen.status = replace(seen.status, state="failed", reason=why)
+            seen.ended, seen.closes = now, None
 
-    def remember(self, line: Mapping[str, Any], now: float) -> None:
+    def remember(self, line: Mapping[str, Any], now: float) -> Seen:
         """Take a line of `coordinate` about a round that has ended."""
-        ended = _seconds(str(line.get("time", ""))) or now
-        took = float(line.get("seconds", 0.0))
-        seen = self._seen.get(
-            str(line["round"]), Seen(RoundStatus.from_answer(line), ended - took, ended)
-        )
-        measured = {
+        try:
+            stamp = time.strptime(str(line.get("time", "")), "%Y-%m-%dT%H:%M:%SZ")
+            ended = float(calendar.timegm(stamp))
+        except ValueError:
+            ended = now
+        began = ended - float(line.get("seconds", 0.0))
+        said = {**line, "round": str(line["round"])}
+        seen = self._of(RoundStatus.from_answer(said), began, ended)
+        seen.evaluation = {
             name: value if isinstance(value, str) or isfinite(value) else str(value)
             for name, value in line.get("evaluation", {}).items()
         }
-        self._keep(str(line["round"]), replace(seen, evaluation=measured))
+        return seen
 
-    def _keep(self, round_id: str, seen: Seen) -> None:
-        self._seen[round_id] = seen
+    def _of(self, status: RoundStatus, began: float, ended: float | None = None) -> Seen:
+        seen = self._seen.setdefault(status.round, Seen(status, began, ended))
         if len(self._seen) > ROUNDS_SHOWN:
             del self._seen[min(self._seen, key=lambda each: self._seen[each].began)]
+        return seen
 
 
-def _seconds(stamp: str) -> float | None:
-    """Return the Unix time of a line of `coordinate`, or None if it is none."""
-    try:
-        return float(calendar.timegm(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")))
-    except ValueError:
-        return None
-
-
-@dataclass(frozen=True)
+@dataclass
 class ServerSeen:
     """The facts about one server."""
 
@@ -273,7 +230,7 @@ class Watch:
     ) -> None:
         """Prepare to watch S0 and S1, with their signing keys, and the folder of a run."""
         self._servers, self._signing_keys, self._folder = servers, signing_keys, folder
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._lock, self._stopped = threading.RLock(), threading.Event()
         self._history = History()
         self._links = [ServerSeen(f"s{i}", server.address) for i, server in enumerate(servers)]
         # the requests to S0 before its latest round again, and the rounds that they are about
@@ -310,60 +267,59 @@ class Watch:
     def look(self, party: int) -> None:
         """Ask one server once."""
         op, round_id = self._errands.pop(0) if party == 0 and self._errands else ("status", "")
-        now = time.time()
+        now, ask, about = time.time(), self._servers[party].ask, {"round": round_id}
         try:
             if op == "result":
-                self._look_at_receipt(round_id)
+                wanted = about | {"values": False}
+                self._vouch(round_id, lambda: outcomes.receipt_of(ask("result", wanted)))
             else:
-                answer = self._servers[party].ask("status", {"round": round_id})
-                status = RoundStatus.from_answer(answer.fields)
+                status = RoundStatus.from_answer(ask("status", about).fields)
                 with self._lock:
                     self._take(party, round_id, status, now)
         except UnknownRound as error:
             with self._lock:
                 self._history.lose(round_id, str(error), now)
-        except SecureMedianError as error:
-            self._lose(party, str(error))
-        # an answer that this release does not understand
+        # also an answer that this release does not understand
         except Exception as error:
-            self._lose(party, in_one_line(error))
-        if party == 0:
-            self._read_run(now)
+            known = isinstance(error, SecureMedianError)
+            with self._lock:
+                link = self._links[party]
+                link.answers, link.linked = False, False
+                link.problem = str(error) if known else in_one_line(error)
         with self._lock:
+            if party == 0:
+                self._read_run(now)
             self._view = None
 
-    def _look_at_receipt(self, round_id: str) -> None:
-        """Ask S0 for the receipt of a published round, and verify it."""
+    def _vouch(self, round_id: str, find: Callable[[], Receipt]) -> None:
+        """Verify the receipt of a published round that `find` returns, and note what it says."""
         with self._lock:
             seen = self._history.find(round_id)
         if seen is None:
             return
-
-        def ask() -> Receipt:
-            fields = {"round": round_id, "values": False}
-            return outcomes.receipt_of(self._servers[0].ask("result", fields))
-
         try:
-            found = vouching(ask, self._signing_keys, seen.status)
+            receipt = find()
+            receipt.check(self._signing_keys)
+            record, clients = receipt.record, len(receipt.record.included)
+            if (record.round, clients) != (round_id, len(seen.status.included)):
+                raise ReceiptInvalid(
+                    f"the receipt is that of another round: {record.round} of {clients} clients; "
+                    "remove the file"
+                )
+            says = f"both servers have signed it, for {clients} clients"
+            found = Vouching(True, says, record.opened.hex())
+        except ReceiptInvalid as error:
+            found = Vouching(False, str(error))
         # S0 keeps the latest rounds alone
         except UnknownRound as error:
             found = Vouching(None, str(error))
         with self._lock:
-            self._history.vouch(round_id, found)
-
-    def _lose(self, party: int, problem: str) -> None:
-        with self._lock:
-            link = self._links[party]
-            self._links[party] = replace(link, answers=False, linked=False, problem=problem)
+            seen.receipt = found
 
     def _take(self, party: int, wanted: str, status: RoundStatus, now: float) -> None:
-        self._links[party] = replace(
-            self._links[party],
-            answers=True,
-            linked=status.peer_linked,
-            problem=status.peer_problem,
-            seen=now,
-        )
+        link = self._links[party]
+        link.answers, link.seen = True, now
+        link.linked, link.problem = status.peer_linked, status.peer_problem
         if party == 0 and status.round:
             self._history.take(status, now)
         if party == 0 and not wanted:
@@ -385,28 +341,19 @@ class Watch:
         state = found.st_mtime_ns, found.st_size
         if self._read == state:
             return
-        problem = ""
-        with self._lock:
-            try:
-                for line in attempts(self._folder)[-ROUNDS_SHOWN:]:
-                    self._history.remember(line, now)
-                    self._read_receipt(str(line["round"]))
-            except SecureMedianError as error:
-                problem = str(error)
-            # lines of another release
-            except Exception as error:
-                problem = f"{self._folder / LINES}: {in_one_line(error)}"
-            self._read, self._problem = state, problem
-
-    def _read_receipt(self, round_id: str) -> None:
-        """Verify the receipt that `coordinate` has kept of a round, if it has."""
-        assert self._folder
-        seen = self._history.find(round_id)
-        file = self._folder / f"receipt-{round_id.partition('-')[0]}.json"
-        if seen is None or not seen.lacks_receipt or not file.exists():
-            return
-        found = vouching(lambda: receipts.load(file), self._signing_keys, seen.status)
-        self._history.vouch(round_id, found)
+        self._read, self._problem = state, ""
+        try:
+            for line in attempts(self._folder)[-ROUNDS_SHOWN:]:
+                seen = self._history.remember(line, now)
+                round_id = seen.status.round
+                file = self._folder / f"receipt-{round_id.partition('-')[0]}.json"
+                if seen.lacks_receipt and file.exists():
+                    self._vouch(round_id, partial(receipts.load, file))
+        except SecureMedianError as error:
+            self._problem = str(error)
+        # lines of another release
+        except Exception as error:
+            self._problem = f"{self._folder / LINES}: {in_one_line(error)}"
 
     def _watch(self, party: int, period_s: float) -> None:
         while not self._stopped.is_set():
@@ -418,16 +365,13 @@ class Watch:
     def _all(self) -> dict[str, Any]:
         rounds = self._history.rounds
         # the latest round's order first
-        names = dict.fromkeys(name for seen in reversed(rounds) for name in _names(seen.status))
-        clients = list(names)
+        clients = list(dict.fromkeys(name for seen in reversed(rounds) for name in seen.names))
+        folder = str(self._folder) if self._folder else ""
         return {
             "kinds": KINDS,
             "servers": [vars(link) for link in self._links],
             "clients": clients,
             "rounds": [seen.to_dict(clients) for seen in rounds],
             "live": list(LIVE),
-            "run": {
-                "folder": str(self._folder) if self._folder else "",
-                "problem": self._problem,
-            },
+            "run": {"folder": folder, "problem": self._problem},
         }

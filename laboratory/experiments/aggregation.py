@@ -267,7 +267,7 @@ def has_range(name: str) -> bool:
     if secure is None or secure.predictions:
         return False
     options = dict(secure.options)
-    return METHODS[options.pop("method")](**options).uses_range
+    return METHODS[options.pop("method")](**options).form(1, 1 << 10).buckets > 0
 
 
 def combine(

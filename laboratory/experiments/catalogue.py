@@ -1,8 +1,9 @@
 """The experiments by name: what each is carried out with, its runs, and its picture."""
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from securemedian.laboratory import models
@@ -27,7 +28,6 @@ from securemedian.laboratory.experiments.runs import Design, Run, fingerprint
 from securemedian.laboratory.plots import Grid, Line, Panel, Picture
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import options_of
-from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import POLICIES
 from securemedian.mpc.rounds.ranges.uniform import UniformRange
 
@@ -35,8 +35,6 @@ from securemedian.mpc.rounds.ranges.uniform import UniformRange
 SIMILAR = ("similarity:1", "similarity:0.66", "similarity:0.33", "similarity:0")
 # the values of p0 = p1 in the experiment on the bucket range, and that of every other experiment
 ORDERS, USUAL = (0.001, 0.01, 0.1, 1.0, 10.0), 0.1
-# the measures of experiments, and of those on membership inference
-ACCURACY, INFERENCE = "test accuracy", "AUC of the attack"
 # two networks for each data set, which differ in kind
 MIXED = {
     "mnist": ("mlp", "cnn-mnist"),
@@ -56,6 +54,22 @@ class Curve:
     x: float | None = None
     # the value that is shown of each round (`Figures.value`)
     shown: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        design: Design,
+        panel: str,
+        line: str,
+        method: str,
+        attack: str = "none",
+        x: float | None = None,
+        shown: str = "",
+        **special: Any,
+    ) -> "Curve":
+        """Return the curve of a design's runs with a method, `special` as in `Design.run`."""
+        runs = [design.run(seed, method, attack, **special) for seed in design.seeds]
+        return cls(panel, line, runs, x, shown)
 
 
 @dataclass(frozen=True)
@@ -83,27 +97,28 @@ class CurveResult:
 Results = Sequence[CurveResult]
 
 
-# The curves of an experiment
+def _grouped(results: Results, by: str) -> dict[str, list[CurveResult]]:
+    """Return results by their curves' `panel` or `line`, in the order in which these come."""
+    found: dict[str, list[CurveResult]] = {}
+    for result in results:
+        found.setdefault(getattr(result.curve, by), []).append(result)
+    return found
 
 
-def _curve(
-    design: Design,
-    panel: str,
-    line: str,
-    method: str,
-    attack: str = "none",
-    policy: RangePolicy | None = None,
-    networks: tuple[str, ...] = (),
-    x: float | None = None,
-    shown: str = "",
-) -> Curve:
-    runs = [design.run(seed, method, attack, policy, networks) for seed in design.seeds]
-    return Curve(panel, line, runs, x, shown)
+def _final(results: Results) -> list[Line]:
+    """Return a line per curve: what is reached after the last round, by what varies."""
+    return [
+        Line.over(name, [one.curve.x or 0.0 for one in own], [one.final for one in own])
+        for name, own in _grouped(results, "line").items()
+    ]
+
+
+# One curve per method and attack, in a panel per attack or in a grid
 
 
 def _by_attack(design: Design) -> list[Curve]:
     return [
-        _curve(design, _panel(design, attack), aggregation.label(method), method, attack)
+        Curve.of(design, _panel(design, attack), aggregation.label(method), method, attack)
         for attack in design.attacks
         for method in design.methods
     ]
@@ -116,8 +131,27 @@ def _panel(design: Design, attack: str) -> str:
     return f"{attack}: {who} from round {design.first}"
 
 
+def _by_round(design: Design, results: Results, measured: str) -> Picture:
+    return [
+        Panel(name, "round", f"{measured} (%)", [one.line for one in own])
+        for name, own in _grouped(results, "panel").items()
+    ]
+
+
+def _grid(design: Design, results: Results, measured: str) -> Picture:
+    value = {
+        (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
+    }
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*value, strict=True))
+    values = [[value[row, column] for column in columns] for row in rows]
+    x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
+    return Grid(x_label, "method", columns, rows, values)
+
+
+# One curve per policy of uniform buckets and order of magnitude of p0 = p1
+
+
 def _by_range(design: Design) -> list[Curve]:
-    """Return one curve per policy of uniform buckets and order of magnitude of p0 = p1."""
     ranged = list(filter(aggregation.has_range, aggregation.names()))
     if len(design.methods) != 1 or len(design.attacks) != 1 or design.methods[0] not in ranged:
         raise ConfigError(
@@ -126,27 +160,36 @@ def _by_range(design: Design) -> list[Curve]:
             f"{', '.join(ranged)}"
         )
     (method,), (attack,) = design.methods, design.attacks
+    # p0 alone where the policy has no decay
     return [
-        # p0 alone where the policy has no decay
-        _curve(design, "", name, method, attack, cls(**dict.fromkeys(options_of(cls), p)), x=p)
+        Curve.of(
+            design, "", name, method, attack, p, policy=cls(**dict.fromkeys(options_of(cls), p))
+        )
         for name, cls in POLICIES.items()
         if issubclass(cls, UniformRange)
         for p in ORDERS
     ]
 
 
-def _by_heterogeneity(design: Design) -> list[Curve]:
-    """Return one panel per level of heterogeneity, and one curve per method, attack and attackers.
-
-    Without a split of the user's own, the levels are ByzFL's, from the same data to disjoint ones.
-    """
+def _by_p(design: Design, results: Results, measured: str) -> Picture:
+    usual = [result.line for result in results if result.curve.x == USUAL]
+    title, label = f"after {design.rounds} rounds", f"{measured} (%)"
     return [
-        _curve(at, at.split, aggregation.label(method), method, attack, x=at.attackers)
-        for at in (
-            replace(design, split=split, attackers=few)
-            for split in (SIMILAR if design.split == "iid" else (design.split,))
-            for few in range(1, design.attackers + 1)
-        )
+        Panel(title, "p0 = p1", label, _final(results), log_x=True),
+        Panel(f"p0 = p1 = {USUAL}", "round", label, usual),
+    ]
+
+
+# One panel per level of heterogeneity, and one curve per method, attack and number of attackers
+
+
+def _by_heterogeneity(design: Design) -> list[Curve]:
+    """Return the curves; without a split of the user's own, the levels are ByzFL's."""
+    return [
+        Curve.of(at, at.split, aggregation.label(method), method, attack, at.attackers)
+        for split in (SIMILAR if design.split == "iid" else (design.split,))
+        for few in range(1, design.attackers + 1)
+        for at in [replace(design, split=split, attackers=few)]
         for method in design.methods
         for attack in design.attacks
     ]
@@ -174,11 +217,18 @@ def _rows_of_worst(results: Results) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _by_network(design: Design) -> list[Curve]:
-    """Return one panel per network: of all clients in a mixed collaboration, in one of its kind.
+def _by_attackers(design: Design, results: Results, measured: str) -> Picture:
+    label = f"{measured}, worst attack (%)"
+    return [
+        Panel(level, "attackers", label, _final(own))
+        for level, own in _grouped(_worst(results), "panel").items()
+    ]
 
-    The third line is of clients that train alone.
-    """
+
+# One panel per network: all clients in a mixed collaboration, in one of its kind, and alone
+
+
+def _by_network(design: Design) -> list[Curve]:
     if (networks := MIXED.get(design.data.name)) is None:
         raise ConfigError(
             f"no two networks for this data set: {design.data.name}; take one of {', '.join(MIXED)}"
@@ -188,91 +238,64 @@ def _by_network(design: Design) -> list[Curve]:
             f"an experiment on different networks is of one attack or none: {design.attacks}; "
             "name one"
         )
-    (attack,), curves = design.attacks, list[Curve]()
-    for network in networks:
-        for method in design.methods:
-            if not aggregation.is_of_predictions(method):
-                raise ConfigError(
-                    f"one common model, and not different networks: {method}; choose another method"
-                )
-            kinds: dict[str, tuple[str, ...]] = {"alone": (network,)}
-            if method != aggregation.ALONE:
-                kinds = {f"{method}, its own kind": (network,), f"{method}, mixed": networks}
-            curves += [
-                _curve(design, network, line, method, attack, networks=each, shown=network)
-                for line, each in kinds.items()
-            ]
-    return curves
+    for method in design.methods:
+        if not aggregation.is_of_predictions(method):
+            raise ConfigError(
+                f"one common model, and not different networks: {method}; choose another method"
+            )
+    (attack,) = design.attacks
+    return [
+        Curve.of(design, one, line, method, attack, shown=one, networks=each)
+        for one in networks
+        for method in design.methods
+        for line, each in (
+            {"alone": (one,)}
+            if method == aggregation.ALONE
+            else {f"{method}, its own kind": (one,), f"{method}, mixed": networks}
+        ).items()
+    ]
+
+
+# One panel for inference on a client's update, and one for that on the aggregate
 
 
 def _by_inference(design: Design) -> list[Curve]:
-    """Return one panel for inference on a client's update, and one for that on the aggregate."""
     if design.attackers or aggregation.ALONE in design.methods:
         raise ConfigError(
             "membership inference is measured where all clients are honest and exchange "
             f"something: {design.attackers} attackers; take --attackers 0, and not "
             f"{aggregation.ALONE}"
         )
-    shown = {players.UPDATE: "a client's update", players.AGGREGATE: "the aggregate"}
-    curves = []
-    for name, what in shown.items():
-        for method in design.methods:
-            curve = _curve(design, f"on {what}", aggregation.label(method), method, shown=name)
-            runs = [replace(run, inference=True) for run in curve.runs]
-            curves.append(replace(curve, runs=runs))
-    return curves
-
-
-# Their pictures
-
-
-def _by_round(design: Design, results: Results, measured: str) -> Picture:
-    names = dict.fromkeys(result.curve.panel for result in results)
-    lines = {name: [one.line for one in results if one.curve.panel == name] for name in names}
-    return [Panel(name, "round", f"{measured} (%)", own) for name, own in lines.items()]
-
-
-def _final(results: Results) -> list[Line]:
-    """Return a line per curve: what is reached after the last round, by what varies."""
-    lines = []
-    for name in dict.fromkeys(result.curve.line for result in results):
-        own = [result for result in results if result.curve.line == name]
-        at = [result.curve.x or 0.0 for result in own]
-        lines.append(Line.over(name, at, [result.final for result in own]))
-    return lines
-
-
-def _by_attackers(design: Design, results: Results, measured: str) -> Picture:
-    """Return a panel per level of heterogeneity; a point is the accuracy under the worst attack."""
-    worst = _worst(results)
-    return [
-        Panel(
-            level,
-            "attackers",
-            f"{measured}, worst attack (%)",
-            _final([result for result in worst if result.curve.panel == level]),
-        )
-        for level in dict.fromkeys(result.curve.panel for result in worst)
+    shown = {players.UPDATE: "on a client's update", players.AGGREGATE: "on the aggregate"}
+    found = [
+        Curve.of(design, panel, aggregation.label(method), method, shown=name)
+        for name, panel in shown.items()
+        for method in design.methods
     ]
+    return [replace(one, runs=[replace(run, inference=True) for run in one.runs]) for one in found]
 
 
-def _by_p(design: Design, results: Results, measured: str) -> Picture:
-    usual = [result.line for result in results if result.curve.x == USUAL]
-    title, label = f"after {design.rounds} rounds", f"{measured} (%)"
-    return [
-        Panel(title, "p0 = p1", label, _final(results), log_x=True),
-        Panel(f"p0 = p1 = {USUAL}", "round", label, usual),
-    ]
+@dataclass(frozen=True)
+class Shape:
+    """The runs of an experiment as curves, and how they are shown."""
+
+    curves: Callable[[Design], list[Curve]] = _by_attack
+    picture: Callable[[Design, Results, str], Picture] = _by_round
+    # the measure of its curves, in percent
+    measured: str = "test accuracy"
+    # the number that varies, if one does
+    varied: str = ""
+    # the rows of its table, where they are not those of the curves
+    rows: Callable[[Results], list[dict[str, Any]]] | None = None
+    # whether a curve can be compared with that of the exact median
+    exact: bool = True
 
 
-def _grid(design: Design, results: Results, measured: str) -> Picture:
-    value = {
-        (result.curve.line, result.curve.runs[0].attack): result.final_mean for result in results
-    }
-    rows, columns = (list(dict.fromkeys(names)) for names in zip(*value, strict=True))
-    values = [[value[row, column] for column in columns] for row in rows]
-    x_label = f"attack by {design.attackers} of {design.clients} clients from round {design.first}"
-    return Grid(x_label, "method", columns, rows, values)
+_IN_GRID = Shape(picture=_grid)
+_BY_RANGE = Shape(_by_range, _by_p, varied="p0 = p1")
+_BY_WORST = Shape(_by_heterogeneity, _by_attackers, varied="attackers", rows=_rows_of_worst)
+_BY_NETWORK = Shape(_by_network)
+_BY_INFERENCE = Shape(_by_inference, measured="AUC of the attack", exact=False)
 
 
 @dataclass(frozen=True)
@@ -285,20 +308,17 @@ class Experiment:
     needs: str
     # rough, with the defaults
     duration: str
-    # fields of Design; methods and attacks that are None are all the usual ones, and all
-    defaults: Mapping[str, Any]
-    curves: Callable[[Design], list[Curve]] = _by_attack
-    picture: Callable[[Design, Results, str], Picture] = _by_round
-    # the measure of its curves, in percent
-    measured: str = ACCURACY
-    # the number that varies, if one does
-    varied: str = ""
-    # the rows of its table, where they are not those of the curves
-    rows: Callable[[Results], list[dict[str, Any]]] | None = None
+    shape: Shape = field(default=Shape())
     # `find` and `picture` of a module, instead of runs
     analysis: Any = None
     # the data set unless the user names another one
     dataset: str | None = None
+    # fields of Design; methods and attacks that are None are all the usual ones, and all
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def by(self, *parts: Mapping[str, Any], **own: Any) -> "Experiment":
+        """Return the experiment with these defaults, of which the later ones count."""
+        return replace(self, defaults=dict(ChainMap(own, *reversed(parts))))
 
     def default(self, name: str) -> Any:
         """Return the default of a field of Design, which may be None for the model."""
@@ -379,176 +399,127 @@ class Experiment:
 
 
 _FAULTS = ("bitflip", "labelflip", "gaussian")
-_SIGN_FLIPS = ("sign-flip-10", "sign-flip-100")
+_ROBUST = ("mean", "radix", "bucketed", *aggregation.ROBUST)
+_PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
+_MNIST_OR_CIFAR = "MNIST or CIFAR-10"
+# defaults of several
 _FIGURE: dict[str, Any] = {"seeds": (1, 2, 3), "attacks": _FAULTS}
 _FIRST: dict[str, Any] = {"first": 1, "secure": False}
 _SHARE = _FIRST | {"clients": 60, "images": 100, "attackers": 3}
 _CRONUS: dict[str, Any] = {"images": 300, "samples": 1000, "attackers": 0}
 _MEANS: dict[str, Any] = {"methods": ("mean",), "attackers": 0}
-_ROBUST = ("mean", "radix", "bucketed", *aggregation.ROBUST)
-_BY_SIZE = ("mean", *(name for name in aggregation.SHARE_BY_SIZE if "krum" not in name))
-_BY_NUMBER = ("mean", *aggregation.SHARE_BY_RECLUSTERINGS)
-_TRIMMED = ("share-trimmed-mean-m5-r4", "share-trimmed-mean-m3-r4")
-_PREDICTED = ("predictions-mean", "predictions-spectral", "cronus", "cronus-bucketed")
 
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("fig2", "Figure 2", "MNIST or CIFAR-10", "8 min", {"attackers": 0}),
-        Experiment(
-            "fig4", "Figure 4", "MNIST", "40 min", _FIGURE | {"attacks": (*_FAULTS, "negate")}
+        Experiment("fig2", "Figure 2", _MNIST_OR_CIFAR, "8 min").by(attackers=0),
+        Experiment("fig4", "Figure 4", "MNIST", "40 min").by(_FIGURE, attacks=(*_FAULTS, "negate")),
+        Experiment("fig5", "Figure 5", "MNIST", "a day").by(_FIGURE, model="cnn-mnist"),
+        Experiment("fig6", "Figure 6", "CIFAR-10", "a day").by(_FIGURE, model="cnn-cifar10"),
+        Experiment("fig13", "Figure 13", "MNIST", "5 min", _BY_RANGE).by(
+            images=6000, rounds=8, methods=("bucketed-paper",), attackers=0
         ),
-        Experiment("fig5", "Figure 5", "MNIST", "a day", _FIGURE | {"model": "cnn-mnist"}),
-        Experiment("fig6", "Figure 6", "CIFAR-10", "a day", _FIGURE | {"model": "cnn-cifar10"}),
-        Experiment(
-            "fig13",
-            "Figure 13",
-            "MNIST",
-            "5 min",
-            {"images": 6000, "rounds": 8, "methods": ("bucketed-paper",), "attackers": 0},
-            _by_range,
-            _by_p,
-            varied="p0 = p1",
+        Experiment("ranges", "Ranges", "MNIST, CIFAR-10 or --dataset clinic", "10 min").by(
+            _FIRST,
+            images=600,
+            rounds=8,
+            methods=("radix", *filter(aggregation.has_range, aggregation.SECURE)),
+            attacks=("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
         ),
         Experiment(
-            "ranges",
-            "Ranges",
-            "MNIST, CIFAR-10 or --dataset clinic",
-            "10 min",
-            _FIRST
-            | {
-                "images": 600,
-                "rounds": 8,
-                "methods": ("radix", *filter(aggregation.has_range, aggregation.SECURE)),
-                "attacks": ("none", *_FAULTS, "negate", "lie", "fall-of-empires", "sign-flip-10"),
-            },
+            "ifca", "IFCA, Figure 1: a mixture of linear models", "none", "10 min", analysis=mixture
+        ).by(
+            _MEANS | {"clients": 2, "images": 1, "rounds": 100, "seeds": (1, 2, 3)},
+            groups=(2, 5, 10, 15),
+            dims=(20, 50, 100, 200, 500),
         ),
         Experiment(
-            "ifca",
-            "IFCA, Figure 1: a mixture of linear models",
-            "none",
-            "10 min",
-            _MEANS
-            | {"clients": 2, "images": 1, "rounds": 100, "seeds": (1, 2, 3)}
-            | {"groups": (2, 5, 10, 15), "dims": (20, 50, 100, 200, 500)},
-            analysis=mixture,
-        ),
-        Experiment(
-            "ifca-rotated",
-            "IFCA on rotated images",
-            "MNIST",
-            "10 min",
-            _MEANS | {"clients": 20, "images": 100, "attackers": 2, "groups": (4,)},
-            analysis=rotated,
-        ),
+            "ifca-rotated", "IFCA on rotated images", "MNIST", "10 min", analysis=rotated
+        ).by(_MEANS, clients=20, images=100, attackers=2, groups=(4,)),
         Experiment(
             "share",
             "SHARE, Figures 2 to 5 and 8",
             "MNIST, CIFAR-10 or Shakespeare with --split blocks",
             "2 h",
-            _SHARE
-            | {
-                "methods": _BY_SIZE,
-                "attacks": ("none", *_SIGN_FLIPS, "fall-of-empires", "labelflip"),
-            },
+        ).by(
+            _SHARE,
+            methods=("mean", *(name for name in aggregation.SHARE_BY_SIZE if "krum" not in name)),
+            attacks=("none", "sign-flip-10", "sign-flip-100", "fall-of-empires", "labelflip"),
         ),
         Experiment(
             "share-reclusterings",
             "SHARE, Figures 6 and 7",
             "MNIST with --split labels:2 or labels:5",
             "1 h",
-            _SHARE | {"methods": _BY_NUMBER, "attacks": ("none", "fall-of-empires")},
+        ).by(
+            _SHARE,
+            methods=("mean", *aggregation.SHARE_BY_RECLUSTERINGS),
+            attacks=("none", "fall-of-empires"),
         ),
-        Experiment(
-            "share-fixed",
-            "SHARE, Figure 9",
-            "MNIST with --split labels:5",
-            "1 h",
-            _SHARE
-            | {
-                "methods": ("mean", *aggregation.FIXED, *_TRIMMED),
-                "attacks": ("none", "sign-flip-10"),
-            },
+        Experiment("share-fixed", "SHARE, Figure 9", "MNIST with --split labels:5", "1 h").by(
+            _SHARE,
+            methods=(
+                *("mean", *aggregation.FIXED),
+                *("share-trimmed-mean-m5-r4", "share-trimmed-mean-m3-r4"),
+            ),
+            attacks=("none", "sign-flip-10"),
         ),
         Experiment(
             "share-leak",
             "SHARE, Appendix C.3: what opened sums of clusters tell",
             "any",
             "1 min",
-            _MEANS | {"clients": 60, "images": 20, "rounds": 1},
             analysis=leak,
-        ),
+        ).by(_MEANS, clients=60, images=20, rounds=1),
         Experiment(
-            "hospitals",
-            "Four hospitals",
-            "none",
-            "30 min",
-            _FIRST
-            | {"clients": len(hospitals.HOSPITALS), "rounds": 50, "seeds": range(1, 11)}
-            | {"methods": _ROBUST, "attacks": ("sign-flip-30", "labelflip")},
-            analysis=hospitals,
-            dataset="heart",
+            "hospitals", "Four hospitals", "none", "30 min", analysis=hospitals, dataset="heart"
+        ).by(
+            _FIRST | {"clients": len(hospitals.HOSPITALS), "rounds": 50, "seeds": range(1, 11)},
+            methods=_ROBUST,
+            attacks=("sign-flip-30", "labelflip"),
         ),
         Experiment(
             "uneven",
             "Uneven sites",
             "none, or --dataset digits",
             "10 min",
-            {"clients": len(uneven.SITES), "rounds": 6, "seeds": (1, 2, 3), "secure": False}
-            | {"methods": tuple(uneven.RULES)},
             analysis=uneven,
             dataset="clinic",
+        ).by(
+            {"clients": len(uneven.SITES), "rounds": 6, "seeds": (1, 2, 3), "secure": False},
+            methods=tuple(uneven.RULES),
         ),
-        Experiment(
-            "attacks",
-            "Attacks",
-            "MNIST",
-            "30 min",
-            {"clients": 11, "images": 1500, "rounds": 10, "attackers": 2, "first": 1}
-            | {"methods": None, "attacks": None},
-            picture=_grid,
+        Experiment("attacks", "Attacks", "MNIST", "30 min", _IN_GRID).by(
+            {"clients": 11, "images": 1500, "rounds": 10, "attackers": 2, "first": 1},
+            methods=None,
+            attacks=None,
         ),
-        Experiment(
-            "byzfl",
-            "ByzFL's protocol",
-            "MNIST",
-            "2 h",
-            _FIRST
-            | {"clients": 10, "images": 200, "rounds": 12, "attackers": 4}
-            | {"methods": _ROBUST, "attacks": ("labelflip", "lie-optimised", "fall-optimised")},
-            _by_heterogeneity,
-            _by_attackers,
-            varied="attackers",
-            rows=_rows_of_worst,
+        Experiment("byzfl", "ByzFL's protocol", "MNIST", "2 h", _BY_WORST).by(
+            _FIRST | {"clients": 10, "images": 200, "rounds": 12, "attackers": 4},
+            methods=_ROBUST,
+            attacks=("labelflip", "lie-optimised", "fall-optimised"),
         ),
-        Experiment(
-            "cronus",
-            "Cronus",
-            "MNIST or CIFAR-10",
-            "20 min",
-            _CRONUS
-            | {"clients": 11, "rounds": 5, "attackers": 2, "first": 1}
-            | {"methods": ("mean", *_PREDICTED), "attacks": None},
-            picture=_grid,
+        Experiment("cronus", "Cronus", _MNIST_OR_CIFAR, "20 min", _IN_GRID).by(
+            _CRONUS | {"clients": 11, "rounds": 5, "attackers": 2, "first": 1},
+            methods=("mean", *_PREDICTED),
+            attacks=None,
         ),
         Experiment(
             "cronus-heterogeneous",
             "Cronus, different networks",
-            "MNIST or CIFAR-10",
+            _MNIST_OR_CIFAR,
             "20 min",
-            _CRONUS | {"clients": 6, "rounds": 6, "methods": ("cronus", "alone")},
-            _by_network,
-        ),
+            _BY_NETWORK,
+        ).by(_CRONUS, clients=6, rounds=6, methods=("cronus", "alone")),
         Experiment(
             "cronus-membership",
             "Cronus, membership inference",
-            "MNIST or CIFAR-10",
+            _MNIST_OR_CIFAR,
             "5 min",
-            _CRONUS
-            | {"clients": 4, "images": 200, "rounds": 8, "secure": False}
-            | {"methods": ("mean", "radix", "predictions-mean", "cronus")},
-            _by_inference,
-            measured=INFERENCE,
+            _BY_INFERENCE,
+        ).by(
+            _CRONUS | {"clients": 4, "images": 200, "rounds": 8, "secure": False},
+            methods=("mean", "radix", "predictions-mean", "cronus"),
         ),
     )
 }

@@ -124,7 +124,7 @@ def _experiment(options: argparse.Namespace) -> None:
     console.width = max(console.width, TABLE_WIDTH)
 
     from securemedian.laboratory import data, models, plots, report
-    from securemedian.laboratory.experiments import catalogue, runs
+    from securemedian.laboratory.experiments import catalogue
 
     experiment = catalogue.EXPERIMENTS.get(options.name)
     if experiment is None:
@@ -154,13 +154,13 @@ def _experiment(options: argparse.Namespace) -> None:
         title = f"{experiment.figure}, {len(design.seeds)} seeds"
         carried = _analysed(experiment, design, console)
         if options.json:
-            runs.write_json(options.json, carried[0]["results"])
+            report.write_json(options.json, carried[0]["results"])
     else:
         carried = _run(experiment, design, folder / "runs", options.fresh, console)
     summary, picture, table = carried
     # a split like dirichlet:0.3 has a dot, which begins no suffix
     stem = folder / design.stem(experiment.name)
-    runs.write_json(folder / f"{stem.name}.json", summary)
+    report.write_json(folder / f"{stem.name}.json", summary)
     drawn = plots.save(stem, title, picture)
     console.print(table)
     rest = "" if experiment.analysis else ", and runs/"
@@ -251,7 +251,8 @@ def _run(
     from securemedian.laboratory.experiments import summaries
     from securemedian.laboratory.experiments.catalogue import CurveResult
 
-    curves = experiment.curves(design)
+    shape = experiment.shape
+    curves = shape.curves(design)
     wanted = {run.run_id: run for curve in curves for run in curve.runs}
     records = _records(wanted, design, folder, fresh, console)
 
@@ -264,9 +265,9 @@ def _run(
     ]
     summary = summaries.summary(experiment, design, results, records, report.command())
     table = summaries.table(summary)
-    if experiment.rows:
-        table = summaries.rows(experiment.figure, experiment.rows(results))
-    return summary, experiment.picture(design, results, experiment.measured), table
+    if shape.rows:
+        table = summaries.rows(experiment.figure, shape.rows(results))
+    return summary, shape.picture(design, results, shape.measured), table
 
 
 def _records(
@@ -300,7 +301,7 @@ def _records(
     with bar, ExitStack() as stack:
         service = None
         if any(run.secure for run in missing.values()):
-            service = stack.enter_context(ExperimentServers(design.clients, servers))
+            service = stack.enter_context(ExperimentServers.here(design.clients, servers))
         for number, (one, run) in enumerate(missing.items()):
             title = f"run {len(done) + 1} of {len(wanted)}: {run.name}"
 

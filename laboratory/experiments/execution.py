@@ -1,14 +1,10 @@
 """One run, carried out from its start to its end."""
 
 import hashlib
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +23,7 @@ from securemedian.laboratory.servers import (
     ShowStatus,
     client_config,
     differs,
+    new_folder,
     servers_here,
 )
 from securemedian.mpc import canonical
@@ -51,19 +48,33 @@ class Diverged(SecureMedianError):
 # returns the updates (n, d) of all clients for a published model (d,)
 Play = Callable[[Float32s], Float32s]
 
+# returns the state after a round of these updates (n, d)
+Combine = Callable[[RunState, Float32s], RunState]
+
 # between two questions of a client to a server
 POLL_S = 0.02
 
 
+@dataclass(frozen=True)
 class ExperimentServers:
-    """Both servers, which start when the first round needs them and end with this context."""
+    """Both servers, and the clients that this process plays."""
 
-    def __init__(self, clients: int, show: ShowStatus) -> None:
-        self._count, self._show = clients, show
-        self._directory = Path(tempfile.mkdtemp(prefix="securemedian-experiment-"))
-        # the servers and the connections to them
-        self._open = ExitStack()
-        self._clients: Sequence[Client] = ()
+    service: Service
+    clients: Sequence[Client]
+    show: ShowStatus
+
+    @classmethod
+    @contextmanager
+    def here(cls, clients: int, show: ShowStatus) -> Iterator[Self]:
+        """Run both servers for so many clients while the context is open."""
+        show(RoundStatus(phase="being started (the first start compiles)"))
+        with (
+            new_folder("experiment", "the servers' keys and logs") as folder,
+            servers_here(folder, clients) as service,
+            ExitStack() as stack,
+        ):
+            configs = [client_config(folder, name, POLL_S) for name in service.names]
+            yield cls(service, [stack.enter_context(Client(one)) for one in configs], show)
 
     def run_round(
         self, params: RoundParams, before: RunState, play: Play
@@ -81,8 +92,8 @@ class ExperimentServers:
                 "range_policy": before.policy,
                 "optimiser": before.optimiser,
             }
-        results, cost = self._run(params, play, first)
-        return before.after(results[0], params.method.range_buckets), cost
+        result, cost = self._run(params, play, first)
+        return before.after(result, params.form.buckets), cost
 
     def combine(
         self, params: RoundParams, public: PublicSet, predictions: NDArray[np.float32]
@@ -91,8 +102,7 @@ class ExperimentServers:
 
         Returns the labels (d,), and what the round cost the servers.
         """
-        results, cost = self._run(params, lambda _: predictions, {}, public)
-        return results[0], cost
+        return self._run(params, lambda _: predictions, {}, public)
 
     def _run(
         self,
@@ -101,58 +111,42 @@ class ExperimentServers:
         opening: dict[str, Any],
         public: PublicSet | None = None,
     ) -> tuple[Float32s, ServerCost]:
-        """Run a round that all clients submit to; return its results (results, d) and its cost."""
-        service = self._started()
+        """Run a round that all clients submit to; return its first result (d,) and its cost."""
         sent: dict[str, Float32s] = {}
 
         def submit(round_id: str, before: Published) -> None:
             # rounds of experiments are opened with a model, or need none
             assert before.model is not None
             updates = play(before.model)
-            for client, update in zip(self._clients, updates, strict=True):
+            for client, update in zip(self.clients, updates, strict=True):
                 client.public = public
                 # attacks send what is beyond every range
                 client.submit(update, round_id, saturate=True)
                 sent[client.config.name] = update.reshape(-1)
 
-        ended = service.round(params, submit, self._show, **opening)
+        ended = self.service.round(params, submit, self.show, **opening)
         # the order in which the servers drew clients for clusters
         placed = np.stack([sent[name] for name in ended.status.included])
         if not ended.clear(placed):
             raise differs(ended.status.number)
         cost = ended.status.cost
-        return ended.results, ServerCost(
+        return ended.results[0], ServerCost(
             cost["seconds"], cost["ots"], cost["bytes_sent"], cost["bytes_received"]
         )
 
-    def _started(self) -> Service:
-        if not self._clients:
-            self._show(RoundStatus(phase="being started (the first start compiles)"))
-            servers = servers_here(self._directory, self._count)
-            self._service = self._open.enter_context(servers)
-            self._clients = [
-                self._open.enter_context(Client(client_config(self._directory, name, POLL_S)))
-                for name in self._service.names
-            ]
-        return self._service
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._open.close()
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
-            shutil.rmtree(self._directory)
-        else:
-            print(f"the servers' keys and logs are left in {self._directory}", file=sys.stderr)
-
 
 def carry_out(
-    run: Run, rounds: int, data: Dataset, service: ExperimentServers | None, show: ShowRecord
+    run: Run,
+    rounds: int,
+    data: Dataset,
+    service: ExperimentServers | None = None,
+    show: ShowRecord = lambda _: None,
+    combine: Combine | None = None,
 ) -> RunRecord:
     """Train for `rounds` rounds, and return the record.
 
-    Only runs that are `secure` need `service`.
+    Only runs that are `secure` need `service`. Others combine updates by `combine`, which is by
+    default `combined`.
     """
     players = Collaborators(run, data) if run.collaboration else Players(run, data)
     state = RunState(run.policy, players.start(), run.policy.start(), optimiser=run.optimiser)
@@ -164,7 +158,7 @@ def carry_out(
             if isinstance(players, Collaborators):
                 state, cost, inference = _collaborate(run, state, players, service)
             else:
-                state, cost, inference = _round(run, state, players, service)
+                state, cost, inference = _round(run, state, players, service, combine)
             model = _model(state)
             accuracy, networks = players.accuracy(model)
             digest, seconds = hashlib.sha256(model.data).hexdigest(), time.monotonic() - began
@@ -181,7 +175,11 @@ After = tuple[RunState, ServerCost | None, dict[str, float]]
 
 
 def _round(
-    run: Run, before: RunState, players: Players, service: ExperimentServers | None
+    run: Run,
+    before: RunState,
+    players: Players,
+    service: ExperimentServers | None,
+    combine: Combine | None,
 ) -> After:
     """Run one more round of parameters; raise Diverged if a value is no longer a number."""
 
@@ -201,6 +199,8 @@ def _round(
         if run.secure:
             assert service is not None
             after, cost = service.run_round(run.params(model.size), before, play)
+        elif combine:
+            after = combine(before, play(model))
         else:
             after, _ = combined(run, before, play(model))
     if not (np.isfinite(_model(after)).all() and np.isfinite(after.scale).all()):
@@ -230,11 +230,13 @@ def combined(
     names = [name for name, ok in zip(run.names, passed, strict=True) if ok]
     params = params.without(len(updates) - len(names))
     params.check_included(names)
-    weights = params.weights_of(names)
+    weights = params.method.weights_of(names)
     results = plaintext.published(updates[passed], params, published, weights, coin=coin)
     shortened = [bool(params.method.shortened(one, published)) for one in updates[passed]]
-    after = before.after(results[0], params.method.range_buckets)
-    return after.adapted(before, params.method, sum(shortened), len(names)), passed
+    after = before.after(results[0], params.form.buckets)
+    if by := params.method.adapts:
+        after = after.adapted(before, by, sum(shortened), len(names))
+    return after, passed
 
 
 def _collaborate(

@@ -73,7 +73,7 @@ def _of(design: Design, seed: int, method: str, attack: str, place: int) -> floa
         # in the clear: no servers weigh one hospital with more than a third
         sizes = np.bincount(data.owners).tolist() if data.owners is not None else []
         run = replace(run, options={"weights": sizes})
-    record = execution.carry_out(run, design.rounds, data, None, lambda _: None)
+    record = execution.carry_out(run, design.rounds, data)
     return 100 * record.accuracies(design.rounds, data.classes)[-1]
 
 
@@ -108,5 +108,4 @@ def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
         [float(row[name].split()[0]) if row[name] else float("nan") for name in columns]
         for row in found
     ]
-    grid = Grid("method", "hospital and its fault", columns, [r["fault"] for r in found], values)
-    return grid
+    return Grid("method", "hospital and its fault", columns, [r["fault"] for r in found], values)

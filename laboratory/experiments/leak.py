@@ -58,7 +58,7 @@ def attack(method: Reclustered, updates: Vectors) -> tuple[Vectors, bytes]:
     clients, dim = updates.shape
     params = RoundParams(method, dim=dim, max_clients=clients)
     uploads = [
-        share.split(method.encode(update, clients, Published()), params.share_bits)
+        share.split(method.encode(update, clients, Published()), params.form.layout.bits)
         for update in updates
     ]
     outcome = _run(params, [list(halves) for halves in zip(*uploads, strict=True)])

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from securemedian.laboratory import models
+from securemedian.laboratory import models, report
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation
 from securemedian.laboratory.models import Model
@@ -278,7 +277,7 @@ class RunRecord:
         return self.diverged or len(self.rounds) >= rounds
 
     def save(self, folder: Path, run: Run) -> None:
-        write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | asdict(self))
+        report.write_json(folder / f"{run.run_id}.json", {"run": run.to_dict()} | asdict(self))
 
     @classmethod
     def load(cls, folder: Path, run: Run) -> "RunRecord | None":
@@ -306,13 +305,6 @@ class RunRecord:
             raise ConfigError(
                 f"a damaged file: {path}; remove it, or redo everything with --fresh"
             ) from error
-
-
-def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write values as JSON to a file, whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps(values, indent=1) + "\n")
-    os.replace(new, path)
 
 
 def fingerprint(data: Dataset) -> str:

@@ -11,7 +11,7 @@ import securemedian
 from securemedian.common import terminal
 from securemedian.laboratory import report
 from securemedian.laboratory.experiments import aggregation
-from securemedian.laboratory.experiments.catalogue import ACCURACY, CurveResult, Experiment
+from securemedian.laboratory.experiments.catalogue import CurveResult, Experiment
 from securemedian.laboratory.experiments.runs import Design, RunRecord, ServerCost
 
 # in the rounds before this one, chance decides more than the method
@@ -41,8 +41,8 @@ def summary(
     return {
         "experiment": experiment.name,
         "figure": experiment.figure,
-        "measured": experiment.measured,
-        "varied": experiment.varied,
+        "measured": experiment.shape.measured,
+        "varied": experiment.shape.varied,
         "command": command,
         "machine": machine(),
         "settings": settings | {"data": design.data.name, "optimiser": design.optimiser.to_dict()},
@@ -97,7 +97,7 @@ def _below(
     """
     panel = [one for one in results if one.curve.panel == result.curve.panel]
     exact = [one for one in panel if one.curve.runs[0].method in aggregation.EXACT]
-    if experiment.measured != ACCURACY or not exact:
+    if not (experiment.shape.exact and exact):
         return None
     points = [
         theirs - own

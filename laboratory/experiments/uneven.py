@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from securemedian.laboratory.data import Dataset
 from securemedian.laboratory.experiments import aggregation, execution
 from securemedian.laboratory.experiments.hospitals import with_last
-from securemedian.laboratory.experiments.players import Players
 from securemedian.laboratory.experiments.runs import Design, Run
 from securemedian.laboratory.plots import Grid, Picture
 from securemedian.mpc.arrays import Float32s
@@ -174,39 +173,21 @@ def _trained(design: Design, seed: int, fault: str) -> float:
     data, run = _prepared(design, seed, "mean", fault)
     assert data.owners is not None
     sizes = np.bincount(data.owners)
-    return _accuracy(
-        design,
-        run,
-        data,
-        _plainly(lambda updates, f: np.asarray(sizes @ updates / sizes.sum()), 0),
-    )
+    weighted = _plainly(lambda updates, f: np.asarray(sizes @ updates / sizes.sum()), 0)
+    return _accuracy(design, run, data, weighted)
 
 
-def _plainly(rule: Rule, f: int) -> Callable[[RunState, Float32s], RunState]:
+def _plainly(rule: Rule, f: int) -> execution.Combine:
     """Return what makes the next state by a rule on all updates."""
     return lambda before, updates: before.after(
         rule(updates.astype(np.float64), f).astype(np.float32)
     )
 
 
-def _accuracy(
-    design: Design,
-    run: Run,
-    data: Dataset,
-    combined: Callable[[RunState, Float32s], RunState],
-) -> float:
+def _accuracy(design: Design, run: Run, data: Dataset, combine: execution.Combine) -> float:
     """Return the accuracy in percent after a run; 0 if it diverges."""
-    players = Players(run, data)
-    state = RunState(run.policy, players.start(), run.policy.start())
-    for number in range(1, design.rounds + 1):
-        assert state.model is not None
-        with np.errstate(over="ignore", invalid="ignore"):
-            updates = players.updates(state.model, number)
-            if not np.isfinite(updates).all():
-                return 0.0
-            state = combined(state, updates)
-    assert state.model is not None
-    return 100 * players.accuracy(state.model)[0]
+    record = execution.carry_out(run, design.rounds, data, combine=combine)
+    return 0.0 if record.diverged else 100 * record.rounds[-1].accuracy
 
 
 def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
@@ -220,7 +201,5 @@ def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
         if len(each[0]) > 1:
             rows.append("  its rule, plainly")
             values.append([float(one[1]) for one in each])
-    grid = Grid(
-        f"site that sends -30 times its update, from round {design.first}", "", faults, rows, values
-    )
-    return grid
+    x_label = f"site that sends -30 times its update, from round {design.first}"
+    return Grid(x_label, "", faults, rows, values)

@@ -156,7 +156,7 @@ class Auditor:
                 lane.binder.commit_masks(binding.weighted(seeds, self._weights, self._shape))
 
         self._run(work)
-        self._count(meter)
+        self.cost += meter.read()
 
     def toss(self) -> bytes:
         """Return the coin for the clients' folds, 16 bytes, which neither server chose."""
@@ -164,7 +164,7 @@ class Auditor:
         lane = self._lanes[0].party
         meter = Meter([lane])
         self._coin = dealing.toss(lane.channel, self._number, self._entropy)
-        self._count(meter)
+        self.cost += meter.read()
         return self._coin
 
     def compare(self, folds: Sequence[Words]) -> list[bool]:
@@ -202,7 +202,7 @@ class Auditor:
             agree = self._who_agrees(lane.party.channel, folds)
             if all(agree):
                 raise
-        self._count(meter)
+        self.cost += meter.read()
         return agree
 
     def _who_agrees(self, channel: Channel, folds: Sequence[Words]) -> list[bool]:
@@ -250,7 +250,7 @@ class Auditor:
                     report.add(bound.dim)
 
         self._run(work)
-        self._count(meter)
+        self.cost += meter.read()
 
     def _prove(
         self,
@@ -289,19 +289,10 @@ class Auditor:
     def _run(self, work: Callable[[int], None]) -> None:
         run_lanes([lane.party.channel for lane in self._lanes], work)
 
-    def _count(self, meter: Meter) -> None:
-        """Add what was counted since a meter began."""
-        cost = meter.read()
-        seconds = {
-            name: getattr(cost, name) + getattr(self.cost, name)
-            for name in ("seconds", "online_seconds", "uploads_seconds")
-        }
-        self.cost = replace(cost.after(self.cost), **seconds)
-
 
 def check_audited(params: RoundParams) -> Dealing:
     """Return the dealing of a round that can be audited. Raises ConfigError for any other."""
-    shape = params.dealing
+    shape = params.form.dealing
     if shape is None or params.method.groups > 1 or shape.bits > macs.MAX_BITS:
         raise ConfigError(
             f"audit takes bucketed with uploads dealt, one group and at most {macs.MAX_BITS} "

@@ -47,6 +47,10 @@ class Cost:
     # the cost of the checks of uploads before that
     checking_seconds: float = 0.0
 
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the cost of what was done one after the other."""
+        return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
     def after(self, earlier: "Cost") -> "Cost":
         """Return the cost with what was done before: by `fill`, or by checks of the uploads."""
         sums = {
@@ -128,11 +132,8 @@ def _counters(party: Party) -> dict[str, Any]:
         "bytes_received": traffic.bytes_received,
         "messages": traffic.messages_sent,
         "rounds": traffic.rounds,
-        "preprocessing_bytes_sent": spent.bytes_sent,
-        "preprocessing_bytes_received": spent.bytes_received,
-        "preprocessing_rounds": spent.rounds,
-        "preprocessing_seconds": spent.seconds,
         "uploads_seconds": party.uploads_seconds,
+        **{f"preprocessing_{name}": value for name, value in vars(spent).items()},
     }
 
 

@@ -8,7 +8,6 @@ from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.audit.macs import slot_of
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.methods.base import Survey
 from securemedian.mpc.rounds.params import RoundParams
 
 # Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8. Its
@@ -62,57 +61,6 @@ def shards(dim: int, count: int) -> list[Shard]:
     ]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Coordinates [begin, end) of some of the clients, whose values a lane checks at once."""
-
-    clients: slice
-    begin: int
-    end: int
-
-    @property
-    def dim(self) -> int:
-        """Return the number of coordinates."""
-        return self.end - self.begin
-
-
-def cut(
-    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
-) -> list[tuple[int, int]]:
-    """Return the chunks [begin, end) of a round, or of a shard, which lanes compute in turns."""
-    return _cut(params.dim, params.method.at_once(clients), protocol, shard)
-
-
-def cut_survey(
-    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
-) -> list[tuple[int, int]]:
-    """Return the chunks [begin, end) of the check of whole uploads, in turns as in `cut`.
-
-    There are none where the method has no such check.
-    """
-    # one comparison takes the memory of more than one value
-    return _cut(params.dim, clients, protocol, shard) if params.upload_check else []
-
-
-def cut_check(
-    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
-) -> list[Piece]:
-    """Return the pieces of a check of values, of a shard if there is one, in turns as in `cut`.
-
-    There are none where the method has nothing to check, or checks whole uploads.
-    """
-    per_value = params.method.comparisons_per_value(params.max_clients)
-    if not params.method.checks_values or params.upload_check:
-        return []
-    # as many as leave room for the smallest chunk
-    together = min(clients, max(1, protocol.batch // (per_value * share.SLICE_ALIGN)))
-    return [
-        Piece(slice(first, min(first + together, clients)), begin, end)
-        for first in range(0, clients, together)
-        for begin, end in _cut(params.dim, together * per_value, protocol, shard)
-    ]
-
-
 class Does(StrEnum):
     """The kinds of steps, in the order of a round."""
 
@@ -128,10 +76,10 @@ class Does(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a lane does in a round. Lanes take the steps of a kind in turns."""
+    """One thing that a lane does in a round. Steps that are equal cost the same."""
 
     does: Does
-    # of a survey, a check or a computation: its coordinates
+    # of a survey, a check or a computation, which lanes do in turns: its coordinates
     dim: int = 0
     # of a check of values: how many clients it checks
     clients: int = 0
@@ -139,13 +87,13 @@ class Step:
     checking: bool = False
     # among those of its kind
     number: int = field(default=0, compare=False)
+    # the first coordinate, and the place of the first client
+    begin: int = field(default=0, compare=False)
+    first: int = field(default=0, compare=False)
 
-
-def surveyor(params: RoundParams, checking: bool) -> Survey:
-    """Return what is asked for surveys: the check of whole uploads, or the method."""
-    found = params.upload_check if checking else params.method
-    assert found is not None
-    return found
+    @property
+    def end(self) -> int:
+        return self.begin + self.dim
 
 
 def steps(
@@ -155,25 +103,22 @@ def steps(
 
     With a `shard` they are its own: it has the coin, and only the first one judges.
     """
-    check, pieces = params.upload_check, cut_check(params, clients, protocol, shard)
-    agreed = [Step(Does.AGREE)]
+    agreed, opened = [Step(Does.AGREE)], [Step(Does.OPEN), Step(Does.CONFIRM)]
     tossed = [] if shard else [Step(Does.TOSS)]
     leads = shard is None or shard.number == 0
     before: list[Step] = []
-    if check:
-        surveys = _in_turns(Does.SURVEY, cut_survey(params, clients, protocol, shard), True)
+    if params.form.check:
+        # one comparison takes the memory of more than one value
+        surveys = _in_turns(Does.SURVEY, _cut(params.dim, clients, protocol, shard), True)
         judged = [Step(Does.JUDGE, checking=True)] if leads else []
-        opened = [] if shard else [Step(Does.OPEN), Step(Does.CONFIRM)]
-        before = [*agreed, *tossed, *surveys, *judged, *opened]
-    elif pieces:
-        of_pieces = [
-            Step(Does.CHECK, piece.dim, piece.clients.stop - piece.clients.start, number=number)
-            for number, piece in enumerate(pieces)
-        ]
-        before = [*agreed, *of_pieces, Step(Does.CONFIRM)]
+        before = [*agreed, *tossed, *surveys, *judged, *([] if shard else opened)]
+    elif params.form.values:
+        per_value = params.form.values.comparisons
+        pieces = _pieces(params.dim, clients, per_value, protocol, shard)
+        before = [*agreed, *pieces, Step(Does.CONFIRM)]
     chunks = cut(params, clients, protocol, shard)
-    during = [*agreed, *(tossed if params.method.tosses else [])]
-    if params.method.surveys:
+    during = [*agreed, *(tossed if params.form.tosses else [])]
+    if params.form.survey:
         during += _in_turns(Does.SURVEY, chunks)
         during += [Step(Does.JUDGE)] if leads else []
         # a shard is computed once all are judged
@@ -181,10 +126,34 @@ def steps(
     return before, during + _in_turns(Does.COMPUTE, chunks)
 
 
+def cut(
+    params: RoundParams, clients: int, protocol: ProtocolParams, shard: Shard | None = None
+) -> list[tuple[int, int]]:
+    """Return the chunks [begin, end) of a round, or of a shard, which lanes compute in turns."""
+    return _cut(params.dim, params.method.at_once(clients), protocol, shard)
+
+
 def _in_turns(does: Does, chunks: list[tuple[int, int]], checking: bool = False) -> list[Step]:
     return [
-        Step(does, end - begin, checking=checking, number=number)
+        Step(does, end - begin, checking=checking, number=number, begin=begin)
         for number, (begin, end) in enumerate(chunks)
+    ]
+
+
+def _pieces(
+    dim: int, clients: int, per_value: int, protocol: ProtocolParams, shard: Shard | None
+) -> list[Step]:
+    """Return the steps of a check of values, each of some coordinates of some clients."""
+    # as many as leave room for the smallest chunk
+    together = min(clients, max(1, protocol.batch // (per_value * share.SLICE_ALIGN)))
+    pieces = [
+        (first, begin, end)
+        for first in range(0, clients, together)
+        for begin, end in _cut(dim, together * per_value, protocol, shard)
+    ]
+    return [
+        Step(Does.CHECK, end - begin, min(together, clients - first), False, number, begin, first)
+        for number, (first, begin, end) in enumerate(pieces)
     ]
 
 

@@ -25,10 +25,9 @@ from securemedian.mpc.options import (
     refuse_foreign,
 )
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.share import Layout, Upload
+from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.exchange import EXCHANGE_FIELDS, EXCHANGES, Exchange, Parameters
-from securemedian.mpc.rounds.methods.base import Chunk, Method, Survey, ValueRange, effective
+from securemedian.mpc.rounds.methods.base import Chunk, Form, Method, ValueRange, effective
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 
 # The most values of all results together: 1 GiB where S0 decodes them in float64.
@@ -76,14 +75,14 @@ class RoundParams:
                 f"invalid deadline_s: {quoted(self.deadline_s)}; give more than 0 and at most a "
                 "week"
             )
-        results = self.method.most_results
+        self.method.check_round(self.max_clients)
+        results = self.form.most_results
         if results * self.dim > MAX_RESULT_VALUES:
             raise ConfigError(
                 f"more values than the {MAX_RESULT_VALUES:,} that a server decodes: {results} "
                 f"results of {self.dim:,}; ask for fewer ranks, or cut the update into several "
                 "rounds"
             )
-        self.method.check_round(self.max_clients)
         self.exchange.check_round(self.dim)
         if self.method.groups > 1 and self.exchange.fixed is not None:
             raise ConfigError(
@@ -107,73 +106,20 @@ class RoundParams:
         elif not isinstance(given, Method):
             raise ConfigError(f"invalid method: {quoted(given)}; write it as in {like}")
 
-    # Properties of the method for a round of these numbers
-
-    @property
-    def ring_bits(self) -> int:
-        """Return l of the ring Z_2^l in which the parties compute, as asked for or as fits."""
-        return self.method.bits_for(self.max_clients)
-
-    @property
-    def layout(self) -> Layout:
-        """Return the shape of one client's upload."""
-        return self.method.layout(self.dim, self.max_clients)
-
     @cached_property
-    def dealing(self) -> Dealing | None:
-        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
-        return self.method.dealing(self.dim, self.max_clients)
-
-    @cached_property
-    def upload_check(self) -> Survey | None:
-        """Return the check of whole uploads, if the method has one."""
-        return self.method.upload_check(self.dim, self.max_clients)
-
-    @property
-    def bytes_ahead(self) -> int:
-        """Return the bytes that a client sends before it trains, to the server that gets more."""
-        return self.dealing.bytes_ahead if self.dealing else 0
-
-    @property
-    def bytes_after(self) -> int:
-        """Return the bytes that a client sends after it trained, to the server that gets more."""
-        return 8 * self.layout.words
-
-    @property
-    def share_bits(self) -> int:
-        """Return the bits of one shared value."""
-        return self.method.share_bits_for(self.max_clients)
-
-    @property
-    def xor_shared(self) -> bool:
-        """Return whether uploads are XOR shares."""
-        return self.method.xor_shared
-
-    @property
-    def uses_model(self) -> bool:
-        """Return whether what clients share depends on the global model."""
-        return self.method.uses_range or self.method.shares_differences
-
-    @property
-    def uses_range(self) -> bool:
-        """Return whether clients upload buckets around the global model."""
-        return self.method.uses_range
-
-    @property
-    def result_to(self) -> str:
-        """Return who learns the result: "servers" or "clients"."""
-        return self.method.result_to
+    def form(self) -> Form:
+        """Return the sizes of the round. It is made once."""
+        return self.method.form(self.dim, self.max_clients)
 
     @property
     def weights(self) -> Mapping[str, int]:
         """Return the weight of each client by its public key. It is empty where all weigh 1."""
-        return self.method.named_weights
+        return self.method.weighing.named
 
     @property
     def value_range(self) -> ValueRange | None:
         """Return the values that clients share whole, None where the round cuts on purpose."""
-        fixed = self.exchange.fixed is not None
-        return None if fixed else self.method.value_range(self.dim, self.max_clients)
+        return None if self.exchange.fixed is not None else self.form.value_range
 
     def check_start(self, models: NDArray[Any]) -> None:
         """Raise InputError if start models, shape (d,) or (groups, d), are beyond `value_range`."""
@@ -192,22 +138,13 @@ class RoundParams:
             )
 
     @property
-    def opened_bits(self) -> int:
-        """Return the bits of one opened value, or of a server's share of it, as it is sent."""
-        return self.method.opened_bits_for(self.max_clients)
-
-    @property
     def max_total(self) -> int:
         """Return the total weight of a round in which everybody takes part."""
-        return self.method.max_total(self.max_clients)
-
-    def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the clients' weights, in their order. Raises ConfigError for more than a third."""
-        return self.method.weights_of(clients)
+        return self.method.weighing.most(self.max_clients)
 
     def part_of(self, client: str) -> float:
         """Return how much a client counts, of 1 for the heaviest."""
-        return self.method.weight_of(client) / self.method.heaviest
+        return self.method.weighing.one(client) / self.method.weighing.heaviest
 
     def without(self, caught: int) -> Self:
         """Return the parameters for those who remain after `caught` faulty clients were left out.
@@ -223,7 +160,7 @@ class RoundParams:
         With weights it raises TooFewClients, too, if they count as much as fewer than `least`
         (default: `min_clients`) clients of equal weight do.
         """
-        weights, least = self.weights_of(clients), least or self.min_clients
+        weights, least = self.method.weights_of(clients), least or self.min_clients
         if self.weights and (counted := effective(weights)) < least:
             raise TooFewClients(
                 "by their weights too few clients take part, and nothing was opened: "
@@ -245,13 +182,16 @@ class RoundParams:
         noise: bytes = b"",
     ) -> Chunk:
         """Return coordinates [begin, end) of a round; `groups` is given if they are visible."""
-        sizes = self.layout, self.max_clients, self.min_clients
+        sizes = self.form, self.max_clients, self.min_clients
         return Chunk(uploads, weights, groups, *sizes, begin, end, batch, coin, noise=noise)
 
     def published_groups(self, values: PublicValues, groups: Sequence[int]) -> list[int]:
         """Return the groups, 0-based, with a result; `groups` are the clients', if visible."""
+        if self.form.hidden:
+            # a group without a result has what is not a bucket
+            return [group for group, row in enumerate(values) if (row != self.form.buckets).any()]
         if not self.method.visible:
-            return self.method.published_groups(values)
+            return [0]
         sizes = [groups.count(group) for group in range(self.method.groups)]
         return [group for group, size in enumerate(sizes) if size >= self.min_clients]
 
@@ -261,19 +201,19 @@ class RoundParams:
         Raises PeerProtocolError if there are more or fewer packed words than these take.
         """
         rows = self.method.opened_rows(total)
-        expected = ring.packed_words(rows * self.dim, self.opened_bits)
+        expected = ring.packed_words(rows * self.dim, self.form.opened_bits)
         if words.shape != (expected,):
             raise PeerProtocolError(
                 f"the opened values are {words.shape} words, and {expected} were expected"
             )
-        values = ring.unpack(words, self.opened_bits, rows * self.dim)
+        values = ring.unpack(words, self.form.opened_bits, rows * self.dim)
         return PublicValues(values.reshape(rows, self.dim))
 
     # As a map
 
     def to_dict(self) -> dict[str, Any]:
         """Return the flat map."""
-        values = flat(self) | self.method.to_dict()
+        values = flat(self) | {"method": self.method.name} | flat(self.method)
         del values["exchange"]
         return values | self.exchange.to_dict()
 

@@ -6,46 +6,25 @@ link.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from itertools import groupby
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from securemedian.mpc.arrays import Result, RingShare, XorBits
-from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.dealing import Dealing, Note, Opened, note_nothing
+from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.chunks import (
-    check_piece,
-    compute,
-    judge,
-    round_demand,
-    step_demand,
-)
+from securemedian.mpc.rounds.chunks import Work, round_demand, step_demand
 from securemedian.mpc.rounds.cost import Cost, Meter, counted
-from securemedian.mpc.rounds.cutting import (
-    Does,
-    Shard,
-    cut,
-    cut_check,
-    cut_survey,
-    steps,
-    surveyor,
-)
-from securemedian.mpc.rounds.lanes import (
-    Progress,
-    Report,
-    agree_on_sizes,
-    exchange_verdicts,
-    go_on,
-    run_lanes,
-)
-from securemedian.mpc.rounds.methods.base import Chunk, Survey
-from securemedian.mpc.rounds.methods.reveal import open_bits, open_verdicts
+from securemedian.mpc.rounds.cutting import Does, Shard, Step, steps
+from securemedian.mpc.rounds.lanes import Progress, Report, agree_on_sizes, go_on, run_lanes
+from securemedian.mpc.rounds.methods.reveal import open_verdicts
 from securemedian.mpc.rounds.params import RoundParams
 
 
@@ -69,6 +48,16 @@ class Checked:
     cost: Cost
     # likewise, where some may send nothing: whether that is why it has not passed
     silent: Sequence[bool] = ()
+
+
+class Found(NamedTuple):
+    """A part of a round that a shard has, which may be secret, and its cost."""
+
+    value: Any
+    cost: Cost
+
+    def __repr__(self) -> str:
+        return f"Found(cost={self.cost})"
 
 
 def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> tuple[bytes, Cost]:
@@ -111,43 +100,6 @@ def check_dealings(
     return Checked(passed, cost.as_checking())
 
 
-def open_dealings(
-    channel: Channel,
-    number: int,
-    shape: Dealing,
-    halves: Sequence[share.Upload],
-    coin: bytes,
-    parts: Sequence[int],
-) -> tuple[list[Opened], Cost]:
-    """Return what `dealing.open_pairs` opens of some parts, and the cost."""
-    given = channel, number, shape, halves
-    opened, cost = counted(channel, lambda: dealing.open_pairs(*given, coin=coin, parts=parts))
-    return opened, cost.as_checking()
-
-
-def compare_dealings(
-    channel: Channel, opened: Sequence[Sequence[Opened]], note: Note
-) -> tuple[list[bool], Cost]:
-    """Return whose dealings pass, of which each of several lists has some parts, and the cost.
-
-    `note` is as in `dealing.check`.
-    """
-    whole = [
-        Opened(
-            b"".join(part.hashes for part in parts),
-            b"".join(part.digest for part in parts),
-            all(part.guarded for part in parts),
-        )
-        for parts in zip(*opened, strict=True)
-    ]
-
-    def noted() -> list[bool]:
-        note([each.hashes for each in whole])
-        return dealing.compare(channel, whole)
-
-    return counted(channel, noted)
-
-
 def check_values(
     parties: Sequence[Party],
     params: RoundParams,
@@ -161,7 +113,7 @@ def check_values(
     """Return which clients' uploads are as a client encodes them; the other party does the same.
 
     The arguments are those of `run_round`, which follows for the clients that passed. `weights` are
-    those by which clients scale what they share (`Method.weight_of`), if there are any. If whole
+    those by which clients scale what they share (`Weights.one`), if there are any. If whole
     uploads are checked, the two toss for it with the same `entropy` as for the round, and both
     learn the verdicts alone. If each value is checked, they also learn which values of a client
     that failed are out of range. With a `shard`, only its values are checked. All pass where a
@@ -169,50 +121,15 @@ def check_values(
     two verdicts differ.
     """
     _check_count(params, uploads)
-    if not params.method.checks_values:
+    if not params.form.checks:
         return Checked([True] * len(uploads), Cost())
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
-    if params.upload_check:
-        coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
-        chunks = cut_survey(params, len(uploads), protocol)
-        weights = weights or [params.method.heaviest] * len(uploads)
-        pieces = _pieces(params, chunks, uploads, weights, protocol, coin)
-        verdicts = _judged(parties, params.upload_check, pieces, progress)
-        passed = [bool(bit) for bit in open_bits(parties[0], verdicts, len(uploads))]
-    else:
-        passed = _passed_by_value(parties, params, protocol, uploads, progress, shard)
-    mine, theirs = exchange_verdicts(parties[0], passed)
-    if (mine != theirs).any():
-        raise PeerProtocolError(
-            "the two servers disagree on which clients' values are in range: no result was opened"
-        )
-    return Checked(passed, meter.read().as_checking())
-
-
-def _passed_by_value(
-    parties: Sequence[Party],
-    params: RoundParams,
-    protocol: ProtocolParams,
-    uploads: Sequence[share.Upload],
-    progress: Progress | None,
-    shard: Shard | None,
-) -> list[bool]:
-    """Return which clients have each of their values in range."""
-    pieces = cut_check(params, len(uploads), protocol, shard)
-    # one row per lane, because lanes run at once
-    failed = np.zeros((len(parties), len(uploads)), np.bool_)
-    report = Report(sum(piece.dim for piece in pieces), progress)
-
-    def lane(number: int) -> None:
-        for piece in pieces[number :: len(parties)]:
-            failed[number, piece.clients] |= check_piece(
-                parties[number], params, piece, uploads, protocol.batch
-            )
-            report.add(piece.dim)
-
-    run_lanes([party.channel for party in parties], lane)
-    return [not client.any() for client in failed.T]
+    before, _ = steps(params, len(uploads), protocol, shard)
+    weights = weights or [params.method.weighing.heaviest] * len(uploads)
+    work = Work(params, uploads, weights, protocol.batch, entropy=entropy)
+    _perform(parties, work, before, progress)
+    return Checked(work.passed, meter.read().as_checking())
 
 
 def run_round(
@@ -240,81 +157,20 @@ def run_round(
     reveal more than one result. `noise` is the seed of this party's noise, where the method adds
     some; without one it is drawn. SECURITY: nobody else knows it, and a run that breaks off is
     repeated with the same, because the mean of two results of the same uploads has less noise. With
-    a `shard` nothing is tossed, surveyed or judged here: it has
-    the coin and the verdicts.
+    a `shard` nothing is tossed, surveyed or judged here: it has the coin and the verdicts.
     """
     _check_count(params, uploads)
-    weights = [1] * len(uploads) if weights is None else weights
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
-    coin = shard.coin if shard else b""
-    if params.method.tosses and not shard:
-        coin = dealing.toss(parties[0].channel, parties[0].number, entropy)
-    chunks = cut(params, len(uploads), protocol, shard)
-    pieces = _pieces(params, chunks, uploads, weights, protocol, coin, groups)
+    _, during = steps(params, len(uploads), protocol, shard)
+    weights = [1] * len(uploads) if weights is None else weights
     noise = noise or os_entropy(SEED_BYTES)
-    pieces = [replace(piece, noise=noise) for piece in pieces]
-    if params.method.surveys:
-        verdicts = shard.verdicts if shard else _judged(parties, params.method, pieces)
-        pieces = [replace(piece, verdicts=verdicts) for piece in pieces]
-    results: dict[int, Result] = {}
-    report = Report(sum(piece.dim for piece in pieces), progress)
-
-    def lane(number: int) -> None:
-        for piece in pieces[number :: len(parties)]:
-            results[piece.begin] = compute(parties[number], params, piece)
-            report.add(piece.dim)
-
-    run_lanes([party.channel for party in parties], lane)
-    # numpy forgets which of the two the chunks were; they are all the same
-    values = cast(Result, np.concatenate([results[begin] for begin, _ in chunks], axis=1))
-    return Outcome(values, meter.read(), coin)
-
-
-def _pieces(
-    params: RoundParams,
-    chunks: Sequence[tuple[int, int]],
-    uploads: Sequence[share.Upload],
-    weights: Sequence[int],
-    protocol: ProtocolParams,
-    coin: bytes,
-    groups: Sequence[int] = (),
-) -> list[Chunk]:
-    return [
-        params.chunk(uploads, weights, *ends, protocol.batch, groups=groups, coin=coin)
-        for ends in chunks
-    ]
-
-
-def _judged(
-    parties: Sequence[Party],
-    surveys: Survey,
-    pieces: Sequence[Chunk],
-    progress: Progress | None = None,
-) -> XorBits:
-    """Return shares of what `judge` finds in the surveys of all chunks."""
-    surveyed = _surveyed(parties, surveys, pieces, progress)
-    return judge(parties[0], surveys, surveyed, pieces[0])
-
-
-def _surveyed(
-    parties: Sequence[Party],
-    surveys: Survey,
-    pieces: Sequence[Chunk],
-    progress: Progress | None = None,
-) -> RingShare:
-    """Return the sum of the surveys of all chunks."""
-    found: dict[int, RingShare] = {}
-    report = Report(sum(piece.dim for piece in pieces), progress)
-
-    def lane(number: int) -> None:
-        for piece in pieces[number :: len(parties)]:
-            found[piece.begin] = surveys.survey(parties[number], piece)
-            report.add(piece.dim)
-
-    run_lanes([party.channel for party in parties], lane)
-    total = np.stack([found[piece.begin] for piece in pieces]).sum(axis=0, dtype=np.uint64)
-    return RingShare(total)
+    work = Work(params, uploads, weights, protocol.batch, groups, entropy, noise)
+    if shard:
+        work.coin, work.verdicts = shard.coin, shard.verdicts
+        during = [step for step in during if step.does == Does.COMPUTE]
+    _perform(parties, work, during, progress)
+    return Outcome(cast(Result, work.values), meter.read(), work.coin)
 
 
 def survey_shard(
@@ -325,7 +181,7 @@ def survey_shard(
     weights: Sequence[int],
     shard: Shard,
     checking: bool = False,
-) -> tuple[RingShare, Cost]:
+) -> Found:
     """Return the sum of the surveys of a shard's chunks, and what that cost.
 
     The arguments are those of `run_round`; `checking` says whether it is for the check of whole
@@ -334,9 +190,11 @@ def survey_shard(
     _check_count(params, uploads)
     meter = Meter(parties)
     protocol, _ = agree_on_sizes(parties, protocol)
-    chunks = (cut_survey if checking else cut)(params, len(uploads), protocol, shard)
-    pieces = _pieces(params, chunks, uploads, weights, protocol, shard.coin)
-    return _surveyed(parties, surveyor(params, checking), pieces), meter.read()
+    before, during = steps(params, len(uploads), protocol, shard)
+    work = Work(params, uploads, weights, protocol.batch, coin=shard.coin)
+    surveys = [step for step in (before if checking else during) if step.does == Does.SURVEY]
+    _perform(parties, work, surveys)
+    return Found(work.surveyed, meter.read())
 
 
 def judge_surveys(
@@ -346,20 +204,49 @@ def judge_surveys(
     weights: Sequence[int],
     shard: Shard,
     checking: bool = False,
-) -> tuple[XorBits, Cost]:
+) -> Found:
     """Return shares of the verdicts for all shards, from the sum of their surveys, and the cost."""
     meter = Meter(parties)
-    chunk = params.chunk([], weights, shard.begin, shard.end, share.SLICE_ALIGN, coin=shard.coin)
-    return judge(parties[0], surveyor(params, checking), surveyed, chunk), meter.read()
+    work = Work(params, [], weights, share.SLICE_ALIGN, coin=shard.coin, surveyed=surveyed)
+    work.do(parties[0], Step(Does.JUDGE, checking=checking))
+    return Found(work.verdicts, meter.read())
 
 
-def open_passed(
-    channel: Channel, number: int, verdicts: XorBits, clients: int
-) -> tuple[list[bool], Cost]:
+def open_passed(channel: Channel, number: int, verdicts: XorBits, clients: int) -> Found:
     """Return who passed the check of whole uploads, from the shares of `judge_surveys`."""
     given = channel, number, verdicts, clients
     opened, cost = counted(channel, lambda: open_verdicts(*given, Stream(os_entropy(SEED_BYTES))))
-    return [bool(bit) for bit in opened], cost
+    return Found([bool(bit) for bit in opened], cost)
+
+
+def _perform(
+    parties: Sequence[Party], work: Work, some: Sequence[Step], progress: Progress | None = None
+) -> None:
+    """Do steps, once the sizes are agreed on: those with coordinates on all lanes, in turns."""
+    for does, of_kind in groupby(some, key=lambda step: step.does):
+        own = list(of_kind)
+        if own[0].dim:
+            # the surveys of a round are not its progress
+            told = does != Does.SURVEY or own[0].checking
+            work.gather(own, _in_turns(parties, work, own, progress if told else None))
+        elif does != Does.AGREE:
+            work.do(parties[0], own[0])
+
+
+def _in_turns(
+    parties: Sequence[Party], work: Work, some: Sequence[Step], progress: Progress | None
+) -> list[Any]:
+    """Return what each step finds, which the lanes do in turns."""
+    found: dict[int, Any] = {}
+    report = Report(sum(step.dim for step in some), progress)
+
+    def lane(number: int) -> None:
+        for step in some[number :: len(parties)]:
+            found[step.number] = work.do(parties[number], step)
+            report.add(step.dim)
+
+    run_lanes([party.channel for party in parties], lane)
+    return [found[step.number] for step in some]
 
 
 def _check_count(params: RoundParams, uploads: Sequence[share.Upload]) -> None:
@@ -387,7 +274,7 @@ def fill(
     """
     meter = Meter(parties)
     protocol, limit = agree_on_sizes(parties, protocol, limit_bytes)
-    named = [params.method.weight_of(client) for client in params.weights]
+    named = [params.method.weighing.one(client) for client in params.weights]
     weights = named or [1] * params.max_clients
     before, during = steps(params, len(weights), protocol, shard)
     # the surveys of a check take nothing
@@ -404,7 +291,7 @@ def fill(
         own = stocks[step.number % len(parties)]
         own.append((step.dim, own[-1][1] + wanted if own else wanted))
     report = Report(sum(step.dim for step in made), progress)
-    kinds = params.method.check_demand(1, params.max_clients) + round_demand(params, weights, 1)
+    kinds = round_demand(params, weights, 1)
 
     def lane(number: int) -> None:
         party = parties[number]

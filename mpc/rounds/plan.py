@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.dealing import Dealing, messages
+from securemedian.mpc.protocols.dealing import messages
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.party import Party
@@ -76,7 +76,6 @@ class Plan:
     online_seconds: float
     # bytes at one server
     memory: int
-    chunks: int
 
 
 def predict(
@@ -88,10 +87,9 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass, and an audit where the method is audited, whose base OTs are left out. Without
-    weights they are [1] * n. With a `shard` it is the cost of that shard, with its survey and, for
-    the first one, the verdicts on all. Raises ConfigError if a chunk would be too large for any
-    machine.
+    them pass, and an audit where the method is audited, whose base OTs are left out. With a `shard`
+    it is the cost of that shard, with its survey and, for the first one, the verdicts on all.
+    Raises ConfigError if a chunk would be too large for any machine.
     """
     before, during = steps(params, len(weights), protocol, shard)
     chunks = [step for step in during if step.does == Does.COMPUTE]
@@ -103,33 +101,27 @@ def predict(
             "use radix, whose cost is linear in the clients, or bucketed"
         )
     # the kernels are loaded first, because their memory does not belong to any chunk
-    loading = _Rehearsal(params, weights, protocol)
-    loading.part(Step(Does.COMPUTE, min(chunks[0].dim, SLICE_ALIGN)), loading.start)
+    first = Step(Does.COMPUTE, min(chunks[0].dim, SLICE_ALIGN))
+    _Rehearsal(params, weights, protocol).count([first], [])
     rehearsal = _Rehearsal(params, weights, protocol)
-    lanes = [_Lane(rehearsal, rehearsal.start) for _ in range(protocol.lanes)]
-    for step in before:
-        lanes[step.number % len(lanes)].take(step)
-    checking = _cost(lanes, 0).as_checking(), _cost(lanes, 1).as_checking()
-    if params.dealing is not None:
-        parts = shard.parts(params.dealing) if shard else None
-        checking = (_dealings_checked(params.dealing, len(weights), parts),) * 2
-    checking_seconds = sum(lane.seconds for lane in lanes)
-    # their stock stays
-    lanes = [_Lane(rehearsal, lane.state, made=lane.made) for lane in lanes]
-    for step in during:
-        lanes[step.number % len(lanes)].take(step)
-    costs = _cost(lanes, 0).after(checking[0]), _cost(lanes, 1).after(checking[1])
-    result = (shard.dim if shard else params.dim) * params.method.most_results * 8
-    silent = 2 * ferret.CODE.memory if protocol.silent else 0
+    checking, checking_seconds = rehearsal.count(before, [])
+    checking = [cost.as_checking() for cost in checking]
+    if dealt := params.form.dealing:
+        parts = shard.parts(dealt) if shard else None
+        said = () if parts == range(0) else messages(dealt, len(weights), parts)
+        checking = [_said(said).as_checking()] * 2
+    # the stock of the check stays
+    counted, online_seconds = rehearsal.count(during, rehearsal.lanes)
+    memory = EXTENSION_BYTES + (2 * ferret.CODE.memory if protocol.silent else 0)
     pieces = sum(step.does == Does.CHECK for step in before)
-    busy = min(max(len(chunks), pieces), protocol.lanes)
-    memory = busy * (rehearsal.peak + EXTENSION_BYTES + silent) + result
-    if params.method.audited and not shard:
+    memory = min(max(len(chunks), pieces), protocol.lanes) * (rehearsal.peak + memory)
+    memory += (shard.dim if shard else params.dim) * params.form.most_results * 8
+    if params.form.audited and not shard:
         audit = predict_audit(params, weights, protocol).as_checking()
-        costs = costs[0].after(audit), costs[1].after(audit)
+        checking = [audit.after(cost) for cost in checking]
         memory += auditing.memory(params, weights, protocol)
-    online_seconds = sum(lane.seconds for lane in lanes)
-    return Plan(costs, checking_seconds, online_seconds, memory, len(chunks))
+    one, other = (cost.after(check) for cost, check in zip(counted, checking, strict=True))
+    return Plan((one, other), checking_seconds, online_seconds, memory)
 
 
 def predict_shards(
@@ -142,22 +134,15 @@ def predict_shards(
     known: dict[tuple[Any, ...], Plan] = {}
     plans = []
     for shard in shards(params.dim, count):
-        dealing = params.dealing
-        parts = [dealing.parts[number].kept for number in shard.parts(dealing)] if dealing else []
+        dealt = params.form.dealing
+        parts = [dealt.parts[number].kept for number in shard.parts(dealt)] if dealt else []
         # shards that are the same in this cost the same
-        leads = shard.number == 0 and (params.method.surveys or params.upload_check is not None)
+        leads = shard.number == 0 and bool(params.form.survey or params.form.check)
         same = shard.dim, leads, *parts
         if same not in known:
             known[same] = predict(params, weights, protocol, shard)
         plans.append(known[same])
     return plans
-
-
-def _dealings_checked(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -> Cost:
-    """Return the cost of `dealing.check`, which is the same at both parties."""
-    if parts is not None and not parts:
-        return Cost()
-    return _said(messages(shape, clients, parts)).as_checking()
 
 
 def predict_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Cost:
@@ -180,38 +165,45 @@ def _said(both: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> Cost:
 
 
 @dataclass(frozen=True)
-class _State:
-    """Both parties of a lane between two steps. States with the same `stock` act the same."""
-
-    parties: tuple[Party, Party] = field(compare=False)
-    stock: tuple[frozenset[Any], ...]
-
-    @classmethod
-    def of(cls, parties: tuple[Party, Party]) -> "_State":
-        stocks = [party.pool.stock.items() for party in parties]
-        return cls(parties, tuple(frozenset((kind, *of) for kind, of in each) for each in stocks))
-
-
-@dataclass(frozen=True)
 class _Run:
-    """The cost of a step from given depths and after given OTs."""
+    """The cost of a part from given depths and after given OTs."""
 
-    bytes_sent: tuple[int, int]
-    messages: tuple[int, int]
+    # bytes that party 0 and party 1 send, and the messages of each
+    counts: NDArray[np.int64]
     depths: Depths
     deepest: int
     made: Made
 
 
-@dataclass(frozen=True, eq=False)
 class _Part:
-    """The events of a step at both parties, and what party 0 computes."""
+    """A step of both parties, after which they are `parties`."""
 
-    events: tuple[list[Event | Asked], ...]
-    ots: int
-    seconds: float
-    after: _State
-    runs: dict[tuple[Depths, Made], _Run] = field(default_factory=dict)
+    def __init__(
+        self,
+        parties: tuple[Party, Party],
+        events: Sequence[list[Event | Asked]] = (),
+        ots: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        self.parties, self.events, self.ots, self.seconds = parties, events, ots, seconds
+        self.runs: dict[tuple[Depths, Made], _Run] = {}
+        # parties with the same stock act the same
+        self.stock = tuple(frozenset(party.pool.stock.items()) for party in parties)
+
+
+@dataclass
+class _Lane:
+    """The counts of a lane, and what its extensions made."""
+
+    # its last part
+    part: _Part
+    ots: int = 0
+    # as those of `_Run`
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
+    rounds: int = 0
+    seconds: float = 0.0
+    depths: Depths = (0, 0)
+    made: Made = ((-1, -1), (-1, -1))
 
 
 class _Rehearsal:
@@ -220,104 +212,72 @@ class _Rehearsal:
     def __init__(
         self, params: RoundParams, weights: Sequence[int], protocol: ProtocolParams
     ) -> None:
-        self._round, self.protocol = (params, weights, protocol.batch), protocol
-        self._known: dict[tuple[Step, _State], _Part] = {}
-        self.start = _State.of((dry_party(0, protocol), dry_party(1, protocol)))
+        self._round, self._protocol = (params, weights, protocol.batch), protocol
+        self._known: dict[tuple[Step, Any], _Part] = {}
+        self._start = _Part((dry_party(0, protocol), dry_party(1, protocol)))
+        self.lanes: list[_Lane] = []
         # the most bytes that a step took, rows of OTs included
         self.peak = 0
 
-    def part(self, step: Step, state: _State) -> _Part:
-        """Return what both parties do in a step from a state."""
-        if (step, state) not in self._known:
-            parties = copy.deepcopy(state.parties)
-            events, seconds = [], []
-            for party in parties:
-                start, made = time.perf_counter(), party.pool.spent.seconds
-                with _Peak() as peak:
-                    rehearse(party, *self._round, step)
-                made = party.pool.spent.seconds - made
-                seconds.append(time.perf_counter() - start - made)
-                channel, receiver = party.channel, party.pool.ends.receiver
-                assert isinstance(channel, DryChannel) and isinstance(receiver, DryReceiver)
-                rows = SECURITY_BITS // 8 * receiver.most_unchecked
-                self.peak = max(self.peak, peak.size + rows)
-                events.append(channel.events[:])
-                # emptied in place, because the extensions hold this very list
-                channel.events.clear()
-            ots = parties[0].pool.ots - state.parties[0].pool.ots
-            # the second party's kernels are warm
-            part = _Part(tuple(events), ots, min(seconds), _State.of(parties))
-            self._known[step, state] = part
-        return self._known[step, state]
+    def count(self, some: Sequence[Step], lanes: Sequence[_Lane]) -> tuple[list[Cost], float]:
+        """Return what steps cost each party on lanes with the stock of others, and the seconds."""
+        began = [_Lane(lane.part, made=lane.made) for lane in lanes]
+        self.lanes = began or [_Lane(self._start) for _ in range(self._protocol.lanes)]
+        for step in some:
+            self._take(self.lanes[step.number % len(self.lanes)], step)
+        one, other, *messages = np.sum([lane.counts for lane in self.lanes], axis=0).tolist()
+        ots, rounds = sum(lane.ots for lane in self.lanes), max(lane.rounds for lane in self.lanes)
+        costs = [
+            Cost(ots, *sizes, messages[j], rounds)
+            for j, sizes in enumerate(((one, other), (other, one)))
+        ]
+        return costs, sum(lane.seconds for lane in self.lanes)
 
-
-class _Peak:
-    """The most bytes that numpy and Python took at once in a `with` block, and not before."""
-
-    size = 0
-
-    def __enter__(self) -> "_Peak":
-        self._nested = tracemalloc.is_tracing()
-        if not self._nested:
-            tracemalloc.start()
-        tracemalloc.reset_peak()
-        self._before, _ = tracemalloc.get_traced_memory()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.size = tracemalloc.get_traced_memory()[1] - self._before
-        if not self._nested:
-            tracemalloc.stop()
-
-
-@dataclass
-class _Lane:
-    """The counts of both ends of a lane, party 0's first, and what its extensions made."""
-
-    rehearsal: _Rehearsal
-    state: _State
-    ots: int = 0
-    seconds: float = 0.0
-    bytes_sent: list[int] = field(default_factory=lambda: [0, 0])
-    messages: list[int] = field(default_factory=lambda: [0, 0])
-    rounds: int = 0
-    depths: Depths = (0, 0)
-    made: Made = ((-1, -1), (-1, -1))
-
-    def take(self, step: Step) -> None:
-        """Count a step."""
-        part = self.rehearsal.part(step, self.state)
+    def _take(self, lane: _Lane, step: Step) -> None:
+        """Count a step on a lane."""
+        begun, key = lane.part, (step, lane.part.stock)
+        if key not in self._known:
+            self._known[key] = self._rehearsed(step, begun)
+        part = lane.part = self._known[key]
         # the rest depends only on how far apart the depths and the deepest message are
-        base = min(self.depths)
-        start = self.depths[0] - base, self.depths[1] - base
-        if (start, self.made) not in part.runs:
-            run = _run(part.events, start, self.made, self.rehearsal.protocol)
-            part.runs[start, self.made] = run
-        run = part.runs[start, self.made]
-        self.ots += part.ots
-        self.seconds += part.seconds
-        for j in (0, 1):
-            self.bytes_sent[j] += run.bytes_sent[j]
-            self.messages[j] += run.messages[j]
-        self.depths = base + run.depths[0], base + run.depths[1]
-        self.rounds = max(self.rounds, base + run.deepest)
-        self.made, self.state = run.made, part.after
+        base = min(lane.depths)
+        start = (lane.depths[0] - base, lane.depths[1] - base), lane.made
+        if start not in part.runs:
+            part.runs[start] = _run(part.events, *start, self._protocol)
+        run = part.runs[start]
+        lane.ots += part.ots
+        lane.counts = lane.counts + run.counts
+        lane.seconds += part.seconds
+        lane.rounds = max(lane.rounds, base + run.deepest)
+        lane.depths, lane.made = (base + run.depths[0], base + run.depths[1]), run.made
 
-
-def _cost(lanes: Sequence[_Lane], party_id: int) -> Cost:
-    return Cost(
-        ots=sum(lane.ots for lane in lanes),
-        bytes_sent=sum(lane.bytes_sent[party_id] for lane in lanes),
-        bytes_received=sum(lane.bytes_sent[1 - party_id] for lane in lanes),
-        messages=sum(lane.messages[party_id] for lane in lanes),
-        rounds=max(lane.rounds for lane in lanes),
-    )
+    def _rehearsed(self, step: Step, begun: _Part) -> _Part:
+        """Return what both parties do in a step from where a part has left them."""
+        parties = copy.deepcopy(begun.parties)
+        events, seconds = list[list[Event | Asked]](), []
+        for party in parties:
+            tracemalloc.start()
+            start, making = time.perf_counter(), party.pool.spent.seconds
+            rehearse(party, *self._round, step)
+            making = party.pool.spent.seconds - making
+            seconds.append(time.perf_counter() - start - making)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            channel, receiver = party.channel, party.pool.ends.receiver
+            assert isinstance(channel, DryChannel) and isinstance(receiver, DryReceiver)
+            self.peak = max(self.peak, peak + SECURITY_BITS // 8 * receiver.most_unchecked)
+            events.append(channel.events[:])
+            # emptied in place, because the extensions hold this very list
+            channel.events.clear()
+        ots = parties[0].pool.ots - begun.parties[0].pool.ots
+        # the second party's kernels are warm
+        return _Part(parties, events, ots, min(seconds))
 
 
 def _run(
     asked: Sequence[list[Event | Asked]], start: Depths, made: Made, protocol: ProtocolParams
 ) -> _Run:
-    """Return a step's run, with the messages of the extensions for the OTs asked of them."""
+    """Return a part's run, with the messages of the extensions for the OTs asked of them."""
     events: tuple[list[Event], list[Event]] = [], []
     ots = [list(made[0]), list(made[1])]
     for j in (0, 1):
@@ -330,9 +290,9 @@ def _run(
     sent = [[event.size for event in own if event.sent] for own in events]
     for j in (0, 1):
         assert sent[j] == [event.size for event in events[1 - j] if not event.sent]
-    depths, deepest = _replay(events, start)
+    counts = np.array([*map(sum, sent), *map(len, sent)])
     after = (ots[0][0], ots[0][1]), (ots[1][0], ots[1][1])
-    return _Run((sum(sent[0]), sum(sent[1])), (len(sent[0]), len(sent[1])), depths, deepest, after)
+    return _Run(counts, *_replay(events, start), after)
 
 
 def _replay(events: Sequence[Sequence[Event]], start: Depths) -> tuple[Depths, int]:

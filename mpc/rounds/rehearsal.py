@@ -15,7 +15,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Blocks, RingShare, Words, XorBits
 from securemedian.mpc.errors import PeerProtocolError
-from securemedian.mpc.protocols import dealing, share
 from securemedian.mpc.protocols.boolean import words_of
 from securemedian.mpc.protocols.channel import Channel, Traffic, frame_size
 from securemedian.mpc.protocols.correlations.pool import Pool
@@ -34,11 +33,9 @@ from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender, correctio
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
-from securemedian.mpc.rounds.chunks import check_piece, compute, evenly, judge
-from securemedian.mpc.rounds.cutting import Does, Piece, Step, surveyor
+from securemedian.mpc.rounds.chunks import Work, evenly
+from securemedian.mpc.rounds.cutting import Does, Step
 from securemedian.mpc.rounds.lanes import exchange_sizes, exchange_verdicts
-from securemedian.mpc.rounds.methods.base import Chunk
-from securemedian.mpc.rounds.methods.reveal import open_bits
 from securemedian.mpc.rounds.params import RoundParams
 
 # Every dry extension returns these keys.
@@ -51,38 +48,28 @@ def rehearse(
     party: Party, params: RoundParams, weights: Sequence[int], batch: int, step: Step
 ) -> None:
     """Do what a lane does in a step, on uploads of zeros."""
+    clients = len(weights)
     match step.does:
         case Does.AGREE:
             exchange_sizes([party], ProtocolParams())
-        case Does.TOSS:
-            dealing.toss(party.channel, party.number)
-        case Does.OPEN:
-            verdicts = XorBits(np.zeros(words_of(len(weights)), np.uint64))
-            open_bits(party, verdicts, len(weights))
         case Does.CONFIRM:
-            exchange_verdicts(party, [True] * len(weights))
-        case Does.SURVEY:
-            surveys = surveyor(params, step.checking)
-            surveys.survey(party, _chunk(params, weights, step.dim, batch))
-        case Does.JUDGE:
-            judges = surveyor(params, step.checking)
-            surveyed = np.zeros(judges.surveyed(len(weights)), np.uint64)
-            judge(party, judges, RingShare(surveyed), _chunk(params, weights, 1, batch))
-        case Does.CHECK:
-            uploads: list[share.Upload] = [_NoUpload()] * step.clients
-            check_piece(party, params, Piece(slice(step.clients), 0, step.dim), uploads, batch)
-        case Does.COMPUTE:
-            compute(party, params, _chunk(params, weights, step.dim, batch))
-
-
-def _chunk(params: RoundParams, weights: Sequence[int], size: int, batch: int) -> Chunk:
-    dealt, upload = params.dealing, _NoUpload()
-    one = upload if dealt is None else DealtUpload(dealt, upload, upload)
-    uploads: list[share.Upload] = [one] * len(weights)
-    groups, coin = evenly(params, len(weights)), bytes(SEED_BYTES)
-    chunk = params.chunk(uploads, weights, 0, size, batch, groups=groups, coin=coin, noise=coin)
-    verdicts = np.zeros(words_of(params.method.surveyed(len(weights))), np.uint64)
-    return replace(chunk, verdicts=XorBits(verdicts))
+            exchange_verdicts(party, [True] * clients)
+        case _:
+            dealt, upload = params.form.dealing, _NoUpload()
+            one = upload if dealt is None else DealtUpload(dealt, upload, upload)
+            judges = params.form.check if step.checking else params.form.survey
+            surveyed = judges.surveyed(clients) if judges else 0
+            Work(
+                params,
+                [one] * clients,
+                weights,
+                batch,
+                evenly(params, clients),
+                noise=bytes(SEED_BYTES),
+                coin=bytes(SEED_BYTES),
+                surveyed=RingShare(np.zeros(surveyed, np.uint64)),
+                verdicts=XorBits(np.zeros(words_of(max(clients, surveyed)), np.uint64)),
+            ).do(party, step)
 
 
 class _NoUpload:

@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from securemedian.mpc import canonical
 from securemedian.mpc.arrays import Float32s, PublicValues
-from securemedian.mpc.rounds.methods.base import Method, Published
+from securemedian.mpc.rounds.methods.base import Adapting, Published
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
@@ -67,30 +67,19 @@ class RunState:
         published: int,
         optimiser: Optimiser,
         arrays: Mapping[str, Float32s],
-    ) -> Self:
+    ) -> "RunState":
         """Return the run that has these `arrays`. Raises KeyError if one is missing."""
-        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
-        if count:
-            return cls.of_groups(
-                [
-                    cls._of_arrays(policy, published, optimiser, arrays, f".{group}")
-                    for group in range(count)
-                ]
-            )
-        return cls._of_arrays(policy, published, optimiser, arrays, "")
+        one = cls(policy, published=published, optimiser=optimiser)
 
-    @classmethod
-    def _of_arrays(
-        cls,
-        policy: RangePolicy,
-        published: int,
-        optimiser: Optimiser,
-        arrays: Mapping[str, Float32s],
-        suffix: str,
-    ) -> Self:
-        model, scale = arrays.get(f"model{suffix}"), arrays[f"scale{suffix}"]
-        moments, bound = arrays.get(f"moments{suffix}"), arrays.get(f"bound{suffix}")
-        return cls(policy, model, scale, published, optimiser, moments, bound)
+        def run(suffix: str) -> "RunState":
+            named = {name: arrays.get(name + suffix) for name in _ARRAYS}
+            found: dict[str, Any] = named | {"scale": arrays[f"scale{suffix}"]}
+            return replace(one, **found)
+
+        count = 1 + max((int(name.partition(".")[2] or -1) for name in arrays), default=-1)
+        if not count:
+            return run("")
+        return cls.of_groups([run(f".{group}") for group in range(count)])
 
     @property
     def arrays(self) -> dict[str, Float32s]:
@@ -152,15 +141,13 @@ class RunState:
         bound = None if self.bound is None else float(self.bound[0])
         return replace(params, method=params.method.settled(self.model, bound))
 
-    def adapted(self, before: "RunState", method: Method, clipped: int, clients: int) -> "RunState":
-        """Return this state, after a round from `before`, with the norm bound of the next round.
+    def adapted(self, before: "RunState", by: Adapting, clipped: int, clients: int) -> "RunState":
+        """Return this state, after a round from `before`, with a norm bound for the next round.
 
         `clipped` of the round's `clients` were clipped to its bound.
         """
         step = FIRST_STEP if before.bound is None else float(before.bound[1])
-        bound = method.next_bound(min(1.0, clipped / clients), step)
-        if bound is None:
-            return self
+        bound = by.next_bound(min(1.0, clipped / clients), step)
         return replace(self, bound=np.array([bound, max(LEAST_STEP, step / 2)], np.float32))
 
     def published_for(self, params: RoundParams) -> Published:
@@ -172,7 +159,7 @@ class RunState:
             return params.exchange.fixed
         if self.groups:
             return Published(groups=tuple(run.published_for(params) for run in self.groups))
-        if not params.uses_range:
+        if not params.form.buckets:
             return Published(self.model)
         return Published(self.model, self.scale, self.policy)
 
@@ -196,7 +183,7 @@ def finish(
         return before.counted(), _decoded(before, params, values, total)
     if not before.groups:
         results = _decoded(before, params, values, total)
-        return before.after(results[0], params.method.range_buckets), results
+        return before.after(results[0], params.form.buckets), results
     runs, models = [], []
     published = params.published_groups(values, groups)
     for group, run in enumerate(before.groups):
@@ -204,7 +191,7 @@ def finish(
         if group in published:
             weight = groups.count(group) if params.method.visible else total
             (model,) = _decoded(run, params, PublicValues(values[group][None]), weight)
-            runs.append(run.after(model, params.method.range_buckets))
+            runs.append(run.after(model, params.form.buckets))
         else:
             model = run.model
             runs.append(run.counted())

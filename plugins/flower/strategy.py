@@ -1,6 +1,7 @@
 """The strategy for a ServerApp: its aggregate is a round of the service."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.plugins.rounds import (
     MAX_WAIT_S,
+    POLL_S,
     ROUND_LOST,
     Arrays,
     FrameworkRounds,
@@ -37,10 +39,6 @@ _MAX_REASONS = 5
 def _unweighted(record: logging.LogRecord) -> bool:
     """Leave out what Flower says of its own weights: a round counts clients as its options say."""
     return "Weighted by" not in record.getMessage()
-
-
-class _NotYet(Exception):
-    """Fewer nodes are connected than a round needs."""
 
 
 class SecureMedian(Strategy):
@@ -248,17 +246,15 @@ class SecureMedian(Strategy):
 
     def _nodes_connect(self, grid: Grid, needed: int) -> bool:
         """Return whether enough nodes connect in time; `strategy` itself would wait for ever."""
-
-        def connected() -> bool:
-            if (number := len(list(grid.get_node_ids()))) < needed:
-                raise _NotYet(f"{number} of the {needed} nodes needed are connected")
-            return True
-
-        try:
-            return self._rounds.wait(connected, _NotYet)
-        except _NotYet as error:
-            self._lose(str(error), error)
-            return False
+        wait_s = self._rounds.plan.wait_s
+        deadline = time.monotonic() + wait_s
+        while (number := len(list(grid.get_node_ids()))) < needed:
+            if time.monotonic() > deadline:
+                said = f"{number} of the {needed} nodes needed are connected"
+                self._lose(f"{said} (waited for {wait_s:g} s)")
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _clients_of(self, nodes: list[int]) -> list[str] | None:
         """Return the names of the nodes' clients, or None while it is not known of each node."""

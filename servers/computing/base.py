@@ -33,6 +33,10 @@ class RoundInput:
     # of each client of an audited round, the seed of the masks of its folds for this server
     masks: Sequence[bytes] = field(default=(), repr=False)
 
+    def entropy(self, count: int) -> bytes:
+        """Return the opening, as what a toss asks for (`prg.Entropy`)."""
+        return self.opening
+
 
 class Computation(Protocol):
     """The computation of one session with the other server.
@@ -68,7 +72,7 @@ class Computation(Protocol):
     def check_values(self, given: RoundInput, progress: Progress) -> Checked:
         """Check that clients' uploads are in range (`pipeline.check_values`).
 
-        Of the weights in what is `given` these are `Method.weight_of`.
+        Of the weights in what is `given` these are `Weights.one`.
         """
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:

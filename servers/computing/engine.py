@@ -17,6 +17,7 @@ from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedi
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers import logs
@@ -42,11 +43,6 @@ class _Session:
     checks: Cost = Cost()
     # the folds that an audited round's clients are asked for
     folds: Folds | None = None
-
-    def checked(self, verdicts: Checked) -> Checked:
-        """Count what a check has cost, and return its verdicts."""
-        self.checks = verdicts.cost.after(self.checks)
-        return verdicts
 
 
 @dataclass(frozen=True)
@@ -230,22 +226,20 @@ class Engine:
         is called first and raises DamagedUpload if the shares are not what the clients have sent.
         """
 
-        def check(session: _Session) -> Checked:
-            examine()
-            return session.checked(session.computation.check_dealings(shape, halves, coin, note))
+        def check(computation: Computation, _: Progress) -> Checked:
+            return computation.check_dealings(shape, halves, coin, note)
 
-        self._check_job = _Job(self._opened(), check, None, self._wake)
+        work = self._checking(examine, check)
+        self._check_job = _Job(self._opened(), work, None, self._wake)
 
     def check_values(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Check with the other server that the clients' uploads are in range."""
 
-        def check(session: _Session) -> Checked:
-            examine()
-            note = partial(self._note, session)
-            return session.checked(session.computation.check_values(given, note))
+        def check(computation: Computation, progress: Progress) -> Checked:
+            return computation.check_values(given, progress)
 
         self._compute_now()
-        self._begin("checking values", check)
+        self._begin("checking values", self._checking(examine, check))
 
     def bind(
         self,
@@ -259,14 +253,25 @@ class Engine:
         They are waited for up to `limit_s`.
         """
 
-        def check(session: _Session) -> Checked:
-            examine()
-            note = partial(self._note, session)
-            return session.checked(session.computation.bind(given, folds, limit_s, note))
+        def check(computation: Computation, progress: Progress) -> Checked:
+            return computation.bind(given, folds, limit_s, progress)
 
         self._compute_now()
         self._opened().folds = folds
-        self._begin("binding", check)
+        self._begin("binding", self._checking(examine, check))
+
+    def _checking(
+        self, examine: Examine, check: Callable[[Computation, Progress], Checked]
+    ) -> Work:
+        """Return the work of a check, which counts its cost."""
+
+        def work(session: _Session) -> Checked:
+            examine()
+            verdicts = check(session.computation, partial(self._note, session))
+            session.checks = verdicts.cost.after(session.checks)
+            return verdicts
+
+        return work
 
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Compute the round that was prepared, together with the other server."""

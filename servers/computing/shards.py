@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -31,7 +31,7 @@ import zmq
 
 from securemedian.common.addresses import check_endpoint
 from securemedian.common.keys import KeyPair, check_public_key
-from securemedian.mpc.arrays import Result, RingShare, XorBits
+from securemedian.mpc.arrays import Result, RingShare
 from securemedian.mpc.errors import (
     ChannelClosed,
     ChannelTimeout,
@@ -42,17 +42,17 @@ from securemedian.mpc.errors import (
     cut,
     from_code,
 )
-from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols import dealing, wire
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, Note, Opened
 from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import cutting, pipeline
-from securemedian.mpc.rounds.cost import Cost, joined
+from securemedian.mpc.rounds.cost import Cost, counted, joined
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Outcome
+from securemedian.mpc.rounds.pipeline import Checked, Found, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.folds import Folds
@@ -165,14 +165,13 @@ class _Seat:
     peer_key: str = ""
     endpoint: str = ""
     worker: int | None = None
-    opening: "Future[Any] | None" = None
-    running: "Future[Any] | None" = None
-    # whether the session is open at our worker
+    # whether the session is open at our worker, which opens it before it runs a step
     opened: bool = False
+    asked: "Future[Any] | None" = field(default=None, repr=False)
     # of the step
     result: Any = field(default=None, repr=False)
     peer_finished: bool = False
-    asking: "Future[Any] | None" = None
+    asking: "Future[Any] | None" = field(default=None, repr=False)
     progress: tuple[int, int] = (0, 0)
 
     @property
@@ -182,7 +181,7 @@ class _Seat:
 
     @property
     def busy(self) -> bool:
-        return bool(self.opening or self.running or self.wanted_since)
+        return bool(self.asked or self.wanted_since)
 
     def begin(self) -> None:
         self.result, self.peer_finished, self.progress = None, False, (0, 0)
@@ -190,7 +189,7 @@ class _Seat:
     def leave(self) -> None:
         self.begin()
         self.keys = self.worker = self.wanted_since = None
-        self.opening = self.running = self.asking = None
+        self.asked = self.asking = None
         self.opened = False
 
 
@@ -319,7 +318,7 @@ class _Crew:
             seat.begin()
             seat.tries = 0
             if seat.opened:
-                self._submit(seat, given)
+                self._ask_worker(seat, "run", *given(seat))
             elif self._party == 0:
                 self._take_up(seat)
         heard = time.monotonic()
@@ -386,7 +385,7 @@ class _Crew:
                 seat.attempt, seat.peer_key, seat.endpoint = message.attempt, message.key, ""
                 seat.wanted_since = time.monotonic()
             case At() if self._party == 0 and message.attempt == seat.attempt:
-                if seat.keys and not (seat.opening or seat.opened):
+                if seat.keys and not (seat.asked or seat.opened):
                     seat.peer_key, seat.endpoint = message.key, message.endpoint
                     self._open(seat)
             case Lost() if self._party == 0:
@@ -448,38 +447,34 @@ class _Crew:
         bound = repr((self._name, seat.shard, seat.attempt, both)).encode()
         session_id = hashlib.sha256(self._session_id + bound).digest()[:SESSION_BYTES]
         meeting = Meeting(session_id, seat.keys, seat.peer_key, seat.endpoint, self._timeout_s())
-        seat.opening = self._ask_worker(seat, "open", meeting)
+        self._ask_worker(seat, "open", meeting)
 
     def _look(self, seat: _Seat, given: _Given) -> None:
         """See whether a worker is there, has opened the session, or has ended the step."""
         if seat.wanted_since:
             self._engage(seat)
-        if seat.opening and seat.opening.done():
-            opening, seat.opening = seat.opening, None
-            endpoint = self._value(seat, opening)
-            if endpoint is not None:
-                seat.opened = True
-                if self._party == 1:
-                    assert seat.keys
-                    public = seat.keys.public.decode()
-                    self._say(At(self._step, seat.shard, seat.attempt, public, endpoint))
-                self._submit(seat, given)
-        if seat.running and seat.running.done():
-            running, seat.running = seat.running, None
-            result = self._value(seat, running)
-            if result is not None:
-                seat.result = result
-                self._say(Finished(self._step, seat.shard, seat.attempt))
+        if not (seat.asked and seat.asked.done()):
+            return
+        asked, seat.asked = seat.asked, None
+        value = self._value(seat, asked)
+        if value is None:
+            return
+        if seat.opened:
+            seat.result = value
+            self._say(Finished(self._step, seat.shard, seat.attempt))
+            return
+        seat.opened = True
+        if self._party == 1:
+            assert seat.keys
+            public = seat.keys.public.decode()
+            self._say(At(self._step, seat.shard, seat.attempt, public, value))
+        self._ask_worker(seat, "run", *given(seat))
 
-    def _submit(self, seat: _Seat, given: _Given) -> None:
-        seat.running = self._ask_worker(seat, "run", *given(seat))
-
-    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> "Future[Any]":
+    def _ask_worker(self, seat: _Seat, function: str, *arguments: Any) -> None:
         """Ask the worker of an attempt; its answer rings the bell."""
         assert seat.worker is not None
-        future = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
-        future.add_done_callback(self._bell.ring)
-        return future
+        seat.asked = self._workers.submit(seat.worker, function, self._key(seat), *arguments)
+        seat.asked.add_done_callback(self._bell.ring)
 
     def _value(self, seat: _Seat, future: "Future[Any]") -> Any:
         """Return what a worker has returned, or None if the shard is lost at this attempt."""
@@ -534,7 +529,7 @@ class _Crew:
                 if not seat.asking.exception():
                     seat.progress = seat.asking.result()
                 seat.asking = None
-            if seat.running and seat.worker is not None:
+            if seat.opened and seat.asked and seat.worker is not None:
                 if progress and not seat.asking:
                     key = self._key(seat)
                     seat.asking = self._workers.submit(seat.worker, "progress", key)
@@ -577,8 +572,7 @@ class ShardedComputation:
         hurry: Callable[[], bool],
         progress: Progress,
     ) -> Cost:
-        shards = self._cut(params.dim)
-        start = time.perf_counter()
+        start, shards = time.perf_counter(), self._cut(params.dim)
         each = limit_bytes // len(shards)
         costs = self._rounds.run(
             "fill", shards, lambda shard: (params, each, shard), progress, hurry
@@ -589,8 +583,7 @@ class ShardedComputation:
             preprocessing_bytes_sent=own.bytes_sent,
             preprocessing_bytes_received=own.bytes_received,
         )
-        cost = _together(joined(costs), ahead)
-        return replace(cost, ahead_seconds=time.perf_counter() - start)
+        return replace(joined(costs) + ahead, ahead_seconds=time.perf_counter() - start)
 
     def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
         return pipeline.toss_for_check(self._checks.channel, self._party, vouch)
@@ -599,29 +592,44 @@ class ShardedComputation:
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, note: Note
     ) -> Checked:
         start, crew = time.perf_counter(), self._checks
+        shards = [shard for shard in self._cut(shape.dim) if shard.parts(shape)]
         slices = _Slices(
             self._workers, halves, lambda half, shard, keep: for_check(half, shape, shard, keep)
         )
-        opened: list[tuple[list[Opened], Cost]] = crew.run(
-            "open_dealings",
-            [shard for shard in self._cut(shape.dim) if shard.parts(shape)],
-            lambda shard: (shape, slices.of(shard), coin, shard),
+        opened: list[Found] = crew.run(
+            "open_dealings", shards, lambda shard: (shape, slices.of(shard), coin, shard)
         )
-        cost = joined([each for _, each in opened])
-        own = crew.own_cost
+        whole = [
+            Opened(
+                b"".join(part.hashes for part in parts),
+                b"".join(part.digest for part in parts),
+                all(part.guarded for part in parts),
+            )
+            for parts in zip(*(one.value for one in opened), strict=True)
+        ]
+        cost = joined([one.cost for one in opened]) + crew.own_cost.as_checking()
+
+        def compare() -> list[bool]:
+            note([each.hashes for each in whole])
+            return dealing.compare(crew.channel, whole)
+
         # the two daemons alone, so that no worker sends a digest before all is noted
-        passed, compared = pipeline.compare_dealings(crew.channel, [one for one, _ in opened], note)
-        cost = _together(cost, _together(own, compared).as_checking())
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
+        passed, compared = counted(crew.channel, compare)
+        return _checked(passed, cost + compared.as_checking(), start)
 
     def check_values(self, given: RoundInput, progress: Progress) -> Checked:
-        params, uploads = given.params, given.uploads
-        if not params.method.checks_values:
-            return Checked([True] * len(uploads), Cost())
-        start, crew = time.perf_counter(), self._rounds
-        shards, slices = self._cut(params.dim), self._slices(params, uploads)
-        if params.upload_check:
-            return self._checked_whole(given, shards, slices, progress)
+        start, params, crew = time.perf_counter(), given.params, self._rounds
+        if not params.form.checks:
+            return Checked([True] * len(given.uploads), Cost())
+        shards, slices = self._cut(params.dim), self._slices(given)
+        if params.form.check:
+            coin, tossed = pipeline.toss(crew.channel, self._party, given.entropy)
+            verdicts, judged = self._judged(given, shards, slices, coin, progress, checking=True)
+            # the two daemons alone open who passes
+            own = crew.channel, self._party, verdicts, len(given.uploads)
+            opened = pipeline.open_passed(*own)
+            cost = (tossed + judged + opened.cost).as_checking()
+            return _checked(opened.value, cost, start)
         checked: list[Checked] = crew.run(
             "check_values",
             shards,
@@ -629,38 +637,22 @@ class ShardedComputation:
             progress,
         )
         passed = [all(client) for client in zip(*(one.passed for one in checked), strict=True)]
-        cost = _together(joined([one.cost for one in checked]), crew.own_cost.as_checking())
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
-
-    def _checked_whole(
-        self, given: RoundInput, shards: Sequence[Shard], slices: _Slices, progress: Progress
-    ) -> Checked:
-        """Return whose whole uploads pass, which the two daemons open."""
-        start, channel = time.perf_counter(), self._rounds.channel
-        coin, tossed = pipeline.toss(channel, self._party, lambda _: given.opening)
-        verdicts, judged = self._judged(
-            given.params, shards, slices, given.weights, coin, progress, checking=True
-        )
-        clients = len(given.uploads)
-        passed, opened = pipeline.open_passed(channel, self._party, verdicts, clients)
-        cost = _together(tossed, judged, opened).as_checking()
-        return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))
+        cost = joined([one.cost for one in checked]) + crew.own_cost.as_checking()
+        return _checked(passed, cost, start)
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
         raise LocalProtocolError("a server with workers was to audit a round")
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
-        start, crew, params = time.perf_counter(), self._rounds, given.params
-        shards, slices = self._cut(params.dim), self._slices(params, given.uploads)
-        coin, costs = b"", []
-        if params.method.tosses:
+        start, params, crew = time.perf_counter(), given.params, self._rounds
+        shards, slices = self._cut(params.dim), self._slices(given)
+        coin, verdicts, total = b"", None, Cost()
+        if params.form.tosses:
             # the two daemons alone
-            coin, cost = pipeline.toss(crew.channel, self._party, lambda _: given.opening)
-            costs.append(cost)
-        verdicts = None
-        if params.method.surveys:
-            verdicts, cost = self._judged(params, shards, slices, given.weights, coin)
-            costs.append(cost)
+            coin, total = pipeline.toss(crew.channel, self._party, given.entropy)
+        if params.form.survey:
+            verdicts, cost = self._judged(given, shards, slices, coin)
+            total += cost
 
         def arguments(shard: Shard) -> Sequence[Any]:
             agreed = replace(shard, coin=coin, verdicts=verdicts)
@@ -668,8 +660,7 @@ class ShardedComputation:
 
         outcomes: list[Outcome] = crew.run("run_round", shards, arguments, progress)
         values = np.concatenate([outcome.values for outcome in outcomes], axis=1)
-        costs += [joined([outcome.cost for outcome in outcomes]), crew.own_cost]
-        total = _together(*costs)
+        total += joined([outcome.cost for outcome in outcomes]) + crew.own_cost
         seconds = time.perf_counter() - start
         total = replace(
             total,
@@ -690,42 +681,41 @@ class ShardedComputation:
     def _cut(self, dim: int) -> list[Shard]:
         return cutting.shards(dim, self._shards)
 
-    def _slices(self, params: RoundParams, uploads: Sequence[Upload]) -> _Slices:
+    def _slices(self, given: RoundInput) -> _Slices:
         """Return what the workers of a round are given of the uploads."""
+        layout = given.params.form.layout
         return _Slices(
             self._workers,
-            uploads,
-            lambda upload, shard, keep: for_shard(upload, params.layout, shard, keep),
+            given.uploads,
+            lambda upload, shard, keep: for_shard(upload, layout, shard, keep),
         )
 
     def _judged(
         self,
-        params: RoundParams,
+        given: RoundInput,
         shards: Sequence[Shard],
         slices: _Slices,
-        weights: Sequence[int],
         coin: bytes,
         progress: Progress | None = None,
         checking: bool = False,
-    ) -> tuple[XorBits, Cost]:
+    ) -> Found:
         """Survey all shards, and let the first of them judge the sum."""
-        crew = self._rounds
+        crew, public = self._rounds, RoundInput(given.params, [], given.weights)
 
         def arguments(shard: Shard) -> Sequence[Any]:
-            return params, slices.of(shard), weights, replace(shard, coin=coin), checking
+            own = replace(public, uploads=slices.of(shard))
+            return own, replace(shard, coin=coin), checking
 
-        surveys: list[tuple[RingShare, Cost]] = crew.run("survey", shards, arguments, progress)
-        cost = _together(joined([each for _, each in surveys]), crew.own_cost)
-        total = RingShare(np.stack([one for one, _ in surveys]).sum(axis=0, dtype=np.uint64))
-        ((verdicts, judged),) = crew.run(
+        surveys: list[Found] = crew.run("survey", shards, arguments, progress)
+        cost = joined([one.cost for one in surveys]) + crew.own_cost
+        total = np.stack([one.value for one in surveys]).sum(axis=0, dtype=np.uint64)
+        (judged,) = crew.run(
             "judge",
             shards[:1],
-            lambda first: (params, total, weights, replace(first, coin=coin), checking),
+            lambda first: (public, RingShare(total), replace(first, coin=coin), checking),
         )
-        return verdicts, _together(cost, judged, crew.own_cost)
+        return Found(judged.value, cost + judged.cost + crew.own_cost)
 
 
-def _together(*costs: Cost) -> Cost:
-    """Return the cost of what was done one after the other."""
-    totals = {name: sum(getattr(cost, name) for cost in costs) for name in asdict(costs[0])}
-    return Cost(**totals)
+def _checked(passed: list[bool], cost: Cost, start: float) -> Checked:
+    return Checked(passed, replace(cost, checking_seconds=time.perf_counter() - start))

@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from securemedian.mpc.arrays import RingShare, XorBits
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, Opened
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, open_pairs
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
 from securemedian.mpc.rounds.auditing import Auditor
-from securemedian.mpc.rounds.cost import Cost
+from securemedian.mpc.rounds.cost import Cost, counted
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Checked, Outcome
+from securemedian.mpc.rounds.pipeline import Checked, Found, Outcome
 from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.folds import Folds
@@ -117,9 +117,8 @@ class ThreadComputation:
         shard: Shard | None = None,
     ) -> Cost:
         self.establish()
-        return pipeline.fill(
-            self._parties, params, self._protocol, limit_bytes, hurry, progress, shard
-        )
+        more = limit_bytes, hurry, progress, shard
+        return pipeline.fill(self._parties, params, self._protocol, *more)
 
     def _check_channel(self) -> Channel:
         # no cached_property: in Python 3.11 that of one session would wait for that of another
@@ -143,67 +142,35 @@ class ThreadComputation:
 
     def open_dealings(
         self, shape: Dealing, halves: Sequence[Upload], coin: bytes, shard: Shard
-    ) -> tuple[list[Opened], Cost]:
-        """Open what the check of a shard's parts opens (`pipeline.open_dealings`)."""
-        channel, parts = self._check_channel(), shard.parts(shape)
-        return pipeline.open_dealings(channel, self._party, shape, halves, coin, parts)
+    ) -> Found:
+        """Open what the check of a shard's parts opens (`dealing.open_pairs`)."""
+        channel = self._check_channel()
+        given, parts = (channel, self._party, shape, halves), shard.parts(shape)
+        opened, cost = counted(channel, lambda: open_pairs(*given, coin=coin, parts=parts))
+        return Found(opened, cost.as_checking())
 
     def check_values(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Checked:
-        self.establish()
-        return pipeline.check_values(
-            self._parties,
-            given.params,
-            self._protocol,
-            given.uploads,
-            progress,
-            shard,
-            lambda _: given.opening,
-            given.weights,
-        )
+        more = progress, shard, given.entropy, given.weights
+        return pipeline.check_values(*self._of(given), *more)
 
-    def survey(
-        self,
-        params: RoundParams,
-        uploads: Sequence[Upload],
-        weights: Sequence[int],
-        shard: Shard,
-        checking: bool,
-    ) -> tuple[RingShare, Cost]:
-        """Return the sum of the surveys of a shard (`pipeline.survey_shard`), and the cost."""
-        self.establish()
-        return pipeline.survey_shard(
-            self._parties, params, self._protocol, uploads, weights, shard, checking
-        )
+    def survey(self, given: RoundInput, shard: Shard, checking: bool) -> Found:
+        """Return the sum of the surveys of a shard (`pipeline.survey_shard`)."""
+        return pipeline.survey_shard(*self._of(given), given.weights, shard, checking)
 
-    def judge(
-        self,
-        params: RoundParams,
-        surveyed: RingShare,
-        weights: Sequence[int],
-        shard: Shard,
-        checking: bool,
-    ) -> tuple[XorBits, Cost]:
-        """Return shares of the verdicts (`pipeline.judge_surveys`), and the cost."""
-        self.establish()
-        return pipeline.judge_surveys(self._parties, params, surveyed, weights, shard, checking)
+    def judge(self, given: RoundInput, surveyed: RingShare, shard: Shard, checking: bool) -> Found:
+        """Return shares of the verdicts (`pipeline.judge_surveys`)."""
+        parties, params, *_ = self._of(given)
+        return pipeline.judge_surveys(parties, params, surveyed, given.weights, shard, checking)
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
-        self.establish()
-        self._auditor, channel = None, self._parties[0].channel
+        parties, params, protocol, uploads = self._of(given)
+        self._auditor, channel = None, parties[0].channel
         channel.restart_rounds()
-        dealt = [upload for upload in given.uploads if isinstance(upload, DealtUpload)]
-        auditor = Auditor.bind(
-            self._parties,
-            given.params,
-            self._protocol,
-            dealt,
-            given.weights,
-            given.masks,
-            self._new_binding(channel),
-            progress=progress,
-        )
+        dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
+        more = given.weights, given.masks, self._new_binding(channel)
+        auditor = Auditor.bind(parties, params, protocol, dealt, *more, progress=progress)
         folds.ask(auditor.binding, auditor.toss())
         came = folds.gather(channel, self._party, limit_s)
         if not all(came):
@@ -228,29 +195,30 @@ class ThreadComputation:
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
-        self.establish()
-        if not given.params.method.audited:
-            return self._run(given, progress, shard)
         auditor, self._auditor = self._auditor, None
-        if auditor is None:
+        audited = given.params.form.audited
+        if audited and auditor is None:
             raise LocalProtocolError("an audited round was to run before its folds were compared")
-        outcome = self._run(given, progress, shard)
-        auditor.prove(given.params.method.public(outcome.values)[0], progress)
-        return replace(outcome, cost=outcome.cost.after(auditor.cost.as_checking()))
-
-    def _run(self, given: RoundInput, progress: Progress, shard: Shard | None) -> Outcome:
-        return pipeline.run_round(
-            self._parties,
-            given.params,
-            self._protocol,
-            given.uploads,
+        outcome = pipeline.run_round(
+            *self._of(given),
             progress,
             given.weights,
             given.groups,
-            lambda _: given.opening,
+            given.entropy,
             shard,
             given.noise,
         )
+        if auditor is None or not audited:
+            return outcome
+        auditor.prove(given.params.method.public(outcome.values)[0], progress)
+        return replace(outcome, cost=outcome.cost.after(auditor.cost.as_checking()))
+
+    def _of(
+        self, given: RoundInput
+    ) -> tuple[Sequence[Party], RoundParams, ProtocolParams, Sequence[Upload]]:
+        """Return what each part of a round takes first, once the base OTs are made."""
+        self.establish()
+        return self._parties, given.params, self._protocol, given.uploads
 
     def close(self) -> None:
         for link in (*self._links, self._checking):

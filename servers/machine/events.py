@@ -149,8 +149,8 @@ class Use(StrEnum):
 class Effect(StrEnum):
     """An action of a line of the table at this server.
 
-    The transaction that stores the round includes the changes of `BEGIN`, `BIND` and `PUBLISH`;
-    `BIND` does nothing else. If another effect fails, the round fails or is interrupted.
+    `BEGIN`, `BIND` and `PUBLISH` are done when the transaction stores the round. If another effect
+    fails, the round fails or is interrupted.
     """
 
     # Log the new state.

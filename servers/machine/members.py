@@ -263,7 +263,7 @@ def _why_left_out(here: ServerRound, key: str) -> str:
     if member.unfolded:
         return member.unfolded
     if member.passed is False:
-        return "its dealing failed the check" if here.dealt else here.params.method.fault
+        return "its dealing failed the check" if here.dealt else here.params.form.fault
     if _has_declined(here, key):
         return DECLINED[str(member.declined)]
     dealt = key in here.dealt_here, key in here.dealt_there

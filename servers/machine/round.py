@@ -332,17 +332,17 @@ class ServerRound:
     @property
     def dealt(self) -> bool:
         """Whether clients deal one-hot vectors ahead of their uploads."""
-        return self.params.dealing is not None
+        return self.params.form.dealing is not None
 
     @property
     def audited(self) -> bool:
         """Whether the servers prove the result to each other before they sign it."""
-        return self.params.method.audited
+        return self.params.form.audited
 
     @property
     def checks(self) -> bool:
         """Whether the servers check what clients send."""
-        return self.dealt or self.params.method.checks_values
+        return self.dealt or self.params.form.checks
 
     @property
     def under_check(self) -> list[str]:
@@ -411,7 +411,7 @@ class ServerRound:
     @property
     def spent_after(self) -> float:
         """The cost of the cohort's results for each client, with that of this round."""
-        return self.spent + self.params.method.zcdp_rho
+        return self.spent + self.params.method.noise.rho
 
     # Values that survive a restart
 

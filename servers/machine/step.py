@@ -7,9 +7,10 @@ a line, and the round enters the state of that line.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from securemedian.common.receipts import Receipt
-from securemedian.common.states import State
+from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import (
     ChannelTimeout,
     LocalProtocolError,
@@ -74,7 +75,7 @@ def step(
     after = note(here, event, now)
     line = next(line for line in TABLE[here.party][pair] if line.when(after, event))
     if after.live and line.to is State.FAILED and (cause := obstacle(after, event)):
-        after = replace(after, code=cut(cause.code), reason=cut(cause.reason))
+        after = replace(after, code=cut(cause[0]), reason=cut(cause[1]))
     if control.Check in line.actions:
         after = _with_check(after)
     if line.to is not after.state:
@@ -138,20 +139,22 @@ def _use_of(here: ServerRound, clients: Sequence[str]) -> events.Use:
 
 def enter(here: ServerRound, state: State, now: float) -> ServerRound:
     """Return the round as it enters a state."""
-    here = replace(
+    changes: dict[str, Any] = {}
+    if state in (State.QUEUED, State.RUNNING):
+        changes = {"receipt": None, "vouched": None}
+    elif state is State.PUBLISHED:
+        changes = {"code": "", "reason": ""}
+    if state not in LIVE:
+        changes |= {"adrift": False, "resuming": False}
+    entered = replace(
         here,
         state=state,
         begun=here.begun or state is State.OPEN,
         ran=here.ran or state is State.RUNNING,
         attempt=here.attempt + (state is State.STARTING),
+        **changes,
     )
-    if state in (State.QUEUED, State.RUNNING):
-        here = replace(here, receipt=None, vouched=None)
-    if state is State.PUBLISHED:
-        here = replace(here, code="", reason="")
-    if not here.live:
-        here = replace(here, adrift=False, resuming=False)
-    return _limited(here, now)
+    return _limited(entered, now)
 
 
 def _limited(here: ServerRound, now: float) -> ServerRound:
@@ -193,56 +196,43 @@ def _message(
     here: ServerRound, kind: type[control.RoundMessage], event: events.Event
 ) -> control.RoundMessage:
     """Return the message of this kind that this server sends at `event`."""
-    about, session = here.round_id, here.session
+    about, session, check = here.round_id, here.session, here.check
     signature = here.receipt.signatures[f"s{here.party}"] if here.receipt else b""
+    held = {key: here.told(stored) for key, stored in sorted(here.here.items())}
     why = here.code, cut(f"s{here.party}: {here.reason}")
     if kind is control.Open:
         return replace(here.asked, session=session, new_session=here.new_session)
-    if kind is control.Opened:
-        return control.Opened(about, session, here.spent, here.runs)
     if kind is control.Resume:
-        return control.Resume(
-            about,
-            session,
-            here.state,
-            here.attempt,
-            signature,
-            _held(here),
-            sorted(here.dealt_here),
-            sorted(here.passed),
-            sorted(here.failed | here.unfolded.keys()),
-            {
-                key: member.coin + (member.token or bytes(SHA256_BYTES))
-                for key, member in sorted(here.members.items())
-                if member.coin
-            },
-        )
+        coins = {
+            key: member.coin + (member.token or bytes(SHA256_BYTES))
+            for key, member in sorted(here.members.items())
+            if member.coin
+        }
+        passed, failed = sorted(here.passed), sorted(here.failed | here.unfolded.keys())
+        clients = held, sorted(here.dealt_here), passed, failed, coins
+        return control.Resume(about, session, here.state, here.attempt, signature, *clients)
     if kind is control.Dealt and isinstance(event, events.DealingStored):
         return control.Dealt(about, event.client)
     if kind is control.Uploaded and isinstance(event, events.Stored):
         return control.Uploaded(about, event.client, here.told(event.digest))
-    if kind is control.Check and here.check:
-        return control.Check(about, here.check.clients, here.check.coin)
+    if kind is control.Check and check:
+        return control.Check(about, check.clients, check.coin)
     if kind is control.Verdicts and isinstance(event, events.CheckEnded):
         return control.Verdicts(about, event.clients, event.failed)
-    if kind is control.Close or kind is control.Held:
-        return kind(about, _held(here))
     if kind is control.Compute:
         return control.Compute(about, here.digest, here.attempt, session, here.new_session)
-    if kind is control.Ready:
-        return control.Ready(about, here.attempt)
-    if kind is control.Done:
-        return control.Done(about, here.attempt, signature)
-    if kind is control.Again:
-        # an audited round may be checked again after a run
-        return control.Again(about, 0 if here.state is State.CHECKING else here.attempt, *why)
-    if kind is control.Failed:
-        return control.Failed(about, *why)
-    return kind(about)
-
-
-def _held(here: ServerRound) -> dict[str, bytes]:
-    return {key: here.told(stored) for key, stored in sorted(here.here.items())}
+    # an audited round may be checked again after a run
+    again = 0 if here.state is State.CHECKING else here.attempt
+    fields: dict[type, tuple[Any, ...]] = {
+        control.Opened: (session, here.spent, here.runs),
+        control.Close: (held,),
+        control.Held: (held,),
+        control.Ready: (here.attempt,),
+        control.Done: (here.attempt, signature),
+        control.Again: (again, *why),
+        control.Failed: why,
+    }
+    return kind(about, *fields[kind])
 
 
 # Changes by events, before the conditions of the table are evaluated
@@ -263,7 +253,7 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
         case control.Uploaded():
             return _with_there(here, {event.client: event.digest})
         case control.Close() if here.ran or here.values_checked:
-            return _with_discord(here, "s0 closes a round that is checked, or has run already")
+            return replace(here, discord="s0 closes a round that is checked, or has run already")
         case control.Close() | control.Held():
             return choose(_with_held(here, event.held))
         case control.Opened():
@@ -272,31 +262,28 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
         case control.Check() if may_check(here, event.clients, event.coin):
             return _with_coin(replace(here, check=ChecksNow(event.clients)), event.coin)
         case control.Check():
-            return _with_discord(here, "s0 asks to check clients that cannot be checked now")
+            return replace(here, discord="s0 asks to check clients that cannot be checked now")
         case events.Tossed():
             return _note_tossed(here, event)
         case control.Verdicts():
-            if here.check is None or (event.clients, None) != (
-                here.check.clients,
-                here.check.failed_there,
-            ):
-                return _with_discord(
-                    here, "s1 has checked other clients than it was asked to check"
-                )
-            return judge(replace(here, check=replace(here.check, failed_there=event.failed)))
+            check = here.check
+            if check is None or (event.clients, None) != (check.clients, check.failed_there):
+                what = "s1 has checked other clients than it was asked to check"
+                return replace(here, discord=what)
+            return judge(replace(here, check=replace(check, failed_there=event.failed)))
         case events.CheckEnded() if here.check:
             ended = replace(here.check, failed_here=event.failed, silent=event.silent)
             return judge(replace(here, check=ended))
         case events.Failure() if event.deviation:
             # also of a round that has failed before
-            here = replace(here, code=cut(event.code), reason=cut(event.reason))
-            return replace(here, deviation=dict(event.deviation))
+            code, reason = cut(event.code), cut(event.reason)
+            return replace(here, code=code, reason=reason, deviation=dict(event.deviation))
         case events.Computed():
             return _note_computed(here, event.receipt, now)
         case control.Done() if event.attempt == here.attempt:
             return _vouched(here, event.signature)
         case control.Compute() if event.attempt <= here.attempt:
-            return _with_discord(here, "s0 asks for a run of the protocol that has been before")
+            return replace(here, discord="s0 asks for a run of the protocol that has been before")
         case control.Compute():
             return replace(_in_session(here, event), attempt=event.attempt)
         case control.Open():
@@ -323,10 +310,6 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
         case events.Overdue():
             return _note_overdue(here, now)
     return here
-
-
-def _with_discord(here: ServerRound, what: str) -> ServerRound:
-    return replace(here, discord=what)
 
 
 def _in_session(
@@ -365,7 +348,7 @@ def judge(here: ServerRound) -> ServerRound:
     if here.party == 0 and check.failed_there is None:
         return here
     if here.party == 0 and check.failed_here != check.failed_there:
-        return _with_discord(here, "the two servers' checks have different verdicts")
+        return replace(here, discord="the two servers' checks have different verdicts")
     failed = {key: key in check.failed_here for key in check.clients}
     if not here.folding:
         here = here.with_each({key: {"passed": not wrong} for key, wrong in failed.items()})
@@ -387,7 +370,8 @@ def _note_computed(here: ServerRound, receipt: Receipt, now: float) -> ServerRou
     """
     digest = hashlib.sha256(receipt.encoded).hexdigest()
     if digest != (here.signed or digest):
-        here = _with_discord(here, f"s{here.party} has signed another record of this round before")
+        what = f"s{here.party} has signed another record of this round before"
+        here = replace(here, discord=what)
     here = replace(here, receipt=receipt, signed=here.signed or digest)
     if here.vouched is not None:
         here = _vouched(here, here.vouched)
@@ -441,20 +425,18 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
     """Go on from the earlier of the two servers' states."""
     leader, follower = (here, said) if here.party == 0 else (said, here)
     if follower.state not in BESIDE.get(leader.state, ()):
-        return _with_discord(
-            here,
-            f"s0 is {leader.state} where s1 is {follower.state}: "
-            "the state folder of one of them is not its latest",
-        )
+        beside = f"s0 is {leader.state} where s1 is {follower.state}"
+        what = f"{beside}: the state folder of one of them is not its latest"
+        return replace(here, discord=what)
     known = here.known("coin")
     coins = {key: coin[:SEED_BYTES] for key, coin in said.coins.items()}
     if any(known.get(key, coin) != coin for key, coin in coins.items()):
-        return _with_discord(here, "the two servers have tossed differently for the same client")
+        return replace(here, discord="the two servers have tossed differently for the same client")
     # SECURITY: otherwise the other server could choose one that suits a client that helps it
     unknown = {key: coins[key] for key in coins.keys() & here.dealt_here.keys() - known}
     if any(said.coins[key][SEED_BYTES:] != here.token(key, unknown[key]) for key in unknown):
         what = f"s{1 - here.party} names a coin that s{here.party} has not tossed"
-        return _with_discord(here, what)
+        return replace(here, discord=what)
     here = replace(here, vouched=None)
     if said.signature and said.attempt == here.attempt:
         here = _vouched(here, said.signature)
@@ -470,8 +452,8 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
     if here.party == 0 or here.ran:
         return here
     # verdicts that S0 does not have are found again
-    here = here.with_all(here.passed - set(said.passed), passed=None)
-    here = here.with_all(here.failed - set(said.failed), passed=None)
+    unheard = (here.passed - set(said.passed)) | (here.failed - set(said.failed))
+    here = here.with_all(unheard, passed=None)
     here = here.with_all(here.unfolded.keys() - set(said.failed), unfolded=None)
     return choose(here) if here.state is State.CHECKING else here
 

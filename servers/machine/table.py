@@ -43,8 +43,8 @@ messages of `control`, which it sends to the peer. `runner` stores the changed r
 any of the actions.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from securemedian.common.states import LIVE, State
 from securemedian.mpc.errors import (
@@ -59,7 +59,7 @@ from securemedian.mpc.errors import (
     RoundFailed,
     TooFewClients,
 )
-from securemedian.servers.machine import events, members
+from securemedian.servers.machine import members
 from securemedian.servers.machine.events import (
     CheckEnded,
     CloseAsked,
@@ -97,32 +97,32 @@ from securemedian.servers.network.control import (
 )
 
 
-def always(_: ServerRound, __: events.Event) -> bool:
+def always(_: ServerRound, __: Event) -> bool:
     """Return True, for a line that has no condition."""
     return True
 
 
-def checked(here: ServerRound, _: events.Event | None) -> bool:
+def checked(here: ServerRound, _: Event | None) -> bool:
     """Return whether this is a round in which the servers check what clients send."""
     return here.checks
 
 
-def checkable(here: ServerRound, _: events.Event) -> bool:
+def checkable(here: ServerRound, _: Event) -> bool:
     """Return whether no check is under way and there is something to check."""
     return bool(members.unchecked(here))
 
 
-def incomplete(here: ServerRound, _: events.Event) -> bool:
+def incomplete(here: ServerRound, _: Event) -> bool:
     """Return whether a check is under way, or there is something to check."""
     return bool(here.check or members.unchecked(here))
 
 
-def discordant(here: ServerRound, _: events.Event) -> bool:
+def discordant(here: ServerRound, _: Event) -> bool:
     """Return whether the two servers do not agree on what to check or on the verdicts."""
     return bool(here.discord)
 
 
-def full(here: ServerRound, _: events.Event) -> bool:
+def full(here: ServerRound, _: Event) -> bool:
     """Return whether both servers hold the uploads of all clients that the round can take."""
     ready = members.complete_clients(here)
     if here.dealt:
@@ -133,12 +133,12 @@ def full(here: ServerRound, _: events.Event) -> bool:
     return len(ready) >= min(here.params.max_clients, len(able))
 
 
-def both_computed(here: ServerRound, _: events.Event) -> bool:
+def both_computed(here: ServerRound, _: Event) -> bool:
     """Return whether both servers have their result."""
     return here.computed_here and here.computed_there
 
 
-def disputed(here: ServerRound, event: events.Event) -> bool:
+def disputed(here: ServerRound, event: Event) -> bool:
     """Return whether both have their result, and sign different ones."""
     other = f"s{1 - here.party}"
     return (
@@ -148,100 +148,96 @@ def disputed(here: ServerRound, event: events.Event) -> bool:
     )
 
 
-def current(here: ServerRound, event: events.Event) -> bool:
+def current(here: ServerRound, event: Event) -> bool:
     """Return whether the message is about the latest run of the protocol, or asks for one."""
     if isinstance(event, Again) and event.attempt == 0:
         return True
     return isinstance(event, Ready | Again) and event.attempt == here.attempt
 
 
-def of_session(here: ServerRound, event: events.Event) -> bool:
+def of_session(here: ServerRound, event: Event) -> bool:
     """Return whether the message is about the session that was asked for last."""
     return isinstance(event, Opened) and event.session == here.session
 
 
-def drifting(here: ServerRound, _: events.Event) -> bool:
+def drifting(here: ServerRound, _: Event) -> bool:
     """Return whether the two servers have yet to resynchronise."""
     return here.adrift
 
 
-def computed(here: ServerRound, _: events.Event) -> bool:
+def computed(here: ServerRound, _: Event) -> bool:
     """Return whether this server has its result, which the other one may publish."""
     return here.computed_here
 
 
-def left_alone(here: ServerRound, _: events.Event) -> bool:
+def left_alone(here: ServerRound, _: Event) -> bool:
     """Return whether the other server was away for too long."""
     return here.abandoned
 
 
-def given_up(here: ServerRound, _: events.Event) -> bool:
+def given_up(here: ServerRound, _: Event) -> bool:
     """Return whether it broke off too often, or the other server was away for too long."""
     return here.abandoned or here.setbacks >= here.runs
 
 
-def obstructed(here: ServerRound, event: events.Event) -> bool:
+def obstructed(here: ServerRound, event: Event) -> bool:
     """Return whether the round cannot run with the chosen clients."""
     return obstacle(here, event) is not None
 
 
-def obstacle(here: ServerRound, event: events.Event) -> events.Failure | None:
-    """Return why the round fails at this event; None if it does not."""
+def obstacle(here: ServerRound, event: Event) -> tuple[str, str] | None:
+    """Return the code and the reason with which the round fails at this event, if it does."""
+    own, other = f"s{here.party}", f"s{1 - here.party}"
     match event:
         case Failed(code=PeerDeviated.code):
-            reason = (
-                f"s{1 - here.party} claims that s{here.party} deviated, and s{here.party} has "
-                f"found and signed nothing of the kind: {event.reason}"
+            return event.code, (
+                f"{other} claims that {own} deviated, and {own} has found and signed nothing of "
+                f"the kind: {event.reason}"
             )
-            return events.Failure(event.code, reason)
-        case events.Failure() | Failed():
-            return events.Failure(event.code, event.reason)
-        case events.Interrupted() | Again() if not here.begun:
-            return events.Failure(event.code, event.reason)
+        case Failure() | Failed():
+            return event.code, event.reason
+        case Interrupted() | Again() if not here.begun:
+            return event.code, event.reason
         case _ if here.discord:
-            return events.Failure(PeerProtocolError.code, here.discord)
+            return PeerProtocolError.code, here.discord
         case _ if here.abandoned:
-            reason = (
-                f"s{1 - here.party} has not gone on within resume_limit_s: "
+            return PeerUnavailable.code, (
+                f"{other} has not gone on within resume_limit_s: "
                 "the round has failed for good, open a new one"
             )
-            return events.Failure(PeerUnavailable.code, reason)
-        case events.Unlinked() | events.Interrupted() | Again() | Resume() | events.Overdue() if (
+        case Unlinked() | Interrupted() | Again() | Resume() | Overdue() if (
             here.setbacks >= here.runs
         ):
-            reason = (
+            return here.code, (
                 f"{here.reason}. It broke off {here.setbacks} times (max_attempts): "
                 "the round has failed for good, open a new one"
             )
-            return events.Failure(here.code, reason)
-        case events.Overdue():
+        case Overdue():
             reason = f"round {here.round_id} was {here.state} for longer than its limit"
-            return events.Failure(ChannelTimeout.code, reason)
-        case events.Computed() | Done() | Resume() if disputed(here, event):
-            reason = (
-                f"s{1 - here.party} vouches for another result of round {here.round_id} than "
-                f"s{here.party} has: nothing is published, and the round has failed for good"
+            return ChannelTimeout.code, reason
+        case Computed() | Done() | Resume() if disputed(here, event):
+            return ReceiptInvalid.code, (
+                f"{other} vouches for another result of round {here.round_id} than {own} has: "
+                "nothing is published, and the round has failed for good"
             )
-            return events.Failure(ReceiptInvalid.code, reason)
         case Compute() if here.check or (here.checks and not here.passed.issuperset(here.included)):
             reason = "s0 asks to run the protocol before all clients are checked"
-            return events.Failure(PeerProtocolError.code, reason)
+            return PeerProtocolError.code, reason
         case Compute() if here.audited and (event.new_session or here.folded != here.included):
             reason = "s0 asks to run the protocol before the folds of all clients are compared"
-            return events.Failure(PeerProtocolError.code, reason)
+            return PeerProtocolError.code, reason
         case Compute() if event.attempt > here.runs:
-            reason = (
-                f"s0 asks for run {event.attempt} of the protocol, and s{here.party} makes at most "
+            return RoundFailed.code, (
+                f"s0 asks for run {event.attempt} of the protocol, and {own} makes at most "
                 f"{here.runs} (max_attempts): open a new round"
             )
-            return events.Failure(RoundFailed.code, reason)
         case Compute() if event.digest != here.digest:
             reason = f"the servers have different clients or parameters in round {here.round_id}"
-            return events.Failure(ParametersDiffer.code, reason)
+            return ParametersDiffer.code, reason
     try:
         members.check_clients(here)
     except (ClientsDiffer, ConfigError, TooFewClients) as error:
-        return events.Failure(error.code, str(error))
+        return error.code, str(error)
     return None
 
 
@@ -259,342 +255,204 @@ class Transition:
 
 Pair = tuple[State, type]
 Table = dict[Pair, tuple[Transition, ...]]
+# the states, the kinds of events, the condition, the next state (None: the same), and the actions
+Row = tuple[
+    State | tuple[State, ...],
+    type | tuple[type, ...],
+    Callable[[ServerRound, Event], bool],
+    State | None,
+    *tuple[Effect | type[RoundMessage], ...],
+]
 
 
-_CLOSE = Transition(State.CLOSING, (Effect.LOG, Close))
-_FULL = replace(_CLOSE, when=full)
-_QUEUE = Transition(State.QUEUED, (Effect.LOG,))
-_PUBLISH = (Effect.LOG, Effect.PUBLISH, Effect.DROP_UPLOADS)
-_FAIL = (Effect.LOG, Effect.DROP_SESSION, Effect.DROP_UPLOADS)
-_FAIL_ASKED = (*_FAIL, Effect.ANSWER)
-_DISCORD = Transition(State.FAILED, (*_FAIL, Failed), discordant)
-_DISCORD_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), discordant)
-_OBSTRUCTED = Transition(State.FAILED, (*_FAIL, Failed), obstructed)
-_OBSTRUCTED_ASKED = Transition(State.FAILED, (*_FAIL_ASKED, Failed), obstructed)
-_GIVEN_UP = Transition(State.FAILED, (*_FAIL_ASKED, Failed), given_up)
-# the run breaks off, which the peer knows, or is told
-_BROKEN = Transition(State.QUEUED, (Effect.LOG, Effect.DROP_SESSION))
-_BREAK = Transition(State.QUEUED, (*_BROKEN.actions, Again))
-
-_DISPUTED = Transition(State.FAILED, (*_FAIL, Failed), disputed)
-_DISPUTED_ASKED = replace(_DISPUTED, actions=(*_FAIL_ASKED, Failed))
-
-_BOTH: Table = {
-    (State.RUNNING, Computed): (
-        _DISCORD,
-        _DISPUTED,
-        Transition(State.PUBLISHED, (*_PUBLISH, Done), both_computed),
-        Transition(State.RUNNING, (Done,)),
-    ),
-    (State.RUNNING, Done): (
-        _DISPUTED,
-        Transition(State.PUBLISHED, _PUBLISH, both_computed),
-        Transition(State.RUNNING),
-    ),
-}
-
-
-def _failing(states: Iterable[State], does: tuple[Effect, ...]) -> Table:
-    """Return the lines with which a round fails in these states; `does` are the effects.
-
-    The peer is told, unless it was the peer that has said so.
-    """
+def _table(*rows: Row) -> Table:
+    """Return the table of these rows: of those for one pair, the earlier is tried first."""
     table: Table = {}
-    for state in states:
-        table[state, Failure] = (Transition(State.FAILED, (*does, Failed)),)
-        table[state, Failed] = (Transition(State.FAILED, does),)
+    for states, kinds, when, to, *actions in rows:
+        for state in (states,) if isinstance(states, State) else states:
+            for kind in (kinds,) if isinstance(kinds, type) else kinds:
+                line = Transition(to or state, tuple(actions), when)
+                table[state, kind] = (*table.get((state, kind), ()), line)
     return table
 
 
-def _alike(pairs: Iterable[Pair], *lines: Transition) -> Table:
-    """Return the same lines for several pairs."""
-    return dict.fromkeys(pairs, lines)
-
-
-def _staying(states: Iterable[State], kinds: Iterable[type], *lines: Transition) -> Table:
-    """Return lines for each kind of event in each state; the last drops the session and stays."""
-    return {
-        (state, kind): (*lines, Transition(state, (Effect.DROP_SESSION,)))
-        for state in states
-        for kind in kinds
-    }
-
-
-_LEADER: Table = (
-    _failing(LIVE, _FAIL_ASKED)
-    | _BOTH
-    | _staying((State.OPENING, State.OPEN, State.CLOSING, State.CHECKING), (Unlinked,))
-    | _staying((State.QUEUED,), (Unlinked, Interrupted))
-    | _staying((State.OPEN, State.CLOSING, State.CHECKING), (Interrupted, Again), _GIVEN_UP)
-    | {
-        (State.QUEUED, Again): (
-            _GIVEN_UP,
-            Transition(State.QUEUED, (Effect.DROP_SESSION,), drifting),
-            Transition(State.QUEUED),
-        )
-    }
-    | _staying((State.CLOSING, State.CHECKING, State.QUEUED), (Overdue,), _GIVEN_UP)
-    | {
-        (State.NEW, OpenAsked): (Transition(State.OPENING, (Effect.LOG, Open)),),
-        **_alike(
-            ((State.OPENING, Interrupted), (State.OPENING, Again), (State.OPENING, Overdue)),
-            Transition(State.FAILED, (*_FAIL_ASKED, Failed)),
-        ),
-        (State.OPENING, Turn): (Transition(State.OPENING, (Open,)),),
-        # S1 has heard an earlier `open`
-        **_alike(((State.OPENING, Dealt), (State.OPENING, Uploaded)), Transition(State.OPENING)),
-        (State.OPENING, Opened): (
-            Transition(
-                State.OPEN,
-                (Effect.LOG, Effect.BEGIN, Effect.ANSWER, Effect.PREPARE),
-                of_session,
-            ),
-            Transition(State.OPENING),
-        ),
-        (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
-        (State.OPEN, Dealt): (Transition(State.OPEN),),
-        (State.OPEN, Stored): (
-            replace(_FULL, actions=(Uploaded, *_CLOSE.actions)),
-            Transition(State.OPEN, (Uploaded,)),
-        ),
-        (State.OPEN, Uploaded): (_FULL, Transition(State.OPEN)),
-        # nobody waits for a client that takes no part
-        (State.OPEN, Declined): (_FULL, Transition(State.OPEN)),
-        **_alike(
-            ((State.OPEN, CheckEnded), (State.OPEN, Verdicts)),
-            _DISCORD_ASKED,
-            _FULL,
-            Transition(State.OPEN),
-        ),
-        (State.OPEN, CloseAsked): (_CLOSE,),
-        # the deadline, which is not a failure
-        (State.OPEN, Overdue): (_CLOSE,),
-        (State.OPEN, Resume): (
-            _DISCORD_ASKED,
-            replace(_FULL, actions=(Effect.LOG, Effect.PREPARE, Close)),
-            Transition(State.OPEN, (Effect.PREPARE,)),
-        ),
-        # sent before S1 heard `close`
-        (State.CLOSING, Dealt): (Transition(State.CLOSING),),
-        **_alike(
-            ((State.CLOSING, CheckEnded), (State.CLOSING, Verdicts)),
-            _DISCORD_ASKED,
-            Transition(State.CLOSING),
-        ),
-        (State.CLOSING, Held): (
-            _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.LOG,), incomplete),
-            _QUEUE,
-        ),
-        (State.CLOSING, Resume): (
-            _DISCORD_ASKED,
-            Transition(State.CLOSING, (Effect.PREPARE, Close)),
-        ),
-        # several times where clients that have failed make room for others
-        **_alike(
-            ((State.CHECKING, CheckEnded), (State.CHECKING, Verdicts)),
-            _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (), incomplete),
-            _QUEUE,
-        ),
-        (State.CHECKING, Resume): (
-            _OBSTRUCTED_ASKED,
-            Transition(State.CHECKING, (Effect.PREPARE,), incomplete),
-            replace(_QUEUE, actions=(Effect.LOG, Effect.PREPARE)),
-        ),
-        (State.QUEUED, Turn): (
-            Transition(State.QUEUED, (Resume,), drifting),
-            # an audited round, in another session
-            Transition(State.CHECKING, (Effect.LOG, Check, Effect.CHECK), checkable),
-            Transition(State.STARTING, (Effect.LOG, Compute)),
-        ),
-        (State.QUEUED, Resume): (
-            _DISCORD_ASKED,
-            Transition(State.QUEUED, (Effect.PREPARE,)),
-        ),
-        (State.STARTING, Ready): (
-            Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START), current),
-            Transition(State.STARTING),
-        ),
-        (State.STARTING, Unlinked): (_GIVEN_UP, _BROKEN),
-        **_alike(((State.STARTING, Interrupted), (State.STARTING, Overdue)), _GIVEN_UP, _BREAK),
-        (State.STARTING, Again): (
-            _GIVEN_UP,
-            replace(_BROKEN, when=current),
-            Transition(State.STARTING),
-        ),
-        (State.RUNNING, Unlinked): (
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
-            _GIVEN_UP,
-            _BROKEN,
-        ),
-        (State.RUNNING, Interrupted): (
-            Transition(State.RUNNING, (), computed),
-            _GIVEN_UP,
-            _BREAK,
-        ),
-        # S1 may have published, so that only S1 can say that this run is over
-        (State.RUNNING, Overdue): (
-            _GIVEN_UP,
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
-            _BREAK,
-        ),
-        (State.RUNNING, Again): (
-            _GIVEN_UP,
-            replace(_BROKEN, when=current),
-            Transition(State.RUNNING),
-        ),
-        (State.RUNNING, Resume): (
-            _DISCORD_ASKED,
-            _DISPUTED_ASKED,
-            Transition(State.PUBLISHED, _PUBLISH, both_computed),
-            _GIVEN_UP,
-            Transition(State.QUEUED, (Effect.LOG, Effect.PREPARE)),
-        ),
-    }
-    | {(state, Turn): (Transition(state, (Resume,)),) for state in (State.CLOSING, State.RUNNING)}
-    | {
-        (state, Turn): (
-            Transition(state, (Resume,), drifting),
-            Transition(state, (Check, Effect.CHECK), checkable),
-            Transition(state),
-        )
-        for state in (State.OPEN, State.CHECKING)
-    }
-    | {
-        (state, Tossed): (Transition(state, (Effect.CHECK,)),)
-        for state in (State.OPEN, State.CLOSING, State.CHECKING)
-    }
-)
+# members of `State` and `Effect`, in their order
+(NEW, OPENING, OPEN, CLOSING, CHECKING, QUEUED, STARTING, RUNNING, PUBLISHED, FAILED) = State
+(LOG, BEGIN, PREPARE, BIND, CHECK, START, PUBLISH, DROP_SESSION, DROP_UPLOADS, ANSWER) = Effect
 
 # S1 is asked and never asks, so that it is never `opening`, `closing` or `starting`.
-_FOLLOWED = (State.OPEN, State.CHECKING, State.QUEUED, State.RUNNING)
-_RESUME = (Effect.DROP_SESSION, Effect.PREPARE, Resume)
-_FOLLOWER: Table = (
-    _failing(_FOLLOWED, _FAIL)
-    | _BOTH
-    | _staying((State.OPEN, State.CHECKING, State.QUEUED), (Unlinked,))
-    | _staying((State.QUEUED,), (Interrupted,))
-    | _alike(
-        ((State.OPEN, Overdue), (State.CHECKING, Overdue), (State.QUEUED, Overdue)),
-        Transition(State.FAILED, (*_FAIL, Failed)),
-    )
-    | {
-        # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
-        # opened yet is lost.
-        (State.NEW, Open): (
-            Transition(State.OPEN, (Effect.LOG, Effect.BEGIN, Effect.PREPARE, Opened)),
-        ),
-        # S0 has not heard the answer
-        (State.OPEN, Open): (
-            Transition(State.OPEN, (Effect.DROP_SESSION, Effect.PREPARE, Opened)),
-        ),
-        (State.OPEN, DealingStored): (Transition(State.OPEN, (Dealt,)),),
-        (State.OPEN, Dealt): (Transition(State.OPEN),),
-        (State.OPEN, Stored): (Transition(State.OPEN, (Uploaded,)),),
-        (State.OPEN, Uploaded): (Transition(State.OPEN),),
-        (State.OPEN, Declined): (Transition(State.OPEN),),
-        # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
-        (State.OPEN, Close): (
-            Transition(State.CHECKING, (Effect.LOG, Held), checked),
-            Transition(State.QUEUED, (Effect.LOG, Held)),
-        ),
-        # S0 has not heard the answer
-        (State.CHECKING, Close): (Transition(State.CHECKING, (Held,)),),
-        (State.QUEUED, Close): (_DISCORD, Transition(State.QUEUED, (Held,))),
-        (State.QUEUED, Check): (
-            _DISCORD,
-            Transition(State.CHECKING, (Effect.LOG, Effect.CHECK)),
-        ),
-        (State.RUNNING, Unlinked): (
-            Transition(State.RUNNING, (Effect.DROP_SESSION,), computed),
-            _BROKEN,
-        ),
-        (State.RUNNING, Interrupted): (
-            Transition(State.RUNNING, (), computed),
-            _BREAK,
-        ),
-        (State.RUNNING, Overdue): (
-            Transition(State.FAILED, (*_FAIL, Failed), left_alone),
-            _BREAK,
-        ),
-        (State.RUNNING, Again): (
-            replace(_BROKEN, when=current),
-            Transition(State.RUNNING),
-        ),
-        (State.RUNNING, Resume): (
-            _DISCORD,
-            _DISPUTED,
-            Transition(State.PUBLISHED, (*_PUBLISH, Resume), both_computed),
-            Transition(State.QUEUED, (Effect.LOG, *_RESUME)),
-        ),
-        # S0 has not heard how the round has ended here
-        (State.PUBLISHED, Resume): (Transition(State.PUBLISHED, (Resume,)),),
-        **_alike(
-            ((State.FAILED, Open), (State.FAILED, Resume)), Transition(State.FAILED, (Failed,))
-        ),
-    }
-    | _alike(
-        ((State.CHECKING, Compute), (State.QUEUED, Compute)),
-        _OBSTRUCTED,
-        Transition(State.RUNNING, (Effect.LOG, Effect.BIND, Effect.START, Ready)),
-    )
+_FOLLOWED = (OPEN, CHECKING, QUEUED, RUNNING)
+_PUBLISHED = (PUBLISHED, LOG, PUBLISH, DROP_UPLOADS)
+_FAILED = (FAILED, LOG, DROP_SESSION, DROP_UPLOADS)
+# the coordinator may still wait for its round to open
+_FAILED_S0 = (*_FAILED, ANSWER)
+# the run breaks off
+_BROKEN = (QUEUED, LOG, DROP_SESSION)
+_CLOSE = (CLOSING, LOG, Close)
+_RESUME = (DROP_SESSION, PREPARE, Resume)
+
+_BOTH: tuple[Row, ...] = (
+    # a check that the failure has ended finds after all that the peer deviated
+    (FAILED, Failure, always, None),
+    (RUNNING, Computed, discordant, *_FAILED, Failed),
+    (RUNNING, (Computed, Done), disputed, *_FAILED, Failed),
+    (RUNNING, Computed, both_computed, *_PUBLISHED, Done),
+    (RUNNING, Computed, always, None, Done),
+    (RUNNING, Done, both_computed, *_PUBLISHED),
+    (RUNNING, Done, always, None),
 )
-_FOLLOWER |= {
-    (state, Resume): (_DISCORD, Transition(state, _RESUME))
-    for state in (State.OPEN, State.CHECKING, State.QUEUED)
-} | {
-    pair: lines
-    for state in (State.OPEN, State.CHECKING)
-    for pair, lines in {
-        (state, Check): (_DISCORD, Transition(state, (Effect.CHECK,))),
-        (state, Tossed): (Transition(state, (Effect.CHECK,)),),
-        (state, CheckEnded): (Transition(state, (Verdicts,)),),
-        # S1 is adrift, and S0 learns it
-        (state, Interrupted): (Transition(state, (Effect.DROP_SESSION, Again)),),
-    }.items()
-}
 
-# a check that the failure has ended finds after all that the peer deviated
-_LATE_FINDING: Table = {(State.FAILED, Failure): (Transition(State.FAILED),)}
+_LEADER = _table(
+    *_BOTH,
+    # the peer is told of a failure, unless it was the peer that has said so
+    (LIVE, Failure, always, *_FAILED_S0, Failed),
+    (LIVE, Failed, always, *_FAILED_S0),
+    (NEW, OpenAsked, always, OPENING, LOG, Open),
+    (OPENING, (Interrupted, Again, Overdue), always, *_FAILED_S0, Failed),
+    (OPENING, Turn, always, None, Open),
+    # S1 has heard an earlier `open`
+    (OPENING, (Dealt, Uploaded), always, None),
+    (OPENING, Opened, of_session, OPEN, LOG, BEGIN, ANSWER, PREPARE),
+    (OPENING, Opened, always, None),
+    ((OPENING, OPEN, CLOSING, CHECKING), Unlinked, always, None, DROP_SESSION),
+    ((OPEN, CLOSING, CHECKING), (Interrupted, Again), given_up, *_FAILED_S0, Failed),
+    ((OPEN, CLOSING, CHECKING), (Interrupted, Again), always, None, DROP_SESSION),
+    ((OPEN, CLOSING, CHECKING), Tossed, always, None, CHECK),
+    (OPEN, DealingStored, always, None, Dealt),
+    # sent before S1 heard `close`
+    ((OPEN, CLOSING), Dealt, always, None),
+    (OPEN, Stored, full, CLOSING, Uploaded, LOG, Close),
+    (OPEN, Stored, always, None, Uploaded),
+    ((OPEN, CLOSING), (CheckEnded, Verdicts, Resume), discordant, *_FAILED_S0, Failed),
+    # nobody waits for a client that takes no part
+    (OPEN, (Uploaded, Declined, CheckEnded, Verdicts), full, *_CLOSE),
+    (OPEN, (Uploaded, Declined, CheckEnded, Verdicts), always, None),
+    # the deadline is not a failure
+    (OPEN, (CloseAsked, Overdue), always, *_CLOSE),
+    (OPEN, Resume, full, CLOSING, LOG, PREPARE, Close),
+    (OPEN, Resume, always, None, PREPARE),
+    (CLOSING, (CheckEnded, Verdicts), always, None),
+    (CLOSING, Resume, always, None, PREPARE, Close),
+    ((CLOSING, RUNNING), Turn, always, None, Resume),
+    ((CLOSING, CHECKING, QUEUED), Overdue, given_up, *_FAILED_S0, Failed),
+    ((CLOSING, CHECKING, QUEUED), Overdue, always, None, DROP_SESSION),
+    (CLOSING, Held, obstructed, *_FAILED_S0, Failed),
+    (CLOSING, Held, incomplete, CHECKING, LOG),
+    (CLOSING, Held, always, QUEUED, LOG),
+    # several times where clients that have failed make room for others
+    (CHECKING, (CheckEnded, Verdicts, Resume), obstructed, *_FAILED_S0, Failed),
+    (CHECKING, (CheckEnded, Verdicts), incomplete, None),
+    (CHECKING, (CheckEnded, Verdicts), always, QUEUED, LOG),
+    (CHECKING, Resume, incomplete, None, PREPARE),
+    (CHECKING, Resume, always, QUEUED, LOG, PREPARE),
+    ((OPEN, CHECKING, QUEUED), Turn, drifting, None, Resume),
+    ((OPEN, CHECKING), Turn, checkable, None, Check, CHECK),
+    ((OPEN, CHECKING), Turn, always, None),
+    # an audited round, in another session
+    (QUEUED, Turn, checkable, CHECKING, LOG, Check, CHECK),
+    (QUEUED, Turn, always, STARTING, LOG, Compute),
+    (QUEUED, (Unlinked, Interrupted), always, None, DROP_SESSION),
+    (QUEUED, Again, given_up, *_FAILED_S0, Failed),
+    (QUEUED, Again, drifting, None, DROP_SESSION),
+    (QUEUED, Again, always, None),
+    (QUEUED, Resume, discordant, *_FAILED_S0, Failed),
+    (QUEUED, Resume, always, None, PREPARE),
+    (STARTING, Ready, current, RUNNING, LOG, BIND, START),
+    (STARTING, Ready, always, None),
+    (STARTING, (Unlinked, Interrupted, Overdue, Again), given_up, *_FAILED_S0, Failed),
+    (STARTING, Unlinked, always, *_BROKEN),
+    (STARTING, (Interrupted, Overdue), always, *_BROKEN, Again),
+    (RUNNING, Unlinked, computed, None, DROP_SESSION),
+    (RUNNING, Interrupted, computed, None),
+    (RUNNING, (Unlinked, Interrupted, Overdue, Again), given_up, *_FAILED_S0, Failed),
+    (RUNNING, Unlinked, always, *_BROKEN),
+    (RUNNING, Interrupted, always, *_BROKEN, Again),
+    # S1 may have published, so that only S1 can say that this run is over
+    (RUNNING, Overdue, computed, None, DROP_SESSION),
+    (RUNNING, Overdue, always, *_BROKEN, Again),
+    ((STARTING, RUNNING), Again, current, *_BROKEN),
+    ((STARTING, RUNNING), Again, always, None),
+    (RUNNING, Resume, discordant, *_FAILED_S0, Failed),
+    (RUNNING, Resume, disputed, *_FAILED_S0, Failed),
+    (RUNNING, Resume, both_computed, *_PUBLISHED),
+    (RUNNING, Resume, given_up, *_FAILED_S0, Failed),
+    (RUNNING, Resume, always, QUEUED, LOG, PREPARE),
+)
 
-TABLE: tuple[Table, Table] = (_LEADER | _LATE_FINDING, _FOLLOWER | _LATE_FINDING)
+_FOLLOWER = _table(
+    *_BOTH,
+    (_FOLLOWED, Failure, always, *_FAILED, Failed),
+    (_FOLLOWED, Failed, always, *_FAILED),
+    # The lanes are opened before the answer is sent: what S0 sends on a lane that S1 has not
+    # opened yet is lost.
+    (NEW, Open, always, OPEN, LOG, BEGIN, PREPARE, Opened),
+    # S0 has not heard the answer
+    (OPEN, Open, always, None, DROP_SESSION, PREPARE, Opened),
+    (OPEN, DealingStored, always, None, Dealt),
+    (OPEN, Stored, always, None, Uploaded),
+    (OPEN, (Dealt, Uploaded, Declined), always, None),
+    # S1 is `checking` from the end of a checked round on until it is asked to run the protocol
+    (OPEN, Close, checked, CHECKING, LOG, Held),
+    (OPEN, Close, always, QUEUED, LOG, Held),
+    # S0 has not heard the answer
+    (CHECKING, Close, always, None, Held),
+    (QUEUED, Close, discordant, *_FAILED, Failed),
+    (QUEUED, Close, always, None, Held),
+    ((OPEN, CHECKING, QUEUED), Check, discordant, *_FAILED, Failed),
+    ((OPEN, CHECKING), Check, always, None, CHECK),
+    (QUEUED, Check, always, CHECKING, LOG, CHECK),
+    ((OPEN, CHECKING), Tossed, always, None, CHECK),
+    ((OPEN, CHECKING), CheckEnded, always, None, Verdicts),
+    # S1 is adrift, and S0 learns it
+    ((OPEN, CHECKING), Interrupted, always, None, DROP_SESSION, Again),
+    ((OPEN, CHECKING, QUEUED), Unlinked, always, None, DROP_SESSION),
+    ((OPEN, CHECKING, QUEUED), Overdue, always, *_FAILED, Failed),
+    ((OPEN, CHECKING, QUEUED, RUNNING), Resume, discordant, *_FAILED, Failed),
+    ((OPEN, CHECKING, QUEUED), Resume, always, None, *_RESUME),
+    (QUEUED, Interrupted, always, None, DROP_SESSION),
+    ((CHECKING, QUEUED), Compute, obstructed, *_FAILED, Failed),
+    ((CHECKING, QUEUED), Compute, always, RUNNING, LOG, BIND, START, Ready),
+    (RUNNING, Unlinked, computed, None, DROP_SESSION),
+    (RUNNING, Unlinked, always, *_BROKEN),
+    (RUNNING, Interrupted, computed, None),
+    (RUNNING, Overdue, left_alone, *_FAILED, Failed),
+    (RUNNING, (Interrupted, Overdue), always, *_BROKEN, Again),
+    (RUNNING, Again, current, *_BROKEN),
+    (RUNNING, Again, always, None),
+    (RUNNING, Resume, disputed, *_FAILED, Failed),
+    (RUNNING, Resume, both_computed, *_PUBLISHED, Resume),
+    (RUNNING, Resume, always, QUEUED, LOG, *_RESUME),
+    # S0 has not heard how the round has ended here
+    (PUBLISHED, Resume, always, None, Resume),
+    (FAILED, (Open, Resume), always, None, Failed),
+)
+
+TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
 
 _UNAWARE = "sent before the peer heard that the round has failed here"
 _FAILED_LATER = "the peer failed after both had their result, which stands here"
 _TOLD_AGAIN = "S1 answers what S0 has told it once more on a new link"
 _BROKE_OFF = "about a run that has broken off here"
 
+
+def _late(*rows: tuple[State, tuple[type, ...], str]) -> dict[Pair, str]:
+    return {(state, kind): why for state, kinds, why in rows for kind in kinds}
+
+
 # The messages that may come late, and why. They change nothing.
 LATE: tuple[dict[Pair, str], dict[Pair, str]] = (
-    {
-        (State.CLOSING, Uploaded): "sent before S1 heard `close`; its `held` has the client too",
-        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Ready, Done)},
-        (State.STARTING, Done): _BROKE_OFF,
-        (State.PUBLISHED, Failed): _FAILED_LATER,
-        (State.PUBLISHED, Resume): _TOLD_AGAIN,
-        **{
-            (State.FAILED, kind): _UNAWARE
-            for kind in (
-                Opened,
-                Resume,
-                Dealt,
-                Uploaded,
-                Verdicts,
-                Held,
-                Ready,
-                Done,
-                Again,
-                Failed,
-            )
-        },
-    },
-    {
-        **{(State.QUEUED, kind): _BROKE_OFF for kind in (Done, Again)},
-        (State.PUBLISHED, Failed): _FAILED_LATER,
-        **{
-            (State.FAILED, kind): _UNAWARE
-            for kind in (Dealt, Uploaded, Check, Close, Compute, Done, Again, Failed)
-        },
-    },
+    _late(
+        (CLOSING, (Uploaded,), "sent before S1 heard `close`; its `held` has the client too"),
+        (QUEUED, (Ready, Done), _BROKE_OFF),
+        (STARTING, (Done,), _BROKE_OFF),
+        (PUBLISHED, (Failed,), _FAILED_LATER),
+        (PUBLISHED, (Resume,), _TOLD_AGAIN),
+        (FAILED, (Opened, Resume, Dealt, Uploaded, Verdicts), _UNAWARE),
+        (FAILED, (Held, Ready, Done, Again, Failed), _UNAWARE),
+    ),
+    _late(
+        (QUEUED, (Done, Again), _BROKE_OFF),
+        (PUBLISHED, (Failed,), _FAILED_LATER),
+        (FAILED, (Dealt, Uploaded, Check, Close, Compute, Done, Again, Failed), _UNAWARE),
+    ),
 )

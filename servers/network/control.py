@@ -8,7 +8,7 @@ tables of `machine.table` decide whether a message may come now.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -34,6 +34,37 @@ def new_round_id(number: int) -> str:
 def is_round_id(text: str) -> bool:
     """Return whether `text` is NUMBER-HEX8. Round ids name folders, so nothing else may pass."""
     return _ROUND_ID.fullmatch(text) is not None
+
+
+def _sorted(names: list[str]) -> bool:
+    return names == sorted(set(names))
+
+
+# the conditions of messages' fields, by name, in every message that has the field; `build` has
+# checked the types
+_CONDITIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "round": (is_round_id, "NUMBER-HEX8"),
+    "session": (lambda session: len(session) == SESSION_BYTES, f"{SESSION_BYTES} bytes"),
+    "start": (lambda start: bool(_DIGEST.fullmatch(start)), "64 hex digits"),
+    "participants": (_sorted, "sorted, each once"),
+    "clients": (lambda clients: bool(clients) and _sorted(clients), "one or more, sorted"),
+    # neither negative nor NaN
+    "spent": (lambda spent: spent >= 0, "0 or more"),
+    "runs": (lambda runs: 1 <= runs <= MOST_RUNS, f"1 to {MOST_RUNS}"),
+    "coin": (lambda coin: len(coin) in (0, SEED_BYTES), f"{SEED_BYTES} bytes or none"),
+    "coins": (
+        lambda coins: all(len(coin) == SEED_BYTES + SHA256_BYTES for coin in coins.values()),
+        f"{SEED_BYTES + SHA256_BYTES} bytes each",
+    ),
+    "load": (lambda load: len(load) == LOAD_BYTES, f"{LOAD_BYTES} bytes"),
+}
+
+
+def _check_fields(message: Any) -> None:
+    """Raise ConfigError for a field of a message that is not as `_CONDITIONS` says."""
+    for name, (holds, what) in _CONDITIONS.items():
+        if hasattr(message, name) and not holds(getattr(message, name)):
+            raise ConfigError(f"`{name}` is not {what}")
 
 
 @dataclass(frozen=True)
@@ -81,8 +112,7 @@ class Load:
     load: bytes
 
     def __post_init__(self) -> None:
-        if len(self.load) != LOAD_BYTES:
-            raise ConfigError(f"`load` has {len(self.load)} bytes, not {LOAD_BYTES}")
+        _check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -95,8 +125,7 @@ class RoundMessage:
     sent: int = field(default=0, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        if not is_round_id(self.round):
-            raise ConfigError(f"invalid round id: {quoted(self.round)}; send NUMBER-HEX8")
+        _check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -136,13 +165,6 @@ class Open(RoundMessage):
         if not self.round.startswith(f"{self.number}-"):
             raise ConfigError(f"round {self.round} cannot have the number {self.number}")
         check_cohort(self.cohort)
-        _check_session(self.session)
-        if not _DIGEST.fullmatch(self.start):
-            raise ConfigError(f"invalid `start`: {quoted(self.start)}; send 64 hex digits")
-        if self.participants != sorted(set(self.participants)):
-            raise ConfigError("`participants` is not sorted, or names a client twice")
-        _check_spent(self.spent)
-        _check_runs(self.runs)
 
 
 @dataclass(frozen=True)
@@ -155,11 +177,6 @@ class Opened(RoundMessage):
     spent: float = 0.0
     # the smaller of how often S0 runs the protocol at most and how often S1 does
     runs: int = MOST_RUNS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_spent(self.spent)
-        _check_runs(self.runs)
 
 
 @dataclass(frozen=True)
@@ -187,12 +204,6 @@ class Resume(RoundMessage):
     # the coins of the check of these clients' dealings, and behind each coin the receiver's
     # `ServerRound.token` of it
     coins: dict[str, bytes] = field(repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_session(self.session)
-        for coin in self.coins.values():
-            _check_coin(coin, SHA256_BYTES)
 
 
 @dataclass(frozen=True)
@@ -230,11 +241,6 @@ class _OfCheck(RoundMessage):
     # public keys, one or more, sorted
     clients: list[str]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.clients or self.clients != sorted(set(self.clients)):
-            raise ConfigError("`clients` is empty, or not sorted, or names a client twice")
-
 
 @dataclass(frozen=True)
 class Check(_OfCheck):
@@ -242,11 +248,6 @@ class Check(_OfCheck):
 
     # the coin of an earlier check of their dealings, which broke off; otherwise empty
     coin: bytes = field(default=b"", repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.coin:
-            _check_coin(self.coin)
 
 
 @dataclass(frozen=True)
@@ -271,27 +272,6 @@ class _Holding(RoundMessage):
     held: dict[str, bytes]
 
 
-def _check_coin(coin: bytes, token_bytes: int = 0) -> None:
-    if len(coin) != SEED_BYTES + token_bytes:
-        raise ConfigError(f"invalid coin: {len(coin)} bytes; send {SEED_BYTES + token_bytes}")
-
-
-def _check_spent(spent: float) -> None:
-    # neither negative nor NaN
-    if not spent >= 0:
-        raise ConfigError(f"`spent` is {spent}")
-
-
-def _check_runs(runs: int) -> None:
-    if not 1 <= runs <= MOST_RUNS:
-        raise ConfigError(f"`runs` is {quoted(runs)}")
-
-
-def _check_session(session: bytes) -> None:
-    if len(session) != SESSION_BYTES:
-        raise ConfigError(f"`session` has {len(session)} bytes, not {SESSION_BYTES}")
-
-
 @dataclass(frozen=True)
 class Close(_Holding):
     """S0 takes no more uploads, and says which it holds."""
@@ -313,10 +293,6 @@ class Compute(RoundMessage):
     # the session that it uses, and whether that is a new one
     session: bytes = field(repr=False)
     new_session: bool
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_session(self.session)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from securemedian.common.security import in_words
+from securemedian.common.policy import in_words
 from securemedian.common.status import COMPILING
 from securemedian.common.versions import agree, check_known
 from securemedian.mpc.errors import (

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from securemedian.common.versions import own_versions
 from securemedian.mpc.errors import (
@@ -59,23 +60,17 @@ class PeerControl:
     ) -> None:
         self._config, self._register, self._runner = config, register, runner
         self._engines, self._send, self._clock = engines, send, clock
-        signing_keys = [signing_key, config.peer.signing_key]
-        agreement = config.agreement() | {
-            # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
-            "signing_keys": signing_keys if config.party == 0 else signing_keys[::-1],
-        }
-        self._agreement = agreement
+        # those of S0 and S1: a wrong one in [peer] shows before a round depends on it
+        keys = [signing_key, config.peer.signing_key]
+        signing_keys = keys if config.party == 0 else keys[::-1]
+        agreement = self._agreement = config.agreement() | {"signing_keys": signing_keys}
         # see `control.Hello`
         self._instance, self._sent = _new_instance(), 0
         self._next_hello = clock()
         self._log = logs.BoundedLog(clock)
         self._probe = LinkProbe(send, clock)
-        self.watch = PeerWatch(
-            f"s{1 - config.party}",
-            agreement,
-            config.peer_wait_s,
-            config.peer_timeout_s,
-        )
+        limits = config.peer_wait_s, config.peer_timeout_s
+        self.watch = PeerWatch(f"s{1 - config.party}", agreement, *limits)
 
     def receive(self, parts: Sequence[wire.Part]) -> None:
         """Take one message.
@@ -96,11 +91,10 @@ class PeerControl:
             # a defect in this server
             self._log.event("control-error", self.watch.name, logging.ERROR, error)
             about = message.round if isinstance(message, RoundMessage) else ""
+            why = f"met a defect when {self.watch.name} sent a message: see its log"
             for entry in self._register.live:
                 if about in ("", entry.server_round.round_id):
-                    self._fail(
-                        entry, f"met a defect when {self.watch.name} sent a message: see its log"
-                    )
+                    self._fail(entry, why)
 
     def tick(self) -> None:
         """Let time pass.
@@ -185,14 +179,8 @@ class PeerControl:
                 self.send(control.Failed(message.round, UnknownRound.code, reason))
             case _:
                 # about a round from before our start, or one that we refused
-                kind = type(message).__name__.lower()
-                self._log.event(
-                    "message-late",
-                    self.watch.name,
-                    logging.INFO,
-                    round=message.round,
-                    message=kind,
-                )
+                told = {"round": message.round, "message": type(message).__name__.lower()}
+                self._log.event("message-late", self.watch.name, logging.INFO, None, **told)
 
     def _hear(self, entry: Entry, message: RoundMessage) -> None:
         """Take a message about a round, or keep it until `release`.
@@ -237,13 +225,8 @@ class PeerControl:
             entry = self._register.admit(asked, RoundParams.from_dict(asked.params), RunState())
         except SecureMedianError as error:
             reason = cut(f"{self._config.name}: {error}")
-            self._log.event(
-                "open-refused",
-                self.watch.name,
-                round=asked.round,
-                code=error.code,
-                reason=reason,
-            )
+            told: dict[str, Any] = {"round": asked.round, "code": error.code, "reason": reason}
+            self._log.event("open-refused", self.watch.name, **told)
             self.send(control.Failed(asked.round, error.code, reason))
             return
         try:
@@ -276,12 +259,8 @@ class PeerControl:
             return
         problem = self.watch.problem
         calm = change is Change.LINKED and not problem
-        logs.event(
-            change,
-            logging.INFO if calm else logging.WARNING,
-            peer=self.watch.name,
-            problem=problem,
-        )
+        level = logging.INFO if calm else logging.WARNING
+        logs.event(change, level, peer=self.watch.name, problem=problem)
         match change:
             case Change.LOST:
                 self._unlink(problem, anew=True)

@@ -4,14 +4,13 @@ import json
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
 
 from securemedian.common.model_form import ModelForm
-from securemedian.common.policy import refuse, unbounded
-from securemedian.common.security import Security, of_switch
+from securemedian.common.policy import Security, of_switch, refuse, unbounded
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -96,7 +95,13 @@ class Register:
         self._store, self._clock, self._wall = store, clock, wall
         self.reload(config)
         self._entries: dict[str, Entry] = {}
-        self._closed = False
+        # the current run of each cohort; S1 has none
+        self.runs: defaultdict[str, RunState] = defaultdict(RunState)
+        if config.party == 0:
+            named = store.database.current_runs()
+            self.runs |= {cohort: store.read_run(name) for cohort, name in named.items()}
+        # whether no more rounds are admitted, because this server stops
+        self.closed = False
         # when the rounds of the last hour began
         self._begun: defaultdict[str, deque[float]] = defaultdict(deque)
         self._load()
@@ -180,15 +185,6 @@ class Register:
         spent = {cohort: self.spent(cohort) for cohort in self._config.members}
         return {cohort: epsilon_of(rho) for cohort, rho in spent.items() if 0 < rho < inf}
 
-    def requested(self, cohort: str, request: str) -> Entry | None:
-        """Return the round that a coordinator has asked for under this id, if there is one."""
-        rounds = self.rounds_of(cohort) if request else []
-        return next((one for one in rounds if one.request == request), None)
-
-    def close(self) -> None:
-        """Admit no more rounds."""
-        self._closed = True
-
     def admit(self, asked: Open, params: RoundParams, before: RunState, request: str = "") -> Entry:
         """Admit a new round, unless this server's own limits forbid it.
 
@@ -204,14 +200,18 @@ class Register:
         part again, or if this server does not list a participant.
         """
         config = self._config
-        if self._closed:
+        if self.closed:
             raise RoundBusy(
                 f"no round opens while a server stops: {config.name}; wait until it is back"
             )
-        begun = self._rounds_of_the_hour(asked.cohort)
+        begun = self._begun[asked.cohort]
+        while begun and begun[0] <= self._clock() - HOUR_S:
+            begun.popleft()
         spent = max(self.spent(asked.cohort), asked.spent)
         params.method.check_settled()
-        config.policy.check(params, begun, config.name, epsilon_of(spent + params.method.zcdp_rho))
+        config.policy.check(
+            params, len(begun), config.name, epsilon_of(spent + params.method.noise.rho)
+        )
         if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(
                 f"{config.name} has {Security(config.security).line}, and is asked for a round "
@@ -220,11 +220,11 @@ class Register:
             )
         if config.bounded:
             refuse(config.name, unbounded(params))
-        if params.method.audited:
+        if params.form.audited:
             config.check_audits()
         if asked.model_form:
             ModelForm.parse(asked.model_form, params.dim)
-        upload_bytes = 8 * params.layout.words + ENVELOPE_BYTES
+        upload_bytes = 8 * params.form.layout.words + ENVELOPE_BYTES
         if upload_bytes > config.max_message_bytes:
             raise ConfigError(
                 f"an upload has more bytes than max_message_bytes of {config.name} "
@@ -248,7 +248,7 @@ class Register:
             signing_key=config.peer.signing_key,
             repeats=bound.clients,
             toss_opening=bound.opening or os_entropy(OPENING_BYTES).hex(),
-            noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.zcdp_rho) else "",
+            noise_secret=os_entropy(SEED_BYTES).hex() if isfinite(params.method.noise.rho) else "",
             spent=spent,
         )
         _check_enough(server_round, config.name)
@@ -266,18 +266,11 @@ class Register:
         """Return the spool of a round, which leaves room for the round's result and run."""
         method, dim = params.method, params.dim
         values = method.opened_rows(params.max_total) * dim
-        leaves = 8 * ring.packed_words(values, params.opened_bits)
+        leaves = 8 * ring.packed_words(values, params.form.opened_bits)
         if self._config.party == 0:
             # model, scale and up to two moments
             leaves += 4 * 4 * dim * method.groups
-        return self._store.spool(round_id, params.layout, params.dealing, rows, leaves)
-
-    def model_form_after(self, cohort: str, dim: int) -> str:
-        """Return the form of the models in a cohort's latest round, if they have `dim` values."""
-        latest = self.latest(cohort)
-        if latest is None or latest.server_round.params.dim != dim:
-            return ""
-        return latest.server_round.asked.model_form
+        return self._store.spool(round_id, params.form.layout, params.form.dealing, rows, leaves)
 
     def take_model_form(self, entry: Entry, text: str) -> None:
         """Make the form of a client's model that of a round that has none, and store it.
@@ -290,17 +283,6 @@ class Register:
         with self._store.database.transaction():
             self._store.database.set_asked(server_round.round_id, flat(asked) | {"session": ""})
         entry.server_round = replace(server_round, asked=asked)
-
-    def begin(self, cohort: str) -> None:
-        """Count a round that both servers take part in, for the policy's rounds per hour."""
-        self._begun[cohort].append(self._clock())
-
-    def _rounds_of_the_hour(self, cohort: str) -> int:
-        """Return how many rounds of a cohort have begun within the last hour."""
-        begun = self._begun[cohort]
-        while begun and begun[0] <= self._clock() - HOUR_S:
-            begun.popleft()
-        return len(begun)
 
     def take_public_metrics(self, entry: Entry, key: str, metrics: dict[str, float]) -> None:
         """Store the public metrics of a client for a round.
@@ -325,46 +307,51 @@ class Register:
         self,
         entry: Entry,
         changed: ServerRound,
-        actions: Iterable[Action] = (),
+        actions: Collection[Action] = (),
         rows: Sequence[Row] = (),
-    ) -> bool:
+    ) -> None:
         """Store a changed round in one transaction, and make it the entry's.
 
         The transaction includes what `BEGIN`, `BIND` and `PUBLISH` keep, and the `rows` of clients'
         shares. Changes that the other server tells again on a new link need no transaction of their
-        own. State changes may use the reserve; new rounds and shares may not. Returns whether the
-        constraints of an earlier attempt were lifted. Raises NotStored; then nothing has changed.
+        own. State changes may use the reserve; new rounds and shares may not. Raises NotStored;
+        then nothing has changed.
         """
         try:
-            return self._commit(entry, changed, actions, rows)
+            self._commit(entry, changed, actions, rows)
         except NotStored:
             uploads = rows or changed.round_id not in self._entries
             if uploads or not self._store.reserve.give_up():
                 raise
-            return self._commit(entry, changed, actions, rows)
+            self._commit(entry, changed, actions, rows)
 
     def _commit(
-        self,
-        entry: Entry,
-        changed: ServerRound,
-        actions: Iterable[Action],
-        rows: Sequence[Row],
-    ) -> bool:
-        old, actions = entry.server_round, list(actions)
-        verdicts, saved = _changed_verdicts(old, changed), json.dumps(changed.saved())
-        new = changed.round_id not in self._entries
-        released = False
+        self, entry: Entry, changed: ServerRound, actions: Collection[Action], rows: Sequence[Row]
+    ) -> None:
+        database, round_id, cohort = self._store.database, changed.round_id, changed.cohort
+        verdicts = _changed_verdicts(entry.server_round, changed)
+        saved, new = json.dumps(changed.saved()), round_id not in self._entries
+        lifted = Effect.BEGIN in actions and _lifts(changed.asked, database.bound(cohort))
+        released = lifted and bool(database.bound(cohort).clients)
         # with the signatures that there are now
         result = entry.result
         if result and changed.receipt:
             result = replace(result, receipt=changed.receipt)
         if new or rows or verdicts or saved != entry.saved:
             files = self._write_files(entry, changed, result)
-            with self._store.database.transaction():
-                released = self._write(entry, changed, saved, actions, rows, files, new)
-                self._store.database.set_verdicts(changed.round_id, verdicts)
+            with database.transaction():
+                if new:
+                    self._add(entry, changed, saved, files)
+                else:
+                    after, of = files.get("after"), files.get("result")
+                    database.update_round(round_id, saved, self._times(changed), after, of)
+                database.add_uploads(round_id, rows)
+                if lifted:
+                    database.bind(cohort, UNBOUND)
+                self._write_cohort(changed, actions, files)
+                database.set_verdicts(round_id, verdicts)
                 if not changed.live:
-                    self._store.database.drop_uploads(changed.round_id)
+                    database.drop_uploads(round_id)
             entry.files, entry.saved = files, saved
         entry.server_round, entry.result = changed, result
         if not changed.computed_here:
@@ -372,54 +359,45 @@ class Register:
         for row in rows:
             entry.spool.add(row)
         if new:
-            self._entries[changed.round_id] = entry
-            for earlier in self.rounds_of(changed.cohort)[:-ROUNDS_RETAINED]:
+            self._entries[round_id] = entry
+            for earlier in self.rounds_of(cohort)[:-ROUNDS_RETAINED]:
                 del self._entries[earlier.server_round.round_id]
-        return released
-
-    def _write(
-        self,
-        entry: Entry,
-        changed: ServerRound,
-        saved: str,
-        actions: Sequence[Action],
-        rows: Sequence[Row],
-        files: dict[str, str],
-        new: bool,
-    ) -> bool:
-        database, round_id = self._store.database, changed.round_id
-        cohort = changed.cohort
-        times = self._times(changed)
-        released = False
-        if new:
-            for earlier in self.rounds_of(cohort)[: 1 - ROUNDS_RETAINED]:
-                database.forget_round(earlier.server_round.round_id)
-            asked = flat(changed.asked) | {"session": ""}
-            names, repeats = dict(changed.names), sorted(changed.repeats)
-            given = round_id, cohort, entry.request, asked, names, repeats
-            database.add_round(SavedRound(*given, saved, times, files.get("before")))
-        else:
-            database.update_round(round_id, saved, times, files.get("after"), files.get("result"))
-        database.add_uploads(round_id, rows)
         if Effect.BEGIN in actions:
-            bound = database.bound(cohort)
-            if _lifts(changed.asked, bound):
-                released = bool(bound.clients)
-                database.bind(cohort, UNBOUND)
-            if "before" in files:
-                database.set_current_run(cohort, files["before"])
+            # for the policy's rounds per hour
+            self._begun[cohort].append(self._clock())
+            self.runs[cohort] = entry.before
+        if Effect.PUBLISH in actions and entry.after:
+            self.runs[cohort] = entry.after
+        if released:
+            logs.event("clients-released", logging.WARNING, **changed.about)
+
+    def _add(self, entry: Entry, made: ServerRound, saved: str, files: dict[str, str]) -> None:
+        """Store a new round, and forget the earliest of its cohort."""
+        for earlier in self.rounds_of(made.cohort)[: 1 - ROUNDS_RETAINED]:
+            self._store.database.forget_round(earlier.server_round.round_id)
+        asked = flat(made.asked) | {"session": ""}
+        names, repeats = dict(made.names), sorted(made.repeats)
+        given = made.round_id, made.cohort, entry.request, asked, names, repeats
+        self._store.database.add_round(
+            SavedRound(*given, saved, self._times(made), files.get("before"))
+        )
+
+    def _write_cohort(
+        self, changed: ServerRound, actions: Collection[Action], files: dict[str, str]
+    ) -> None:
+        """Store what the actions of a round change for later rounds of its cohort."""
+        database, cohort = self._store.database, changed.cohort
+        if Effect.BEGIN in actions and "before" in files:
+            database.set_current_run(cohort, files["before"])
         if Effect.BIND in actions:
-            clients = frozenset(changed.included)
-            database.bind(
-                cohort, Bound(changed.number, clients, changed.toss_opening, changed.asked.start)
-            )
+            clients, start = frozenset(changed.included), changed.asked.start
+            database.bind(cohort, Bound(changed.number, clients, changed.toss_opening, start))
             # the cost of the run counts from now on, however it ends
             database.spend(cohort, changed.spent_after)
         if Effect.PUBLISH in actions:
             database.bind(cohort, replace(database.bound(cohort), start=""))
-        if Effect.PUBLISH in actions and "after" in files:
-            database.set_current_run(cohort, files["after"])
-        return released
+            if "after" in files:
+                database.set_current_run(cohort, files["after"])
 
     def _write_files(
         self, entry: Entry, changed: ServerRound, result: Result | None

@@ -188,19 +188,20 @@ def _check_round_id(text: str) -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """A request whose fields are checked, and the caller, who is known by the connection's key."""
+    """A request, and the caller, who is known by the connection's key."""
 
     # the address of the answer
     address: bytes
-    # the caller's own number for the request (`id` on the wire), which the answer repeats
-    number: int
-    op: str
     key: str
+    # the key itself and "" for a caller who is off the lists
     name: str
     role: str
+    # the caller's own number for the request (`id` on the wire), which the answer repeats
+    number: int = 0
+    op: str = ""
     # an instance of the dataclass that `OPS` names for `op`
-    fields: Any = field(repr=False)
-    arrays: Arrays = field(repr=False)
+    fields: Any = field(default=None, repr=False)
+    arrays: Arrays = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -243,98 +244,84 @@ class Requests:
 
         A wrong request is answered with an error, and changes nothing. No request ends the server.
         """
-        number, op = 0, ""
-        caller = self._callers[key][0] if key in self._callers else key
+        call = Call(address, key, *self._callers.get(key, (key, "")))
         try:
             message = wire.unpack(parts)
-            number, op = take_number(message), message.type
-            call = self._call(address, key, number, message)
-            if (answer := OPS[op].handler(self, call)) is not None:
+            call = replace(call, number=take_number(message), op=message.type)
+            call = self._checked_call(call, message)
+            if (answer := OPS[call.op].handler(self, call)) is not None:
                 self._answer(call, answer)
         except SecureMedianError as error:
-            self._refused(op, caller, key, error)
-            self._refuse(address, key, number, op, error)
+            self._refuse(call, error)
         except Exception as error:
             # a defect in this server
-            self._log.event("request-error", key, logging.ERROR, error, caller=caller, op=op)
-            self._refuse(address, key, number, op, DEFECT)
-
-    def _refused(self, op: str, caller: str, key: str, error: SecureMedianError) -> None:
-        if op not in OPS or OPS[op].logged:
             self._log.event(
-                "request-refused",
-                key,
-                caller=caller,
-                op=op,
-                code=error.code,
-                reason=str(error),
+                "request-error", key, logging.ERROR, error, caller=call.name, op=call.op
             )
+            self._refuse(call, DEFECT, logged=False)
 
-    def _call(self, address: bytes, key: str, number: int, message: wire.Message) -> Call:
-        """Check the fields of a request and that the caller may make it, and return it as a Call.
+    def _checked_call(self, call: Call, message: wire.Message) -> Call:
+        """Check that the caller may make a request and its fields, and return it with these.
 
         Raises FrameError, NotAllowed, UnknownRound or ConfigError if something is wrong.
         """
         # the connection is older than the lists
-        if key not in self._callers:
+        if not call.role:
             raise NotAllowed(
                 f"this key was taken off the list: {self._config.name}; ask its operator"
             )
-        if message.type not in OPS:
+        if call.op not in OPS:
             known = ", ".join(OPS)
-            raise FrameError(f"no request is called {quoted(message.type)}; there are {known}")
-        op = OPS[message.type]
-        name, role = self._callers[key]
-        if role not in op.roles:
+            raise FrameError(f"no request is called {quoted(call.op)}; there are {known}")
+        op = OPS[call.op]
+        if call.role not in op.roles:
             who = " or a ".join(op.roles)
             raise NotAllowed(
-                f"{message.type!r} is for a {who}: the key of {name!r} is a {role}'s; use the "
-                f"{who}'s key"
+                f"{call.op!r} is for a {who}: the key of {call.name!r} is a {call.role}'s; use "
+                f"the {who}'s key"
             )
         if op.leader_only and self._config.party != 0:
-            raise NotAllowed(f"only s0 answers this request: {message.type!r}; ask there")
+            raise NotAllowed(f"only s0 answers this request: {call.op!r}; ask there")
         if not set(message.arrays) <= op.arrays:
             names = quoted(", ".join(message.arrays))
-            raise FrameError(f"{message.type!r} has arrays that it does not take: {names}")
-        return Call(
-            address,
-            number,
-            message.type,
-            key,
-            name,
-            role,
-            build(op.fields, message.fields, message.type),
-            message.arrays,
-        )
+            raise FrameError(f"{call.op!r} has arrays that it does not take: {names}")
+        fields: Any = build(op.fields, message.fields, call.op)
+        return replace(call, fields=fields, arrays=message.arrays)
 
     def _answer(self, call: Call, answer: Answer) -> None:
         self.answers[call.op, "ok"] += 1
-        parts = wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays)
-        self._send(call.address, call.key, parts)
+        self._send(call, wire.pack(call.op, {**answer.fields, "id": call.number}, answer.arrays))
 
-    def _send(self, address: bytes, key: str, parts: Sequence[wire.Part]) -> None:
+    def _send(self, call: Call, parts: Sequence[wire.Part]) -> None:
         try:
-            self._reply(address, parts)
+            self._reply(call.address, parts)
         except ChannelTimeout as error:
-            caller = self._callers[key][0] if key in self._callers else key
-            self._log.event("answers-unread", key, caller=caller, reason=str(error))
+            self._log.event("answers-unread", call.key, caller=call.name, reason=str(error))
 
-    def _refuse(
-        self, address: bytes, key: str, number: int, op: str, error: SecureMedianError
-    ) -> None:
+    def _refuse(self, call: Call, error: SecureMedianError, logged: bool = True) -> None:
         """Answer with an error.
 
         An answer that cannot be sent is only logged, since there is nobody left to tell.
         """
+        known, reason = call.op in OPS, str(error)
+        if logged and not (known and OPS[call.op].polled):
+            told: dict[str, Any] = {"op": call.op, "code": error.code, "reason": reason}
+            self._log.event("request-refused", call.key, caller=call.name, **told)
         # an invented name must not become a label
-        self.answers[op if op in OPS else "unknown", error.code] += 1
+        self.answers[call.op if known else "unknown", error.code] += 1
         try:
-            self._send(address, key, error_frame(number, error))
+            self._send(call, error_frame(call.number, error))
         except Exception as failed:
-            self._log.event("answer-lost", key, logging.ERROR, failed, code=error.code)
+            self._log.event("answer-lost", call.key, logging.ERROR, failed, code=error.code)
 
     def _find(self, call: Call) -> Entry:
         return self._rounds.register.find(call.fields.round, call.key)
+
+    def _listed(self, call: Call) -> Entry:
+        """Return the round that a request names. Raises UnknownRound unless it has the caller."""
+        entry = self._find(call)
+        _check_listed(call, entry.server_round)
+        return entry
 
     def _latest(self, call: Call) -> Entry | None:
         return self._rounds.register.latest(self._cohort(call))
@@ -509,8 +496,7 @@ class Requests:
         An open round without one takes the caller's. Refused if it is invalid or of another number
         of values (bad-input).
         """
-        entry = self._find(call)
-        _check_listed(call, entry.server_round)
+        entry = self._listed(call)
         text = self._rounds.model_form(entry, call.key, call.fields.model_form)
         return Answer({"model_form": text})
 
@@ -532,9 +518,8 @@ class Requests:
         opened (guards as u8[W, 64], then turns, packed as in dealing.turns). The caller alone can
         judge it. Refused once the round takes no uploads (round-closed).
         """
-        entry, key = self._find(call), call.key
+        entry, key = self._listed(call), call.key
         server_round = entry.server_round
-        _check_listed(call, server_round)
         members.check_asked(server_round, key)
         member = server_round.members[key]
         if member.passed is None:
@@ -569,9 +554,8 @@ class Requests:
         `state` of the round, `binding` (16 bytes, the id of the servers' binding) and `coin` (16
         bytes), both empty unless it does, `folded` (whether the fold is here).
         """
-        entry, key = self._find(call), call.key
+        entry, key = self._listed(call), call.key
         server_round = entry.server_round
-        _check_listed(call, server_round)
         said: dict[str, Any] = {"binding": b"", "coin": b"", "folded": False}
         folds = self._folds(server_round)
         if folds and key in folds.clients and folds.binding:
@@ -587,9 +571,7 @@ class Requests:
 
         Refused unless this server asks the caller for it (round-closed).
         """
-        entry = self._find(call)
-        server_round = entry.server_round
-        _check_listed(call, server_round)
+        server_round = self._listed(call).server_round
         if not server_round.audited:
             raise BadUpload(f"only audited rounds take folds: {server_round.round_id}; send none")
         fold, folds = _array_of(call, "fold"), self._folds(server_round)
@@ -607,8 +589,7 @@ class Requests:
             if error is None:
                 self._answer(call, answer)
             else:
-                self._refused(call.op, call.name, call.key, error)
-                self._refuse(call.address, call.key, call.number, call.op, error)
+                self._refuse(call, error)
 
         return answered
 
@@ -622,9 +603,7 @@ class Requests:
 
     def _tell(self, call: Call) -> Answer:
         """Take the caller's public metrics of a round, once."""
-        entry = self._find(call)
-        _check_listed(call, entry.server_round)
-        metrics = check_public_metrics(call.fields.metrics)
+        entry, metrics = self._listed(call), check_public_metrics(call.fields.metrics)
         self._rounds.register.take_public_metrics(entry, call.key, metrics)
         return Answer()
 
@@ -647,7 +626,7 @@ class Requests:
         """
         entry = self._find(call)
         server_round = entry.server_round
-        private = server_round.params.result_to == "clients"
+        private = server_round.params.method.result_to == "clients"
         if private and call.fields.values and call.role != CLIENT:
             raise NotAllowed(
                 f"the result is for the round's clients alone: {server_round.round_id}; ask a "
@@ -674,7 +653,7 @@ class Requests:
 
         def when_opened(opened: ServerRound, error: SecureMedianError | None) -> None:
             if error:
-                self._refuse(call.address, call.key, call.number, call.op, error)
+                self._refuse(call, error, logged=False)
             else:
                 self._answer(call, Answer({"round": opened.round_id, "number": opened.number}))
 
@@ -796,27 +775,27 @@ class Op:
     arrays: frozenset[str] = frozenset()
     # whether only S0 answers
     leader_only: bool = False
-    # whether refusals are logged: not those of requests that callers poll
-    logged: bool = True
+    # whether callers ask again and again, so that refusals are not logged
+    polled: bool = False
 
 
 OPS: dict[str, Op] = {
     "info": Op(Requests._info, OneCohort),
     "probe": Op(Requests._probe, OneCohort, arrays=frozenset({"load"})),
     "link": Op(Requests._link, OneCohort, (COORDINATOR,), leader_only=True),
-    "status": Op(Requests._status, AnyRound, logged=False),
-    "round": Op(Requests._round, OneCohort, (CLIENT,), logged=False),
+    "status": Op(Requests._status, AnyRound, polled=True),
+    "round": Op(Requests._round, OneCohort, (CLIENT,), polled=True),
     "model": Op(Requests._model, OneRound, leader_only=True),
     "form": Op(Requests._form, FormFields, (CLIENT,), leader_only=True),
     "deal": Op(Requests._deal, DealFields, (CLIENT,), frozenset({"share"})),
-    "checked": Op(Requests._checked, OneRound, (CLIENT,), logged=False),
+    "checked": Op(Requests._checked, OneRound, (CLIENT,), polled=True),
     "upload": Op(Requests._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
-    "bound": Op(Requests._bound, OneRound, (CLIENT,), logged=False),
+    "bound": Op(Requests._bound, OneRound, (CLIENT,), polled=True),
     "folded": Op(Requests._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
     "decline": Op(Requests._decline, DeclineFields, (CLIENT,)),
     "tell": Op(Requests._tell, TellFields, (CLIENT,), leader_only=True),
     "metrics": Op(Requests._metrics, OneRound, leader_only=True),
-    "result": Op(Requests._result, ResultFields, logged=False),
+    "result": Op(Requests._result, ResultFields, polled=True),
     "open": Op(Requests._open, Opening, (COORDINATOR,), frozenset({"model"}), leader_only=True),
     "close": Op(Requests._close, OneRound, (COORDINATOR,), leader_only=True),
     "abort": Op(Requests._abort, AbortFields, (COORDINATOR,), leader_only=True),

@@ -44,7 +44,7 @@ from securemedian.servers.network.peer import PeerWatch, Told
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.runner import RoundRunner, event_of
-from securemedian.servers.rounds.runs import Opening, RunKeeper
+from securemedian.servers.rounds.runs import Opening, begin_as_asked, finish_round
 from securemedian.servers.storage.database import Row
 from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store
@@ -91,13 +91,8 @@ class Rounds:
         self._config, self._engines, self._clock = config, engines, clock
         self._signing, self._wall = signing, wall
         self.register = Register(config, store, clock, wall)
-        self._keeper = RunKeeper(config.party, store, signing)
         self._runner = RoundRunner(
-            self.register,
-            self._keeper,
-            engines,
-            lambda message: self._peer_control.send(message),
-            clock,
+            self.register, engines, lambda message: self._peer_control.send(message), clock
         )
         self._peer_control = PeerControl(
             config, self.register, self._runner, engines, signing.public, send, clock
@@ -107,7 +102,6 @@ class Rounds:
         # the rounds that await a turn at S0, each with the resource that it needs, in the order in
         # which they became ready
         self._queue: list[tuple[Entry, events.Use | None]] = []
-        self._stops = False
         self.register.tidy()
         for entry in self.live:
             event: events.Event = events.Unlinked(f"{config.name} was restarted")
@@ -133,7 +127,7 @@ class Rounds:
 
         It is the model that S0 keeps, or otherwise that of the latest round; 0 if there is neither.
         """
-        if models := self._keeper.current(cohort).models:
+        if models := self.register.runs[cohort].models:
             return models[0].size
         latest = self.register.latest(cohort)
         return latest.server_round.params.dim if latest else 0
@@ -169,13 +163,14 @@ class Rounds:
         """
         cohort, request = opening.cohort, opening.request
         self.flush()
-        if made := self.register.requested(cohort, request):
+        known = self.register.rounds_of(cohort) if request else []
+        if made := next((entry for entry in known if entry.request == request), None):
             if made.server_round.state is State.OPENING:
                 made.when_opened.append(when_opened)
             else:
                 self._runner.answer(made, when_opened)
             return
-        before = self._keeper.begin(opening, params, model)
+        before = begin_as_asked(self.register.runs[cohort], opening, params, model)
         params = before.settled(params)
         self.peer.require(params)
         if entry := self.register.live_of(cohort):
@@ -222,8 +217,9 @@ class Rounds:
                 )
             return ""
         goes_on = not opening.reset and (not new_model or opening.keep_range)
-        if not form and goes_on:
-            form = self.register.model_form_after(opening.cohort, params.dim)
+        latest = self.register.latest(opening.cohort)
+        if latest and goes_on and latest.server_round.params.dim == params.dim:
+            form = form or latest.server_round.asked.model_form
         return form if self.peer.knows(3) else ""
 
     def model_form(self, entry: Entry, client: str, text: str) -> str:
@@ -232,17 +228,12 @@ class Rounds:
         `text` is the form of the client's own model, or "". Raises what
         `Register.take_model_form` raises.
         """
-        server_round = entry.server_round
+        here = entry.server_round
         entry.informed.add(client)
-        first = not server_round.asked.model_form and text
-        if (
-            first
-            and server_round.state is State.OPEN
-            and server_round.params.exchange.fixed is None
-        ):
+        takes = here.state is State.OPEN and here.params.exchange.fixed is None
+        if text and takes and not here.asked.model_form:
             self.register.take_model_form(entry, text)
-            name = server_round.names[client]
-            logs.event("model-form-taken", **server_round.about, client=name)
+            logs.event("model-form-taken", **here.about, client=here.names[client])
         return entry.server_round.asked.model_form
 
     def put(self, entry: Entry, client: str, piece: Piece, when_stored: WhenStored) -> None:
@@ -253,7 +244,9 @@ class Rounds:
         state of the round. Raises what `members.check_dealing`, `members.check_upload` and
         `Spool.put` raise, and DuplicateUpload.
         """
-        self._flush_of(client)
+        if any(share.row.client == client for share in self._shares):
+            # its earlier shares come first
+            self.flush()
         if not self._is_repeated(entry, client, piece):
             deals = piece.kind == DEALING
             check = members.check_dealing if deals else members.check_upload
@@ -288,14 +281,13 @@ class Rounds:
         Raises what `members.check_decline` raises.
         """
         self.flush()
-        server_round = entry.server_round
-        if client in server_round.declined:
+        here = entry.server_round
+        if client in here.declined:
             return
-        members.check_decline(server_round, client)
+        members.check_decline(here, client)
         self._runner.feed(entry, [events.Declined(client, reason)])
-        name = server_round.names[client]
-        about = server_round.about
-        logs.event("client-declined", logging.WARNING, **about, client=name, reason=reason)
+        told = here.about | {"client": here.names[client], "reason": reason}
+        logs.event("client-declined", logging.WARNING, **told)
         self._go_on()
 
     def flush(self) -> None:
@@ -305,52 +297,42 @@ class Rounds:
         """
         shares, self._shares = self._shares, []
         for entry in dict.fromkeys(share.entry for share in shares):
-            self._store_all(entry, [share for share in shares if share.entry is entry])
+            of_round = [share for share in shares if share.entry is entry]
+            if not self._store(entry, of_round):
+                # those before it have closed the round
+                late = [share for share in of_round if not self._store(entry, [share])]
+                closed = RoundClosed(
+                    "the round has just been closed: it has all its clients; wait for the next"
+                )
+                for share in late:
+                    share.when_stored(closed)
         if shares:
             self._go_on()
 
-    def _store_all(self, entry: Entry, shares: Sequence[_Share]) -> None:
-        try:
-            self._store(entry, shares)
-        except LocalProtocolError:
-            # those before it have closed the round
-            for share in shares:
-                try:
-                    self._store(entry, [share])
-                except LocalProtocolError:
-                    closed = RoundClosed(
-                        "the round has just been closed: it has all its clients; wait for the next"
-                    )
-                    share.when_stored(closed)
-
-    def _store(self, entry: Entry, shares: Sequence[_Share]) -> None:
+    def _store(self, entry: Entry, shares: Sequence[_Share]) -> bool:
+        """Store shares and answer them, and return True unless the round takes no more of them."""
+        error: SecureMedianError | None = None
         if not entry.server_round.live:
-            raise LocalProtocolError("the round has ended")
+            return False
         try:
             entry.spool.sync()
-            self._runner.feed(
-                entry, [share.event for share in shares], [share.row for share in shares]
-            )
+            rows = [share.row for share in shares]
+            self._runner.feed(entry, [share.event for share in shares], rows)
         except LocalProtocolError:
-            raise
-        except SecureMedianError as error:
+            return False
+        except SecureMedianError as failed:
+            error = failed
             for share in reversed(shares):
                 entry.spool.discard(share.row)
-                share.when_stored(error)
-            return
         for share in shares:
             about = entry.server_round.about
             name = entry.server_round.names[share.row.client]
-            if share.row.kind == DEALING:
+            if error is None and share.row.kind == DEALING:
                 logs.event("dealing-stored", **about, client=name)
-            else:
+            elif error is None:
                 logs.event("upload-stored", **about, client=name)
-            share.when_stored(None)
-
-    def _flush_of(self, client: str) -> None:
-        """Commit first the earlier shares of the same client."""
-        if any(share.row.client == client for share in self._shares):
-            self.flush()
+            share.when_stored(error)
+        return True
 
     def close(self, entry: Entry) -> None:
         """Take no more uploads and run the protocol, at S0. Raises RoundClosed if it has failed."""
@@ -401,7 +383,9 @@ class Rounds:
                 event = self._verdicts(entry, result)
             case _:
                 try:
-                    entry.result = self._keeper.finish(entry, result)
+                    entry.result, entry.after = finish_round(
+                        entry.server_round, entry.before, result, self._signing
+                    )
                     event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:
                     event = events.Failure(error.code, str(error))
@@ -409,15 +393,14 @@ class Rounds:
         self._peer_control.release(entry)
 
     def _verdicts(self, entry: Entry, checked: Checked) -> events.CheckEnded:
-        names, clients = entry.server_round.names, list(entry.server_round.under_check)
+        here, clients = entry.server_round, list(entry.server_round.under_check)
         failed = [key for key, passed in zip(clients, checked.passed, strict=True) if not passed]
         silent = [key for key, none in zip(clients, checked.silent, strict=False) if none]
         level = logging.WARNING if failed else logging.INFO
-        told = entry.server_round.about | {
-            "checked": [names[key] for key in clients],
-            "failed": [names[key] for key in failed],
-        }
-        if entry.server_round.folding:
+        lists = {"checked": clients, "failed": failed}
+        names = {what: [here.names[key] for key in keys] for what, keys in lists.items()}
+        told = here.about | names
+        if here.folding:
             logs.event("clients-folded", level, **told)
         else:
             logs.event("clients-checked", level, **told)
@@ -425,28 +408,15 @@ class Rounds:
 
     def _deviated(self, entry: Entry, error: PeerDeviated) -> events.Failure:
         """Log and sign what the other server has done, which fails the round for good."""
-        server_round = entry.server_round
-        deviation = Deviation(
-            SERVICE,
-            self._config.name,
-            server_round.cohort,
-            server_round.round_id,
-            server_round.params.digest.hex(),
-            cut(str(error)),
-            self._wall(),
-        ).signed(self._signing)
-        logs.event(
-            "peer-deviated",
-            logging.ERROR,
-            **server_round.about,
-            peer=self.peer.name,
-            reason=str(error),
-            record=deviation["record"],
-            signature=deviation["signature"],
-        )
+        here, reason = entry.server_round, str(error)
+        of = here.cohort, here.round_id, here.params.digest.hex()
+        found = Deviation(SERVICE, self._config.name, *of, cut(reason), self._wall())
+        deviation = found.signed(self._signing)
+        told = here.about | {"peer": self.peer.name, "reason": reason} | deviation
+        logs.event("peer-deviated", logging.ERROR, **told)
         reason = (
             f"the peer deviated: {self._config.name} has signed that {self.peer.name} does not "
-            f"follow the protocol ({error})"
+            f"follow the protocol ({reason})"
         )
         return events.Failure(error.code, reason, deviation)
 
@@ -473,15 +443,14 @@ class Rounds:
         ]
         self._queue = [one for one in self._queue if one in ready]
         self._queue += [one for one in ready if one not in self._queue]
-        if self._stops or self.peer.problem:
+        if self.register.closed or self.peer.problem:
             return
         for one in list(self._queue):
             entry, use = one
             engine = self._engines.of(entry.server_round.cohort)
-            in_use = use is not None and use in [
-                step.use(other.server_round) for other in self.live
-            ]
-            if in_use or engine.stopping or not self._runner.idle(entry):
+            in_use = [step.use(other.server_round) for other in self.live]
+            taken = use is not None and use in in_use
+            if taken or engine.stopping or not self._runner.idle(entry):
                 continue
             self._queue.remove(one)
             kept = None if entry.server_round.adrift else engine.opened_session
@@ -490,8 +459,7 @@ class Rounds:
 
     def stop(self) -> None:
         """Take no more rounds and begin no more runs. A running protocol may finish."""
-        self.register.close()
-        self._stops = True
+        self.register.closed = True
 
     @property
     def running(self) -> bool:
@@ -500,7 +468,6 @@ class Rounds:
 
     def interrupt(self, why: str) -> None:
         """Interrupt all rounds, to be tried again, because something failed at this server."""
+        interrupted = events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
         for entry in self.live:
-            self._runner.take(
-                entry, events.Interrupted(RoundFailed.code, f"{self._config.name} {why}")
-            )
+            self._runner.take(entry, interrupted)

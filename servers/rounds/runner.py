@@ -24,11 +24,10 @@ from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
-from securemedian.servers.machine.events import Action, Effect, Event, Failure, Interrupted
+from securemedian.servers.machine.events import Effect, Event, Failure, Interrupted
 from securemedian.servers.machine.step import fold
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
-from securemedian.servers.rounds.runs import RunKeeper
 from securemedian.servers.storage.database import Row
 
 # the wait before an event that could not be stored is tried again
@@ -55,21 +54,19 @@ class RoundRunner:
     def __init__(
         self,
         register: Register,
-        keeper: RunKeeper,
         engines: Engines,
         send: Callable[[RoundMessage], None],
         clock: Callable[[], float],
     ) -> None:
-        self._register, self._keeper, self._engines = register, keeper, engines
+        self._register, self._engines = register, engines
         self._send, self._clock = send, clock
         self._bounded_log = logs.BoundedLog(clock)
+        # `Register.commit` does the others
         self._effects: dict[Effect, Callable[[Entry], None]] = {
             Effect.LOG: self._log,
-            Effect.BEGIN: self._begin,
             Effect.PREPARE: self._prepare,
             Effect.CHECK: self._check,
             Effect.START: self._start,
-            Effect.PUBLISH: self._publish,
             Effect.DROP_SESSION: lambda entry: self._engine(entry).drop(),
             Effect.DROP_UPLOADS: self._drop_uploads,
             Effect.ANSWER: self._answer,
@@ -120,14 +117,8 @@ class RoundRunner:
                     self._feed(queue, [queue.events[0]])
                 except NotStored as error:
                     queue.again = self._clock() + AGAIN_S
-                    self._bounded_log.event(
-                        "not-stored",
-                        "disk",
-                        logging.ERROR,
-                        **about,
-                        waiting=len(queue.events),
-                        reason=str(error),
-                    )
+                    told = about | {"waiting": len(queue.events), "reason": str(error)}
+                    self._bounded_log.event("not-stored", "disk", logging.ERROR, **told)
                     return
                 except PeerProtocolError as error:
                     self._bounded_log.event("message-refused", "peer", **about, reason=str(error))
@@ -143,39 +134,26 @@ class RoundRunner:
     def _feed(self, queue: _Queue, events: Sequence[Event], rows: Sequence[Row] = ()) -> None:
         entry = queue.entry
         changed, actions = fold(entry.server_round, events, self._clock())
-        if self._register.commit(entry, changed, actions, rows):
-            logs.event("clients-released", logging.WARNING, **changed.about)
+        self._register.commit(entry, changed, actions, rows)
         for action in actions:
             try:
-                self._do(entry, action)
+                if not isinstance(action, Effect):
+                    self._send(action)
+                elif action in self._effects:
+                    self._effects[action](entry)
             except Exception as error:
-                event = _event_of(error)
+                event = event_of(error)
                 if entry.server_round.live:
                     # before the events that came meanwhile; the present one is still the first
                     queue.events.insert(1 if queue.taking else 0, event)
                     return
                 # go on with the other actions, such as deleting uploads
-                logs.event(
-                    "action-failed",
-                    logging.ERROR,
-                    **entry.server_round.about,
-                    action=action if isinstance(action, Effect) else type(action).__name__,
-                    reason=event.reason,
-                )
-
-    def _do(self, entry: Entry, action: Action) -> None:
-        if not isinstance(action, Effect):
-            self._send(action)
-        # the transaction has bound the clients
-        elif action is not Effect.BIND:
-            self._effects[action](entry)
+                name = action if isinstance(action, Effect) else type(action).__name__
+                told = entry.server_round.about | {"action": name, "reason": event.reason}
+                logs.event("action-failed", logging.ERROR, **told)
 
     def _engine(self, entry: Entry) -> Engine:
         return self._engines.of(entry.server_round.cohort)
-
-    def _begin(self, entry: Entry) -> None:
-        self._register.begin(entry.server_round.cohort)
-        self._keeper.keep(entry.server_round.cohort, entry.before)
 
     def _prepare(self, entry: Entry) -> None:
         """Let the engine prepare the round, at both servers, while the clients train."""
@@ -183,43 +161,36 @@ class RoundRunner:
 
     def _check(self, entry: Entry) -> None:
         """Let the engine check clients, or toss for it first, at both servers."""
-        server_round, spool, engine = entry.server_round, entry.spool, self._engine(entry)
-        clients, shape = server_round.under_check, server_round.params.dealing
-        coin = server_round.check.coin if server_round.check else b""
+        here, spool, engine = entry.server_round, entry.spool, self._engine(entry)
+        clients, params, shape = here.under_check, here.params, here.params.form.dealing
+        coin = here.check.coin if here.check else b""
         self._require_session(entry)
-        if shape and server_round.folding:
-            limits, params = server_round.limits, server_round.params
+        examine = spool.examination(clients)
+        if shape and here.folding:
             # a check must not take longer than run_s
-            limit_s = min(params.deadline_s, limits.run_s / 2)
-            folds = Folds(clients, fold_words(shape))
-            engine.bind(self._input(entry), folds, limit_s, spool.examination(clients))
+            limit_s = min(params.deadline_s, here.limits.run_s / 2)
+            engine.bind(self._input(entry), Folds(clients, fold_words(shape)), limit_s, examine)
         elif shape and not coin:
-            engine.toss(server_round.tokens_of)
+            engine.toss(here.tokens_of)
         elif shape:
             # before anything is opened under the coin
-            logs.event(
-                "check-begun",
-                **server_round.about,
-                clients=[server_round.names[key] for key in clients],
-                coin=logs.fingerprint("coin", coin),
-            )
+            names = [here.names[key] for key in clients]
+            mark = logs.fingerprint("coin", coin)
+            logs.event("check-begun", **here.about, clients=names, coin=mark)
             halves = [spool.dealing(key) for key in clients]
-            examine = spool.examination(clients)
-            note = spool.noting(clients)
-            engine.check_dealings(shape, halves, coin, examine, note)
+            engine.check_dealings(shape, halves, coin, examine, spool.noting(clients))
         else:
-            params, opening = server_round.params, bytes.fromhex(server_round.toss_opening)
             uploads = [spool.get(key) for key in clients]
-            weights = [params.method.weight_of(key) for key in clients]
-            given = RoundInput(params, uploads, weights, opening=opening)
-            engine.check_values(given, spool.examination(clients))
+            weights = [params.method.weighing.one(key) for key in clients]
+            opening = bytes.fromhex(here.toss_opening)
+            engine.check_values(RoundInput(params, uploads, weights, opening=opening), examine)
 
     def _start(self, entry: Entry) -> None:
-        server_round, engine = entry.server_round, self._engine(entry)
-        if server_round.new_session:
-            engine.prepare(server_round.session, server_round.params)
+        here, engine = entry.server_round, self._engine(entry)
+        if here.new_session:
+            engine.prepare(here.session, here.params)
         self._require_session(entry)
-        engine.start(self._input(entry), entry.spool.examination(server_round.included))
+        engine.start(self._input(entry), entry.spool.examination(here.included))
 
     def _input(self, entry: Entry) -> RoundInput:
         """Return what the chosen clients of a round have sent, and what the method needs of it."""
@@ -228,7 +199,7 @@ class RoundRunner:
         return RoundInput(
             server_round.computed,
             [spool.get(client) for client in included],
-            server_round.params.weights_of(included),
+            server_round.params.method.weights_of(included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
@@ -245,10 +216,6 @@ class RoundRunner:
                 "the session that was prepared is gone: the link broke; wait, for the servers "
                 "make another"
             )
-
-    def _publish(self, entry: Entry) -> None:
-        if entry.after:
-            self._keeper.keep(entry.server_round.cohort, entry.after)
 
     def _drop_uploads(self, entry: Entry) -> None:
         entry.spool.drop()
@@ -267,54 +234,34 @@ class RoundRunner:
         when_opened(server_round, error)
 
     def _log(self, entry: Entry) -> None:
-        server_round = entry.server_round
-        details: dict[str, Any] = server_round.about | {"number": server_round.number}
-        if server_round.state is State.OPEN and server_round.repeats:
-            details |= {"repeats": server_round.whom_it_repeats()}
-        if server_round.state in (State.STARTING, State.RUNNING):
-            details |= {
-                "attempt": server_round.attempt,
-                "session": logs.fingerprint("session", server_round.session),
-            }
-        if server_round.state is State.QUEUED and server_round.reason:
-            details |= {
-                "setbacks": server_round.setbacks,
-                "code": server_round.code,
-                "reason": server_round.reason,
-            }
-        if server_round.state in (State.RUNNING, State.PUBLISHED):
-            details |= {
-                "included": [server_round.names[key] for key in server_round.included],
-                "left_out": server_round.left_out,
-            }
-        if server_round.state is State.PUBLISHED:
-            details |= {"cost": entry.result.cost if entry.result else {}}
-            if entry.result and entry.result.unchanged_groups:
-                details |= {"unchanged_groups": list(entry.result.unchanged_groups)}
-        if server_round.state is State.FAILED:
-            details |= {
-                "code": server_round.code,
-                "reason": server_round.reason,
-                "opened": server_round.opened,
-                "left_out": server_round.left_out,
-            }
-        logs.event(
-            f"round-{server_round.state}",
-            logging.WARNING if server_round.state is State.FAILED else logging.INFO,
-            **details,
-        )
+        here, state, result = entry.server_round, entry.server_round.state, entry.result
+        failed = state is State.FAILED
+        why = {"code": here.code, "reason": here.reason}
+        told: dict[str, Any] = here.about | {"number": here.number}
+        if state is State.OPEN and here.repeats:
+            told |= {"repeats": here.whom_it_repeats()}
+        if state in (State.STARTING, State.RUNNING):
+            session = logs.fingerprint("session", here.session)
+            told |= {"attempt": here.attempt, "session": session}
+        if state is State.QUEUED and here.reason:
+            told |= {"setbacks": here.setbacks} | why
+        if state in (State.RUNNING, State.PUBLISHED):
+            included = [here.names[key] for key in here.included]
+            told |= {"included": included, "left_out": here.left_out}
+        if state is State.PUBLISHED:
+            told |= {"cost": result.cost if result else {}}
+            if result and result.unchanged_groups:
+                told |= {"unchanged_groups": list(result.unchanged_groups)}
+        if failed:
+            told |= why | {"opened": here.opened, "left_out": here.left_out}
+        logs.event(f"round-{state}", logging.WARNING if failed else logging.INFO, **told)
 
 
-def _event_of(error: Exception) -> Failure | Interrupted:
-    """Return the event of a round for an error, and log a defect with its traceback."""
-    if isinstance(error, SecureMedianError):
-        return event_of(error)
-    logs.event("action-error", logging.ERROR, error)
-    defect = f"a defect in this server, see its log: {type(error).__name__}"
-    return Failure(LocalProtocolError.code, defect)
-
-
-def event_of(error: SecureMedianError) -> Failure | Interrupted:
-    """Return the event for an error of a computation: final, or worth another attempt."""
+def event_of(error: Exception) -> Failure | Interrupted:
+    """Return the event for an error: final, or worth another attempt. Log a defect."""
+    if not isinstance(error, SecureMedianError):
+        logs.event("action-error", logging.ERROR, error)
+        defect = f"a defect in this server, see its log: {type(error).__name__}"
+        return Failure(LocalProtocolError.code, defect)
     kind = Interrupted if isinstance(error, TRANSIENT) else Failure
     return kind(error.code, str(error))

@@ -1,4 +1,4 @@
-"""The runs of S0's cohorts, from round to round, and the receipts of both servers.
+"""The runs of S0, from round to round, and the receipts of both servers.
 
 docs/protocols.md, section 7.1; the paper's Algorithm 3.
 """
@@ -24,8 +24,7 @@ from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState, finish
 from securemedian.servers.machine.round import ServerRound
-from securemedian.servers.rounds.register import Entry
-from securemedian.servers.storage.store import Result, Store
+from securemedian.servers.storage.store import Result
 
 _REQUEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -124,14 +123,14 @@ def _begin(
     fresh = reset or model is not None
     if model is None:
         model = kept.model
-        if reset and not params.uses_range and model is not None and model.size != params.dim:
+        if reset and not params.form.buckets and model is not None and model.size != params.dim:
             # a new run of another size: its first result becomes its model
             model = None
     policy = policy_from(range_options) if range_options or fresh else kept.policy
     scale = policy.start() if fresh else policy.take_over(kept.scale, kept.policy)
     _check_model(model, params)
-    if params.uses_range:
-        _check_range(policy, scale, params.method.range_buckets)
+    if params.form.buckets:
+        _check_range(policy, scale, params.form.buckets)
     changed = optimiser_options or fresh
     optimiser = optimiser_from(optimiser_options or {}) if changed else kept.optimiser
     _check_optimiser(optimiser, params)
@@ -159,7 +158,7 @@ def _check_range(policy: RangePolicy, scale: Float32s, buckets: int) -> None:
 
 
 def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
-    if params.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
+    if params.method.result_to == "clients" and not isinstance(optimiser, NoOptimiser):
         raise ConfigError(
             "the optimiser takes its step from the result, which only the clients learn: "
             f"{optimiser.name}; leave it out, or let the servers learn the result"
@@ -168,7 +167,7 @@ def _check_optimiser(optimiser: Optimiser, params: RoundParams) -> None:
 
 def _check_model(model: Float32s | None, params: RoundParams) -> None:
     if model is None:
-        if params.uses_range:
+        if params.form.buckets:
             raise ConfigError(
                 "a round on buckets needs a global model: S0 keeps none; give one when opening "
                 "(--model FILE.npy, which `securemedian init` makes)"
@@ -183,93 +182,78 @@ def _check_model(model: Float32s | None, params: RoundParams) -> None:
         raise InputError("the global model is not finite: NaN or infinite values; give another one")
 
 
-class RunKeeper:
-    """Keeps the current run of each cohort, and finishes rounds. S1 has no runs."""
+def begin_as_asked(
+    kept: RunState, opening: Opening, params: RoundParams, model: Float32s | None
+) -> RunState:
+    """Return the run that S0 starts a new round from, where `kept` is the cohort's current one.
 
-    def __init__(self, party: int, store: Store, signing: SigningKey) -> None:
-        self._party, self._signing = party, signing
-        self._kept: dict[str, RunState] = {}
-        if party == 0:
-            for cohort, name in store.database.current_runs().items():
-                self._kept[cohort] = store.read_run(name)
-
-    def current(self, cohort: str) -> RunState:
-        return self._kept.get(cohort, RunState())
-
-    def begin(self, opening: Opening, params: RoundParams, model: Float32s | None) -> RunState:
-        """Return the run that a new round starts from; once it is open, `keep` makes it current.
-
-        Raises ConfigError if the range is to be kept without a model or with a `reset`. Raises
-        InputError if it is that of a model of another size, and what `begin` raises.
-        """
-        kept, reset = self.current(opening.cohort), opening.reset
-        if opening.keep_range:
-            kept, model = _with_model(kept, model, reset), None
-        return begin(kept, params, opening.range, reset, model, opening.optimiser)
-
-    def keep(self, cohort: str, changed: RunState) -> None:
-        """Make `changed` the current run, once `Register.commit` has stored it as such."""
-        self._kept[cohort] = changed
-
-    def finish(self, entry: Entry, outcome: Outcome) -> Result:
-        """Return the round's result, signed by this server, and set the entry's next run at S0."""
-        server_round = entry.server_round
-        params, before = server_round.params, entry.before
-        packed, cost = ring.pack(outcome.values, params.opened_bits), outcome.cost.to_dict()
-        if params.result_to == "clients":
-            entry.after = before.counted()
-            return Result(self._receipt(server_round, b""), packed, cost)
-        opened, groups = params.method.public(outcome.values), server_round.groups
-        if self._party == 0:
-            total = sum(params.weights_of(server_round.included))
-            after, _ = finish(before, server_round.computed, opened, total, groups)
-            clipped = params.method.clipped(opened)
-            entry.after = after.adapted(before, params.method, clipped, len(server_round.included))
-        receipt = self._receipt(server_round, digest_of(packed))
-        method, published = params.method, params.published_groups(opened, groups)
-        kept = [group for group in range(method.groups) if group not in published]
-        with_result = PublicValues(opened[published]) if method.groups > 1 else opened
-        outermost = method.outermost(with_result)
-        return Result(
-            receipt, packed, cost, outermost, unchanged_groups=kept, coin=outcome.coin.hex()
-        )
-
-    def _receipt(self, server_round: ServerRound, opened: bytes) -> Receipt:
-        """Return the record of a round that has opened values of this digest, signed."""
-        record = Record(
-            service=SERVICE,
-            version=RECEIPT,
-            cohort=server_round.cohort,
-            round=server_round.round_id,
-            number=server_round.number,
-            params=server_round.params.to_dict(),
-            included=server_round.included,
-            groups=server_round.groups,
-            left_out=server_round.excluded,
-            start=bytes.fromhex(server_round.asked.start),
-            opened=opened,
-            participants=server_round.asked.participants,
-            released=server_round.asked.release,
-            one_malicious_server=server_round.asked.one_malicious_server,
-            runs=server_round.runs,
-            zcdp_rho=server_round.spent_after if isfinite(server_round.spent_after) else None,
-        )
-        return Receipt(record.encode()).signed(f"s{self._party}", self._signing)
+    Raises ConfigError if the range is to be kept without a model or with a `reset`. Raises
+    InputError if it is that of a model of another size, and what `begin` raises.
+    """
+    if opening.keep_range:
+        if model is None or opening.reset:
+            raise ConfigError(
+                "keeping the range goes with the model that the run continues with: keep_range "
+                "with a reset or without a model; give that model, and no reset"
+            )
+        of = np.stack(kept.models) if kept.groups else kept.model
+        if of is not None and of.shape != model.shape:
+            raise InputError(
+                f"the kept range is that of a model of shape {of.shape}: this one has shape "
+                f"{model.shape}; open without keeping the range"
+            )
+        runs = [replace(run, model=row) for run, row in zip(kept.groups, model, strict=False)]
+        kept, model = RunState.of_groups(runs) if runs else replace(kept, model=model), None
+    return begin(kept, params, opening.range, opening.reset, model, opening.optimiser)
 
 
-def _with_model(kept: RunState, model: Float32s | None, reset: bool) -> RunState:
-    if model is None or reset:
-        raise ConfigError(
-            "keeping the range goes with the model that the run continues with: keep_range "
-            "with a reset or without a model; give that model, and no reset"
-        )
-    of = np.stack(kept.models) if kept.groups else kept.model
-    if of is not None and of.shape != model.shape:
-        raise InputError(
-            f"the kept range is that of a model of shape {of.shape}: this one has shape "
-            f"{model.shape}; open without keeping the range"
-        )
-    if kept.groups:
-        runs = zip(kept.groups, model, strict=True)
-        return RunState.of_groups([replace(run, model=row) for run, row in runs])
-    return replace(kept, model=model)
+def finish_round(
+    server_round: ServerRound, before: RunState, outcome: Outcome, signing: SigningKey
+) -> tuple[Result, RunState | None]:
+    """Return the result of a round, signed by this server, and at S0 the run that it leaves."""
+    params, method = server_round.params, server_round.params.method
+    packed, cost = ring.pack(outcome.values, params.form.opened_bits), outcome.cost.to_dict()
+    if params.method.result_to == "clients":
+        return Result(receipt_of(server_round, b"", signing), packed, cost), before.counted()
+    opened, groups, after = method.public(outcome.values), server_round.groups, None
+    if server_round.party == 0:
+        count = len(server_round.included)
+        total = sum(params.method.weights_of(server_round.included))
+        after, _ = finish(before, server_round.computed, opened, total, groups)
+        if by := method.adapts:
+            after = after.adapted(before, by, by.clipped(opened), count)
+    published = params.published_groups(opened, groups)
+    with_result = PublicValues(opened[published]) if method.groups > 1 else opened
+    result = Result(
+        receipt_of(server_round, digest_of(packed), signing),
+        packed,
+        cost,
+        params.form.outermost(with_result),
+        unchanged_groups=[one for one in range(method.groups) if one not in published],
+        coin=outcome.coin.hex(),
+    )
+    return result, after
+
+
+def receipt_of(server_round: ServerRound, opened: bytes, signing: SigningKey) -> Receipt:
+    """Return the record of a round that has opened values of this digest, signed."""
+    asked, spent = server_round.asked, server_round.spent_after
+    record = Record(
+        service=SERVICE,
+        version=RECEIPT,
+        cohort=server_round.cohort,
+        round=server_round.round_id,
+        number=server_round.number,
+        params=server_round.params.to_dict(),
+        included=server_round.included,
+        groups=server_round.groups,
+        left_out=server_round.excluded,
+        start=bytes.fromhex(asked.start),
+        opened=opened,
+        participants=asked.participants,
+        released=asked.release,
+        one_malicious_server=asked.one_malicious_server,
+        runs=server_round.runs,
+        zcdp_rho=spent if isfinite(spent) else None,
+    )
+    return Receipt(record.encode()).signed(f"s{server_round.party}", signing)

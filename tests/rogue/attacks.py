@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
 from securemedian.clients.upload import RangeWarning, Round
-from securemedian.common.policy import BOUNDED
-from securemedian.common.security import Security
+from securemedian.common.policy import BOUNDED, Security
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.rounds import Hooks, Rounds
 from securemedian.laboratory.servers import SERVERS, Service, client_config, servers_here
@@ -110,7 +109,7 @@ class Seen:
     @property
     def there(self) -> float:
         """Return the bits of a client's value."""
-        return math.log2(BUCKETS) if self.params.dealing else VALUE_BITS
+        return math.log2(BUCKETS) if self.params.form.dealing else VALUE_BITS
 
 
 def told(right: float, bits: float) -> float:
@@ -164,7 +163,7 @@ def _unchanged(seen: Seen) -> tuple[float, float]:
 
 
 def _other_table(seen: Seen) -> tuple[float, float]:
-    bits = seen.params.ring_bits
+    bits = seen.params.form.ring_bits
     honest = _bucket_of(seen, lambda count: count >= seen.rank)
     other = _bucket_of(
         seen,
@@ -215,7 +214,7 @@ def _with_median(seen: Seen) -> tuple[float, float]:
 
 def _without_helper(seen: Seen) -> tuple[float, float]:
     """Read the victim's value from the result on it and the one that helps."""
-    if seen.params.dealing:
+    if seen.params.form.dealing:
         return seen.value(seen.result_buckets == seen.buckets[VICTIM]), 0.0
     found = seen.result
     if seen.params.method.kind == "mean" or seen.params.method.name == "trimmed-mean":
@@ -391,7 +390,7 @@ def _round(
         configs = [client_config(folder, name, POLL_S, level) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
-        players.sort(key=lambda player: player.service.keys.public)
+        players.sort(key=lambda player: player.keys.public)
         round_id = coordinator.open_round(
             params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
         )
@@ -413,7 +412,7 @@ def _round(
                     with suppress(SecureMedianError):
                         coordinator.abort_round(round_id, "the victim has noticed something")
                     break
-        attending = [_attending(one, round_id) for one in players if attack.method.audited]
+        attending = [_attending(one, round_id) for one in players if params.form.audited]
         for thread in attending:
             stack.callback(thread.join)
         status = _ended(service, round_id)
@@ -444,7 +443,7 @@ def _seen(
 ) -> Seen:
     spoils, dim = folder / "spoils.npz", params.dim
     buckets, found = np.empty((0, dim), np.int64), np.full(dim, -1)
-    if params.method.uses_range:
+    if params.form.buckets:
         buckets = published.bucketize(values, BUCKETS).astype(np.int64)
         centres = published.quantize(np.tile(np.arange(BUCKETS)[:, None], dim), BUCKETS)
         if np.isfinite(result).all():
@@ -466,7 +465,7 @@ def _values(
 ) -> Array:
     """Return the clients' values (n, d), all equally likely."""
     rng = np.random.default_rng(seed)
-    if params.method.uses_range:
+    if params.form.buckets:
         drawn = rng.integers(LOW if attack.outstanding else 0, BUCKETS, (clients, params.dim))
         if attack.outstanding:
             drawn[VICTIM] = rng.integers(0, LOW, params.dim)

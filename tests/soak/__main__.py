@@ -113,37 +113,19 @@ def _board(audit: Audit, seconds: float, minutes: float, now: str) -> str:
 def _table(report: dict[str, Any]) -> Group:
     ended = "" if report["complete"] else ", interrupted"
     title = f"soak: {report['minutes']:g} min, seed {report['seed']}{ended}"
-    recovery, growth = report["recovery"], report["growth"]
-    figures = (
-        ("faults", report["faults"]),
-        *((f"  {kind}", count) for kind, count in _short(report["faults_by_kind"]).items()),
-        ("rounds", report["rounds"]),
-        ("  published", report["published"]),
-        ("  failed", report["failed"]),
-        *((f"    {reason}", count) for reason, count in report["reasons"].items()),
-        *(
-            (f"  of {name}: published, failed", f"{states['published']} {states['failed']}")
-            for name, states in report["cohorts"].items()
-        ),
-        *((name.replace("_", " "), report[name]) for name in _NEVER),
-        ("sessions", report["sessions"]),
-        ("dealings checked", report["dealings_checked"]),
-        ("servers that ended by themselves", report["exits"]),
-        ("restarts of one server", recovery["restarts"]),
-        ("  to the link, beside compiling: median, s", recovery["median_seconds"]),
-        ("  and at worst, s", report["recovery_seconds"]),
-        ("  with compiling: median, s", recovery["median_seconds_with_compiling"]),
-        ("memory of a server at most, MB", growth["peak_memory_mb"]),
-        ("  growth within one life, MB", growth["memory_mb"]),
-        ("descriptors at most", growth["peak_descriptors"]),
-        ("  growth within one life", growth["descriptors"]),
-        (
-            "state folder at most, and at the end, MB",
-            f"{growth['peak_disk_mb']} {growth['last_disk_mb']}",
-        ),
-    )
-    rows = [[label, str(value)] for label, value in figures]
+    rows = _rows(report | {"faults_by_kind": _short(report["faults_by_kind"])}, "")
     return terminal.table(title, ["", ""], rows)
+
+
+def _rows(figures: dict[str, Any], indent: str) -> list[list[str]]:
+    """Return a row per figure, with the names of the JSON."""
+    rows = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            rows += [[f"{indent}{name}", ""], *_rows(value, f"{indent}  ")]
+        elif not isinstance(value, list):
+            rows.append([f"{indent}{name}", str(value)])
+    return rows
 
 
 def _short(kinds: dict[str, int]) -> dict[str, int]:

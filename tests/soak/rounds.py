@@ -1,13 +1,13 @@
 """The rounds of one cohort, one after another, and what the auditor is told of them."""
 
 import itertools
-import os
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from securemedian.common.receipts import for_those_left
 from securemedian.common.status import DEFAULT_COHORT, RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
+from securemedian.coordinator.rounds import Hooks, Patience, Rounds, Unwritten
 from securemedian.laboratory import plaintext
 from securemedian.laboratory.servers import SERVERS
-from securemedian.mpc.errors import SecureMedianError, ServerUnreachable, UnknownRound
+from securemedian.mpc.errors import PeerUnavailable, SecureMedianError, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -28,6 +29,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from tests.soak.audit import Audit, Ended
 from tests.soak.client import digest_of, update
+from tests.soak.processes import size
 from tests.soak.service import SoakService
 
 # how many values the model of each cohort has
@@ -51,8 +53,6 @@ STUCK_S = 150.0
 # for one answer
 REPLY_S = 2.0
 POLL_S = 0.1
-
-T = TypeVar("T")
 
 
 class Stuck(Exception):
@@ -91,8 +91,24 @@ class CohortRounds:
         self._model: NDArray[np.float32] | None = np.zeros(self._dim, np.float32)
         # whether S0 has a model to go on from
         self._goes_on = False
+        # the state that the round started from
+        self._before = Published()
         # whether there is a round; read by other threads
         self.live = False
+        self._awaited, self._deadline = "", math.inf
+        self._note = Unwritten()
+        hooks = Hooks(
+            self._ask,
+            self._opened,
+            self._show,
+            keep=self._close,
+            lost=self._close,
+            alive=self._alive,
+            report=say,
+        )
+        # every error may pass: `_alive` ends what is stuck
+        patience = Patience(math.inf, (SecureMedianError,), POLL_S, POLL_S)
+        self._rounds = Rounds(coordinator, hooks, patience, self._note, POLL_S)
 
     def run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -104,76 +120,78 @@ class CohortRounds:
             self._round()
 
     def until_linked(self) -> None:
-        def linked() -> bool | None:
-            info = self._coordinator.servers[0].ask("info").fields
-            return bool(info["peer_linked"]) or None
+        def linked() -> None:
+            if not self._coordinator.servers[0].ask("info").fields["peer_linked"]:
+                raise PeerUnavailable("the servers have no link yet")
 
-        self._persist(linked, "the link", limit_s=2 * STUCK_S)
+        self._await("the link", 2 * STUCK_S)
+        self._rounds.patiently(linked)
 
     def _round(self) -> None:
-        method, coordinator = next(self._methods), self._coordinator
-        params = RoundParams(
-            method,
-            dim=self._dim,
-            # of two, neither is closer to the others
-            min_clients=3 if method.surveys else 2,
-            max_clients=len(self._clients),
-            deadline_s=DEADLINE_S,
-        )
-        round_id = ""
+        self._method = next(self._methods)
         try:
-            round_id = self._open(params)
-            self.live = True
-            before = self._persist(lambda: coordinator.model(round_id), "the model")
-            self._check_model(round_id, before)
-            status = self._persist(lambda: self._status(round_id), "the round's end")
-            self._close(before, status)
+            self._rounds.run(1)
         except (Stuck, UnknownRound) as error:
             state = "stuck" if isinstance(error, Stuck) else "forgotten"
-            ended = Ended(round_id, method.name, state, str(error), cohort=self._cohort)
-            self._audit.closed(ended)
-            self._model = None
-            # this is what needs an operator, so that the soak can go on
-            with suppress(SecureMedianError):
-                coordinator.abort_round(round_id, "the soak waits no longer")
+            self._give_up(self._note.round_id, state, str(error))
+            self._note.withdraw()
         self.live = False
         processes = self._service.processes
         self._audit.exits = sum(len(processes[server].exits) for server in SERVERS)
         for server in SERVERS:
-            if size := processes[server].size():
-                self._audit.size(server, *size, self._service.disks[server].used_bytes())
+            if taken := size(processes[server].pid):
+                self._audit.size(server, *taken, self._service.disks[server].used_bytes())
 
-    def _open(self, params: RoundParams) -> str:
-        """Open a round, however often that has to be asked for."""
-        model = None if self._goes_on else np.zeros(self._dim, np.float32)
-        requests = [os.urandom(16).hex()]
+    def _give_up(self, round_id: str, state: str, why: str) -> None:
+        """Close the account of a round that needs an operator, and do what he would do."""
+        self._audit.closed(Ended(round_id, self._method.name, state, why, cohort=self._cohort))
+        self._model = None
+        with suppress(SecureMedianError):
+            self._coordinator.abort_round(round_id, "the soak waits no longer")
 
-        def ask() -> str:
-            try:
-                return self._coordinator.open_round(params, model, request=requests[-1])
-            except ServerUnreachable:
-                # perhaps only the answer was lost
-                raise
-            except SecureMedianError:
-                # a request is answered in the same way each time, and this was an answer
-                requests.append(os.urandom(16).hex())
-                raise
+    def _await(self, what: str, limit_s: float = STUCK_S) -> None:
+        self._awaited, self._deadline = what, time.monotonic() + limit_s
 
-        return self._persist(ask, "a new round")
+    def _alive(self) -> None:
+        if self._interrupted.is_set():
+            raise SoakInterrupted
+        if time.monotonic() > self._deadline:
+            raise Stuck(f"{self._awaited} has not come within the limit")
 
-    def _status(self, round_id: str) -> RoundStatus | None:
-        status = self._coordinator.status(round_id)
+    def _ask(self, _: int) -> dict[str, Any]:
+        self._await("a new round")
+        params = RoundParams(
+            self._method,
+            dim=self._dim,
+            # of two, neither is closer to the others
+            min_clients=3 if self._method.form(self._dim, 3).survey else 2,
+            max_clients=len(self._clients),
+            deadline_s=DEADLINE_S,
+        )
+        return {"params": params, "model": None if self._goes_on else np.zeros(self._dim)}
+
+    def _opened(self, round_id: str) -> None:
+        self.live = True
+        self._await("the model")
+        self._before = self._rounds.patiently(lambda: self._coordinator.model(round_id))
+        expected, self._model = self._model, self._before.model
+        if expected is not None and self._model is not None:
+            self._audit.goes_on(round_id, np.array_equal(self._model, expected))
+        self._await("the round's end")
+
+    def _show(self, status: RoundStatus) -> None:
         phase = f", {status.phase}" if status.phase else ""
-        self._say(f"round {round_id}: {status.state}{phase} {status.reason}")
-        return status if status.ended else None
+        self._say(f"round {status.round}: {status.state}{phase} {status.reason}")
 
-    def _check_model(self, round_id: str, before: Published) -> None:
-        expected, self._model = self._model, before.model
-        if expected is not None and before.model is not None:
-            self._audit.goes_on(round_id, np.array_equal(before.model, expected))
+    def _close(self, status: RoundStatus, *_: float) -> bool:
+        """Compare the result of a round that has ended, if it has one, and close its account.
 
-    def _close(self, before: Published, status: RoundStatus) -> None:
-        """Compare the result of a round that has ended, if it has one, and close its account."""
+        Returns False: no round is tried again.
+        """
+        if not status.params:
+            # the servers have forgotten it
+            self._give_up(status.round, "forgotten", status.reason)
+            return False
         round_id, params = status.round, RoundParams.from_dict(status.params)
         ended = Ended(
             round_id,
@@ -186,9 +204,10 @@ class CohortRounds:
             cohort=self._cohort,
         )
         if ended.state == "published":
-            results = self._persist(lambda: self._coordinator.results(round_id), "the result")
+            self._await("the result")
+            results = self._rounds.patiently(lambda: self._coordinator.results(round_id))
             self._model, self._goes_on = results[0], True
-            published = replace(before, coin=bytes.fromhex(status.coin))
+            published = replace(self._before, coin=bytes.fromhex(status.coin))
             computed = for_those_left(params, status.left_out.values())
             expected = reference(self._seed, computed, published, round_id, ended.included)
             # clients of another cohort have no place in it
@@ -196,27 +215,7 @@ class CohortRounds:
             right = own and np.array_equal(results, expected)
             ended = replace(ended, right=right, digest=digest_of(results[0]))
         self._audit.closed(ended)
-
-    def _persist(self, ask: Callable[[], T | None], what: str, limit_s: float = STUCK_S) -> T:
-        """Ask again and again until there is an answer that is not None.
-
-        Raises Stuck, UnknownRound or SoakInterrupted.
-        """
-        deadline = time.monotonic() + limit_s
-        why = ""
-        while time.monotonic() < deadline:
-            if self._interrupted.is_set():
-                raise SoakInterrupted
-            try:
-                if (answer := ask()) is not None:
-                    return answer
-            except UnknownRound:
-                raise
-            except SecureMedianError as error:
-                why = f": {error}"
-                self._say(str(error))
-            time.sleep(POLL_S)
-        raise Stuck(f"{what} has not come within {limit_s:g} s{why}")
+        return False
 
 
 def reference(

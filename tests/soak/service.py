@@ -12,10 +12,10 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.policy import Policy
 from securemedian.common.status import DEFAULT_COHORT
 from securemedian.coordinator.coordinator import Coordinator
-from securemedian.laboratory.processes import Hear, Processes
 from securemedian.laboratory.servers import SERVE, SERVERS, configure
 from securemedian.operating import keygen
 from tests.soak.disk import Disk
+from tests.soak.processes import Hear, Revivals
 from tests.soak.proxy import Proxies
 
 # how many clients of its own each cohort has
@@ -63,7 +63,7 @@ class SoakService:
             ways = {net.s0: self.ways[name, "s0"].port, net.s1: self.ways[name, "s1"].port}
             configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways=ways)
         self._seed = seed
-        self.processes = Processes(folder, hear)
+        self.processes = Revivals(folder, hear)
         self.disks = {
             server: Disk(folder / f"{server}-state", partial(self._pid, server))
             for server in SERVERS

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.arrays import PublicValues, Result, Ring, RingShare, XorBits, XorWords
-from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import ConfigError, LocalProtocolError, quoted
 from securemedian.mpc.options import check_choices, check_number, check_whole, option
 from securemedian.mpc.protocols import dealing, ring, share
@@ -128,6 +127,149 @@ class Clear:
     max_clients: int
 
 
+class Adapting(Protocol):
+    """A norm bound that follows how many clients were clipped."""
+
+    def clipped(self, values: PublicValues) -> int:
+        """Return how many clients say in opened values that they were clipped."""
+
+    def next_bound(self, clipped: float, step: float) -> float:
+        """Return the norm bound after a round in which this share of the clients was clipped.
+
+        `step` is how far its logarithm moves per share.
+        """
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a result; by default there is none."""
+
+    # what a result costs each client (`privacy`)
+    rho: float = math.inf
+    # the standard deviation in each number of the result, times the clients
+    deviation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Public numbers, by the clients' names, that say how much each client counts."""
+
+    # as asked for; empty where all weigh 1
+    named: Mapping[str, int]
+    # those that count, lowered to the cap
+    counting: Mapping[str, int]
+
+    @cached_property
+    def heaviest(self) -> int:
+        """Return what the heaviest client of the round weighs."""
+        return max(self.counting.values(), default=1)
+
+    def one(self, client: str) -> int:
+        """Return the weight by which a client scales what it shares, at most `heaviest`."""
+        return self.counting.get(client, self.heaviest)
+
+    def most(self, max_clients: int) -> int:
+        """Return the total weight of a round in which everybody takes part."""
+        return sum(self.counting.values()) if self.named else max_clients
+
+    def of(self, clients: Sequence[str]) -> list[int]:
+        """Return their weights, in their order. Raises ConfigError for one above a third."""
+        if not self.named:
+            return [1] * len(clients)
+        weights = [self.counting[client] for client in clients]
+        total = sum(weights)
+        if clients and max(weights) > MOST_SHARE * total:
+            raise ConfigError(
+                "one client weighs more than a third of all who take part, and nothing was "
+                f"opened: {max(weights)} of {total}; wait for more clients, or set a lower "
+                "weight_cap"
+            )
+        return weights
+
+    def parts(self, weights: Sequence[int]) -> list[float]:
+        """Return by what clients with these weights scale what they share; a weight of 0 by 1."""
+        return [(weight or self.heaviest) / self.heaviest for weight in weights]
+
+    def scaled(self, total: int) -> float:
+        """Return what clients that weigh `total` weigh as they scale what they share."""
+        return total / self.heaviest
+
+
+EQUAL = Weights({}, {})
+
+
+@dataclass(frozen=True)
+class Form:
+    """The sizes of a round and the parts that its method has, made once per round."""
+
+    # of one client's upload
+    layout: Layout
+    # l of the ring Z_2^l in which the parties compute
+    ring_bits: int
+    # of one opened value, as it is kept and sent
+    opened_bits: int
+    # the most results per coordinate
+    most_results: int = 1
+    # the values that `encode` does not cut; None where it cuts on purpose: to the outer buckets, or
+    # to a norm bound
+    value_range: ValueRange | None = None
+    # the buckets around the global model, of which clients upload one; 0 if none
+    buckets: int = 0
+    # whether uploads are XOR shares of words; additive shares otherwise
+    xor: bool = False
+    # whether clients share differences to the global model
+    differences: bool = False
+    # whether each client votes for one of several groups, and nobody learns for which
+    hidden: bool = False
+    # whether the servers toss a coin for a closed round, which `compute` is given
+    tosses: bool = False
+    # whether the servers prove the result to each other before they sign it
+    audited: bool = False
+    # of what clients deal ahead of their uploads
+    dealing: Dealing | None = None
+    # the check of whole uploads, whose verdicts are a bit per client
+    check: Survey | None = None
+    # the check of each value, where whole uploads are not checked
+    values: ValueCheck | None = None
+    # why a client whose upload fails either is left out
+    fault: str = "a value of its update is out of range"
+    # what `compute` needs of all coordinates
+    survey: Survey | None = None
+
+    @property
+    def checks(self) -> bool:
+        """Return whether a share can hold what no client encodes, so that uploads are checked."""
+        return self.check is not None or self.values is not None
+
+    @property
+    def infinite(self) -> bool:
+        """Return whether an update may have infinite values, which otherwise no client sends."""
+        return self.value_range is not None and self.value_range.infinite
+
+    @property
+    def uses_model(self) -> bool:
+        """Return whether what clients share depends on the global model."""
+        return self.buckets > 0 or self.differences
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Return the bytes that a client sends before it trains, to the server that gets more."""
+        return self.dealing.bytes_ahead if self.dealing else 0
+
+    @property
+    def bytes_after(self) -> int:
+        """Return the bytes that a client sends after it trained, to the server that gets more."""
+        return 8 * self.layout.words
+
+    def in_group(self, encoded: Ring, group: int) -> Ring:
+        """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
+        return encoded + encoded.dtype.type(group * self.buckets) if self.hidden else encoded
+
+    def outermost(self, values: PublicValues) -> int:
+        """Return how many of these opened values are an outermost bucket."""
+        return int(encode.outermost(values, self.buckets).sum()) if self.buckets else 0
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Coordinates [begin, end) of one party's shares of all clients' inputs."""
@@ -137,7 +279,7 @@ class Chunk:
     weights: Sequence[int]
     # public, in the same order: the group of each client where groups are visible
     groups: Sequence[int]
-    layout: Layout
+    form: Form
     max_clients: int
     min_clients: int
     begin: int
@@ -174,7 +316,7 @@ class Chunk:
 
     def _sum(self, party: Party, weights: Sequence[int]) -> RingShare:
         with party.reading_uploads():
-            return share.weighted_sum(self.uploads, weights, self.layout, self.begin, self.end)
+            return share.weighted_sum(self.uploads, weights, self.form.layout, self.begin, self.end)
 
     def dealt_counts(self, party: Party, bits: int) -> RingShare:
         """Return this party's share of the cumulative histogram of dealt uploads (`dealing`).
@@ -197,9 +339,8 @@ class Chunk:
 
     def _read(self, party: Party) -> Ring:
         with party.reading_uploads():
-            return np.concatenate(
-                [share.read(upload, self.layout, self.begin, self.end) for upload in self.uploads]
-            )
+            ends = self.form.layout, self.begin, self.end
+            return np.concatenate([share.read(upload, *ends) for upload in self.uploads])
 
 
 def no_demand() -> Demand:
@@ -229,6 +370,23 @@ class Survey(Protocol):
         """Return the correlations that `judge` takes at once."""
 
 
+class ValueCheck(Protocol):
+    """The check of each value: whether it is one that a client encodes."""
+
+    @property
+    def comparisons(self) -> int:
+        """Return how many comparisons the check makes for each value of each client."""
+
+    def outside(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
+
+        The other party does the same at the same time, before `compute`.
+        """
+
+    def demand(self, count: int) -> Demand:
+        """Return the correlations that `outside` takes for `count` values of all clients."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """A kind of result, with its options as fields.
@@ -246,14 +404,9 @@ class Method(ABC):
         """Raise ConfigError for options that are wrong in every round."""
         check_choices(self)
 
-    @property
-    def fault(self) -> str:
-        """Return why a client whose upload fails the check is left out."""
-        return "a value of its update is out of range"
-
     def check_round(self, max_clients: int) -> None:
         """Raise ConfigError for options that do not fit a round of `max_clients` clients."""
-        ring.check_bits(self.bits_for(max_clients))
+        return None
 
     def check_members(self, clients: Collection[str]) -> None:
         """Raise ConfigError for options that do not fit these clients, of whom some take part."""
@@ -269,17 +422,6 @@ class Method(ABC):
         """
         return self
 
-    def clipped(self, values: PublicValues) -> int:
-        """Return how many clients say in opened values that they were clipped; 0 if none can."""
-        return 0
-
-    def next_bound(self, clipped: float, step: float) -> float | None:
-        """Return the norm bound after a round in which this share of the clients was clipped.
-
-        `step` is how far its logarithm moves per share. It is None where it does not adapt.
-        """
-        return None
-
     def check_settled(self) -> None:
         """Raise ConfigError for options that no server opens a round with."""
         return None
@@ -291,40 +433,8 @@ class Method(ABC):
     # Shares of clients
 
     @abstractmethod
-    def bits_for(self, max_clients: int) -> int:
-        """Return l of the ring Z_2^l in which the parties compute."""
-
-    def share_bits_for(self, max_clients: int) -> int:
-        """Return the bits of one shared value."""
-        return self.bits_for(max_clients)
-
-    @property
-    def rows(self) -> int:
-        """Return the shared values per coordinate."""
-        return 1
-
-    @property
-    def xor_shared(self) -> bool:
-        """Return whether uploads are XOR shares of words; additive shares otherwise."""
-        return False
-
-    @property
-    def takes_infinite(self) -> bool:
-        """Return whether an update may have infinite values, which otherwise no client sends."""
-        return False
-
-    @property
-    def shares_differences(self) -> bool:
-        """Return whether clients share differences to the global model."""
-        return False
-
-    def layout(self, dim: int, max_clients: int) -> Layout:
-        """Return the shape of one client's upload."""
-        return Layout(self.rows, dim, self.share_bits_for(max_clients))
-
-    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
-        """Return the shape of what clients deal ahead of their uploads, or None if they do not."""
-        return None
+    def form(self, dim: int, max_clients: int) -> Form:
+        """Return the sizes of a round of `dim` values, for options that `check_round` takes."""
 
     @property
     def groups(self) -> int:
@@ -335,25 +445,9 @@ class Method(ABC):
     def visible(self) -> bool:
         """Return whether there are several groups, and each client's is public.
 
-        A round is then one of the method per group, on its own clients (`chunks.compute`).
+        A round is then one of the method per group, on its own clients (`chunks.Work`).
         """
         return False
-
-    @property
-    def range_buckets(self) -> int:
-        """Return the buckets around the global model, of which clients upload one; 0 if none."""
-        return 0
-
-    @property
-    def uses_range(self) -> bool:
-        """Return whether clients upload buckets around the global model."""
-        return self.range_buckets > 0
-
-    def outermost(self, values: PublicValues) -> int:
-        """Return how many of these opened values are an outermost bucket."""
-        if not self.uses_range:
-            return 0
-        return int(encode.outermost(values, self.range_buckets).sum())
 
     @abstractmethod
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
@@ -363,48 +457,23 @@ class Method(ABC):
         Raises InputError for NaN.
         """
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        """Return the values that `encode` does not cut, for updates of `dim` values.
-
-        It is None where values are cut on purpose: to the outer buckets, or to a norm bound.
-        """
-        return None
-
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         """Say how `encode` shortens a vector (d,) as a whole; "" where it does not."""
         return ""
 
-    def in_group(self, encoded: Ring, group: int) -> Ring:
-        """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
-        return encoded
-
     # Weights
 
     @property
-    def named_weights(self) -> Mapping[str, int]:
-        """Return the weight of each client by its name. It is empty where all weigh 1."""
-        return {}
-
-    def max_total(self, max_clients: int) -> int:
-        """Return the total weight of a round in which everybody takes part."""
-        return max_clients
+    def weighing(self) -> Weights:
+        """Return what each client counts for."""
+        return EQUAL
 
     def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return the weights of the clients that take part, in their order."""
-        return [1] * len(clients)
+        """Return the weights of the clients that take part, in their order.
 
-    @property
-    def heaviest(self) -> int:
-        """Return what the heaviest client of the round weighs."""
-        return 1
-
-    def weight_of(self, client: str) -> int:
-        """Return the weight by which a client scales what it shares, at most `heaviest`."""
-        return 1
-
-    def parts_of(self, weights: Sequence[int]) -> list[float]:
-        """Return by what clients with these weights scale what they share; a weight of 0 by 1."""
-        return [(weight or self.heaviest) / self.heaviest for weight in weights]
+        Raises ConfigError if the method cannot have these clients with these weights.
+        """
+        return self.weighing.of(clients)
 
     def single_clients(self, least: int) -> bool:
         """Return whether a result may be that of a client that stands out.
@@ -422,72 +491,6 @@ class Method(ABC):
             )
 
     # The protocol
-
-    @property
-    def tosses(self) -> bool:
-        """Return whether the servers toss a coin for a closed round, which `compute` is given."""
-        return False
-
-    @property
-    def audited(self) -> bool:
-        """Return whether the servers prove the result to each other before they sign it."""
-        return False
-
-    @property
-    def checks_values(self) -> bool:
-        """Return whether a share can hold what no client encodes, so that uploads are checked."""
-        return False
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
-        """Return the check of whole uploads of `dim` values, whose verdicts are a bit per client.
-
-        It is None where each value is checked (`out_of_range`), or nothing is.
-        """
-        return None
-
-    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return whose values in a chunk no client would have encoded, shape (n,), opened.
-
-        The other party does the same at the same time. It is asked only of methods with
-        `checks_values` and no `upload_check`, before `compute`.
-        """
-        raise LocalProtocolError(f"{self.name} has no values to check")
-
-    def comparisons_per_value(self, max_clients: int) -> int:
-        """Return how many comparisons `out_of_range` makes for each value of each client."""
-        return 0
-
-    def check_demand(self, count: int, max_clients: int) -> Demand:
-        """Return the correlations that `out_of_range` takes for `count` values of all clients."""
-        return no_demand()
-
-    @property
-    def surveys(self) -> bool:
-        """Return whether `compute` needs what `survey` and `judge` find of all coordinates."""
-        return False
-
-    def survey(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of what a chunk adds to sums over all coordinates, in Z_2^64, shape (k,).
-
-        The other party does the same at the same time. It is asked only of methods with `surveys`,
-        of all chunks before `judge`.
-        """
-        raise LocalProtocolError(f"{self.name} has nothing to survey")
-
-    def surveyed(self, clients: int) -> int:
-        """Return k, how many sums `survey` returns of so many clients."""
-        return 0
-
-    def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
-        """Return the shared verdicts of the sums of all chunks' surveys, for `compute`.
-
-        `chunk` is one of them. The other party does the same at the same time, before `compute`.
-        """
-        raise LocalProtocolError(f"{self.name} has nothing to judge")
-
-    def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
-        """Return the correlations that `judge` takes for clients with these weights."""
-        return no_demand()
 
     @abstractmethod
     def compute(self, party: Party, chunk: Chunk) -> Result:
@@ -519,13 +522,14 @@ class Method(ABC):
     # The result
 
     @property
-    def zcdp_rho(self) -> float:
-        """Return what a result costs each client (`privacy`); infinite where it has no noise."""
-        return math.inf
+    def noise(self) -> Noise:
+        """Return the noise of a result."""
+        return Noise()
 
-    def noise_of(self, clients: int) -> float:
-        """Return the standard deviation of the noise in each number of a result."""
-        return 0.0
+    @property
+    def adapts(self) -> Adapting | None:
+        """Return how the norm bound follows the clients, or None where it does not."""
+        return None
 
     @property
     def result_to(self) -> str:
@@ -543,22 +547,9 @@ class Method(ABC):
             )
         return cast(PublicValues, result)
 
-    def opened_bits_for(self, max_clients: int) -> int:
-        """Return the bits of one opened value, as it is kept and sent."""
-        return self.bits_for(max_clients)
-
     def opened_rows(self, total: int) -> int:
         """Return how many values are opened per coordinate, for clients that weigh `total`."""
         return 1
-
-    @property
-    def most_results(self) -> int:
-        """Return the most results per coordinate."""
-        return 1
-
-    def published_groups(self, values: PublicValues) -> list[int]:
-        """Return the groups, 0-based, with a result among the opened values, a row each."""
-        return [0]
 
     @property
     @abstractmethod
@@ -597,10 +588,6 @@ class Method(ABC):
     def label(self) -> str:
         """Return the name of the method and its variant, for tables."""
         return f"{self.name} {self.detail}".rstrip()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the method's name and its options."""
-        return {"method": self.name, **flat(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -646,45 +633,13 @@ class Weighted(Method):
         return min(MOST_SHARE, Fraction(self.weight_cap).limit_denominator(1 << 20))
 
     @property
-    def named_weights(self) -> Mapping[str, int]:
-        return self.weights
-
-    @property
     def counted(self) -> Mapping[str, int]:
         """Return the weights that are named, of those whose updates are combined."""
         return self.weights
 
     @cached_property
-    def _lowered(self) -> dict[str, int]:
-        return lowered(self.counted, self._cap)
-
-    @property
-    def heaviest(self) -> int:
-        return max(self._lowered.values(), default=1)
-
-    def weight_of(self, client: str) -> int:
-        return self._lowered.get(client, self.heaviest)
-
-    def max_total(self, max_clients: int) -> int:
-        return sum(self._lowered.values()) if self.weights else max_clients
-
-    def weights_of(self, clients: Sequence[str]) -> list[int]:
-        """Return their weights, in their order. Raises ConfigError for one above a third."""
-        if not self.weights:
-            return super().weights_of(clients)
-        weights = [self._lowered[client] for client in clients]
-        total = sum(weights)
-        if clients and max(weights) > MOST_SHARE * total:
-            raise ConfigError(
-                "one client weighs more than a third of all who take part, and nothing was "
-                f"opened: {max(weights)} of {total}; wait for more clients, or set a lower "
-                "weight_cap"
-            )
-        return weights
-
-    def scaled(self, total: int) -> float:
-        """Return what clients that weigh `total` weigh as they scale what they share."""
-        return total / self.heaviest
+    def weighing(self) -> Weights:
+        return Weights(self.weights, lowered(self.counted, self._cap))
 
 
 def lowered(weights: Mapping[str, int], cap: Fraction) -> dict[str, int]:
@@ -719,19 +674,21 @@ class Counting(Weighted):
     )
 
     def check_round(self, max_clients: int) -> None:
-        needed, total = self._needed(max_clients), self.max_total(max_clients)
+        needed, total = self._needed(max_clients), self.weighing.most(max_clients)
         if self.bits_for(max_clients) < needed:
             raise ConfigError(
                 f"too few bits to count a total weight of {total}: ring_bits {self.ring_bits}; use "
                 f"{needed} or more, or 0 for the smallest"
             )
+        ring.check_bits(self.bits_for(max_clients))
         super().check_round(max_clients)
 
     def _needed(self, max_clients: int) -> int:
-        total = self.max_total(max_clients)
+        total = self.weighing.most(max_clients)
         return max(ring.count_bits(total, rank) for rank in self.ranks_of(total))
 
     def bits_for(self, max_clients: int) -> int:
+        """Return l of the ring of counts."""
         return self.ring_bits or self._needed(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
@@ -769,7 +726,7 @@ class Grouped(Method):
         check_whole("groups", self.groups, 1, MAX_GROUPS)
         if self.groups == 1:
             return
-        if self.named_weights:
+        if self.weighing.named:
             raise ConfigError(
                 "several groups take no weights, with which one client may decide a group "
                 f"alone: {self.groups} groups; leave weights out"
@@ -785,10 +742,6 @@ class Grouped(Method):
         return self.groups > 1 and self.membership == "visible"
 
     def opened_rows(self, total: int) -> int:
-        return self.groups
-
-    @property
-    def most_results(self) -> int:
         return self.groups
 
     @property

@@ -21,7 +21,7 @@ from securemedian.mpc.options import check_number, option
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.lengths import MARGIN
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Clear, Method, Published, Survey, ValueRange
+from securemedian.mpc.rounds.methods.base import Clear, Form, Published
 from securemedian.mpc.rounds.methods.fixed import FixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST, SOUNDNESS, NormCheck
 
@@ -29,8 +29,6 @@ AUTO, OFF = "auto", "off"
 # s where it is not given: of the plain mean, and of auto, if norms then reach AUTO_REACH at least
 OFF_FRACTION, AUTO_FRACTION = 24, 16
 AUTO_REACH = 32
-# of F: none of those who remain is faulty
-NOBODY = -1
 # how far s goes where it follows from a small bound
 MOST_FRACTION = 40
 # of the ring of lengths
@@ -38,6 +36,43 @@ BITS = 64
 # why a client whose upload fails the check is left out, and why where all that fits passes
 UNFIT = "its numbers do not fit: its update is too long for the fixed point, or out of range"
 FAULT = "its update is longer than its bound allows, or a value is out of range"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The fixed point of differences to the model, and how long one may be in it."""
+
+    fraction_bits: int
+    longest: int
+    # how many steps shorter a client cuts its difference
+    spare: int = 0
+
+    def whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
+        """Return a vector's difference (d,) in fixed point, cut to the length, toward 0.
+
+        A client that counts by its weight scales difference and length by it.
+        """
+        difference = _difference(vector, published)
+        most = max(0, self.longest * published.part - self.spare)
+        direction, peak = _direction(difference)
+        length, unit = _length(direction), 2.0**self.fraction_bits * published.part
+        # values that overflow float64 are longer than any bound
+        with np.errstate(over="ignore"):
+            near = peak * unit * length <= 2 * most
+        if near:
+            # a power of two rounds nothing, and a direction does
+            whole = np.trunc(difference * unit).astype(np.int64)
+            if int((whole * whole).sum()) <= most**2:
+                return whole
+        return np.trunc(direction * (most / length)).astype(np.int64)
+
+    def shortened(self, vector: NDArray[Any], published: Published) -> str:
+        """Say how `whole` cuts a vector (d,); "" where it does not."""
+        direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
+        length, most = peak * _length(direction), self.longest / 2.0**self.fraction_bits
+        if length <= most:
+            return ""
+        return f"it is {length:.4g} long, as a difference to the model, and was cut to {most:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +92,6 @@ class Bounded(FixedPoint):
         "of length B leaves room for, which auto always takes)",
         metavar="S",
     )
-
-    @property
-    def fault(self) -> str:
-        return FAULT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,26 +149,17 @@ class Bounded(FixedPoint):
                 f"{self.most_length:,}; leave fraction_bits out"
             )
 
-    @property
-    def checks_values(self) -> bool:
-        return self.bounded
-
-    @property
-    def tosses(self) -> bool:
-        return self.bounded
-
-    @property
-    def shares_differences(self) -> bool:
-        return self.bounded
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
-        return self.norm_check if self.bounded else None
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = super().form(dim, max_clients)
+        return short(form, self.norm_check, FAULT) if self.bounded else form
 
     @property
     def norm_check(self) -> NormCheck:
         """Return the check of the clients' uploads."""
         most = SOUNDNESS.limit(self.longest)
-        return NormCheck(BITS, SOUNDNESS.rows, MARGIN * self.most_length, most, self.heaviest)
+        return NormCheck(
+            BITS, SOUNDNESS.rows, MARGIN * self.most_length, most, self.weighing.heaviest
+        )
 
     def check_settled(self) -> None:
         super().check_settled()
@@ -154,62 +176,48 @@ class Bounded(FixedPoint):
         whole = self.whole_difference(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, BITS)[None]
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        return None if self.bounded else super().value_range(dim, max_clients)
+    @property
+    def cut(self) -> Cut:
+        """Return how a client cuts its difference to the bound."""
+        return Cut(self.fraction_bits, self.longest)
 
     def whole_difference(
         self, vector: NDArray[np.float64], published: Published
     ) -> NDArray[np.int64]:
         """Return a vector's difference (d,) in fixed point, cut to the bound, toward 0."""
-        return whole_difference(vector, published, self.fraction_bits, self.longest)
+        return self.cut.whole(vector, published)
 
     def whole_differences(self, clear: Clear) -> NDArray[np.int64]:
         """Return the differences (n, d) of all clients so, for `in_the_clear`."""
         updates = np.asarray(clear.updates, np.float64)
-        each = zip(updates, self.parts_of(clear.weights), strict=True)
+        each = zip(updates, self.weighing.parts(clear.weights), strict=True)
         return np.stack(
             [self.whole_difference(row, replace(clear.published, part=part)) for row, part in each]
         )
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
-        if not self.bounded:
-            return ""
-        said = shortened(vector, published, self.fraction_bits, self.longest)
-        return (
-            f"{said}: norm_bound {self.norm_bound} with "
-            f"fraction_bits {self.fraction_bits} takes no more"
-            if said
-            else ""
-        )
+        said = self.cut.shortened(vector, published) if self.bounded else ""
+        what = f"norm_bound {self.norm_bound} with fraction_bits {self.fraction_bits}"
+        return f"{said}: {what} takes no more" if said else ""
 
     def moved(self, mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
         """Return the model after a movement by a mean difference, or the mean itself."""
         return moved(mean, published) if self.bounded else mean
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tolerating(Method):
-    """A method that tolerates F faulty clients, of whom those that the servers catch are some."""
-
-    counts_left_out: bool = option(
-        False,
-        text="clients that a check leaves out count among the F that may be faulty; S0 sets it for "
-        "every round that it opens",
-        since=3,
+def short(form: Form, check: NormCheck, fault: str) -> Form:
+    """Return the form of a round on short differences, whose lengths are checked."""
+    return replace(
+        form,
+        layout=replace(form.layout, rows=1, bits=BITS),
+        xor=False,
+        differences=True,
+        value_range=None,
+        tosses=True,
+        check=check,
+        values=None,
+        fault=fault,
     )
-
-
-def remaining(faulty: int, caught: int) -> int:
-    """Return F for those who remain, NOBODY for none, if `caught` of F faulty clients are gone."""
-    return faulty - caught if faulty > caught else NOBODY
-
-
-def check_asked(name: str, faulty: int) -> None:
-    """Raise ConfigError if F, the option `name`, is one that a round only comes to."""
-    if faulty == NOBODY:
-        raise ConfigError(
-            f"{name} is for rounds that lost all their faulty clients: {NOBODY}; ask for 1 or more"
-        )
 
 
 def fitting(model: NDArray[np.float32] | None, longest: int, most: int) -> int:
@@ -225,42 +233,6 @@ def fitting(model: NDArray[np.float32] | None, longest: int, most: int) -> int:
 def moved(mean: NDArray[np.float64], published: Published) -> NDArray[np.float64]:
     """Return the model after a movement by a mean difference."""
     return mean if published.model is None else published.model.astype(np.float64) + mean
-
-
-def whole_difference(
-    vector: NDArray[np.float64],
-    published: Published,
-    fraction_bits: int,
-    longest: int,
-    spare: int = 0,
-) -> NDArray[np.int64]:
-    """Return a vector's difference (d,) in fixed point, cut to the length `longest`, toward 0.
-
-    A client that counts by its weight scales difference and length by it. It cuts to `spare` steps
-    less than that.
-    """
-    difference = _difference(vector, published)
-    most = max(0, longest * published.part - spare)
-    direction, peak = _direction(difference)
-    length, unit = _length(direction), 2.0**fraction_bits * published.part
-    # values that overflow float64 are longer than any bound
-    with np.errstate(over="ignore"):
-        near = peak * unit * length <= 2 * most
-    if near:
-        # a power of two rounds nothing, and a direction does
-        whole = np.trunc(difference * unit).astype(np.int64)
-        if int((whole * whole).sum()) <= most**2:
-            return whole
-    return np.trunc(direction * (most / length)).astype(np.int64)
-
-
-def shortened(vector: NDArray[Any], published: Published, fraction_bits: int, longest: int) -> str:
-    """Say how `whole_difference` cuts a vector (d,); "" where it does not."""
-    direction, peak = _direction(_difference(np.asarray(vector, np.float64), published))
-    length, most = peak * _length(direction), longest / 2.0**fraction_bits
-    if length <= most:
-        return ""
-    return f"it is {length:.4g} long, as a difference to the model, and was cut to {most:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,16 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import MAX_BUCKETS, Dealing
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.share import Layout
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Counting, Grouped, Published
+from securemedian.mpc.rounds.methods.base import (
+    Chunk,
+    Clear,
+    Counting,
+    Form,
+    Grouped,
+    Published,
+)
 from securemedian.mpc.rounds.methods.reveal import open_bits, stacked
 
 SCHEDULES = ("scan", "bisect")
@@ -130,16 +138,12 @@ class Bucketed(Grouped, Counting):
 
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
-        dealing = self.dealing(1, max_clients) if self.audit else None
-        if dealing and dealing.bits > MAX_BITS:
+        bits = self._dealt_bits(max_clients)
+        if self.audit and bits > MAX_BITS:
             raise ConfigError(
-                f"counts of more than {MAX_BITS} bits cannot be audited: {dealing.bits} bits; "
+                f"counts of more than {MAX_BITS} bits cannot be audited: {bits} bits; "
                 "let fewer clients take part, or leave audit out"
             )
-
-    @property
-    def audited(self) -> bool:
-        return self.audit
 
     @property
     def slots(self) -> int:
@@ -149,33 +153,36 @@ class Bucketed(Grouped, Counting):
     def _needed(self, max_clients: int) -> int:
         return ring.signed_bits(max_clients) if self.hidden else super()._needed(max_clients)
 
-    def dealing(self, dim: int, max_clients: int) -> Dealing | None:
-        if self.uploads != "dealt":
-            return None
-        bits = max(self.bits_for(max_clients), steps(self.slots))
-        return Dealing(dim, self.slots, bits, self.check_bits)
+    def _dealt_bits(self, max_clients: int) -> int:
+        """Return the bits of the ring that dealt vectors are in."""
+        return max(self.bits_for(max_clients), steps(self.slots))
 
-    @property
-    def rows(self) -> int:
-        return 1 if self.uploads == "dealt" else self.buckets - 1
-
-    def share_bits_for(self, max_clients: int) -> int:
-        # of a rotation, or of a count
-        return steps(self.slots) if self.uploads == "dealt" else self.bits_for(max_clients)
-
-    @property
-    def range_buckets(self) -> int:
-        return self.buckets
+    def form(self, dim: int, max_clients: int) -> Form:
+        bits, dealt = self.bits_for(max_clients), self.uploads == "dealt"
+        # one value more than buckets, for a group without a result
+        opened = steps(self.buckets + 1 if self.hidden else self.buckets)
+        # a rotation, or counts
+        rows, share_bits = (1, steps(self.slots)) if dealt else (self.buckets - 1, bits)
+        form = Form(
+            Layout(rows, dim, share_bits),
+            bits,
+            opened,
+            self.groups,
+            buckets=self.buckets,
+            hidden=self.hidden,
+            audited=self.audit,
+        )
+        if not dealt:
+            return form
+        dealing = Dealing(dim, self.slots, self._dealt_bits(max_clients), self.check_bits)
+        return replace(form, dealing=dealing)
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         index = published.bucketize(vector, self.buckets)
         return index[None] if self.uploads == "dealt" else encode.cumulative(index, self.buckets)
 
-    def in_group(self, encoded: Ring, group: int) -> Ring:
-        return encoded + encoded.dtype.type(group * self.buckets) if self.hidden else encoded
-
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        bits = self.bits_for(chunk.max_clients)
+        bits = chunk.form.ring_bits
         if self.hidden:
             return self._medians(party, chunk, bits)
         dealt = self.uploads == "dealt"
@@ -203,7 +210,7 @@ class Bucketed(Grouped, Counting):
         found = median(party, RingShare(side_by_side), chunk.total, bits, self.schedule, rank=0)
         results = found.reshape(self.groups, chunk.dim)
         results[~enough] = self.buckets
-        return _buckets(results)
+        return PublicValues(results)
 
     def _sums(self, party: Party, chunk: Chunk, bits: int) -> Ring:
         """Return shares of H(-1) = 0, H(0), .., H(k b - 1) = n, shape (k b + 1, dim)."""
@@ -224,14 +231,6 @@ class Bucketed(Grouped, Counting):
     def at_once(self, clients: int) -> int:
         together = self.groups if self.hidden else 1
         return together * (self.buckets - 1 if self.schedule == "scan" else 1)
-
-    def opened_bits_for(self, max_clients: int) -> int:
-        # one value more than buckets, for a group without a result
-        return steps(self.buckets + 1 if self.hidden else self.buckets)
-
-    def published_groups(self, values: PublicValues) -> list[int]:
-        # the decoder refuses what is not a bucket
-        return [group for group, row in enumerate(values) if (row != self.buckets).any()]
 
     @property
     def opened(self) -> str:
@@ -271,7 +270,7 @@ def median(
     # H - k: only one party takes k off its share
     rank = rank if party.number == 0 else 0
     find = _scan if schedule == "scan" else _bisect
-    return _buckets(find(party, counts, rank, bits))
+    return PublicValues(find(party, counts, rank, bits))
 
 
 def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
@@ -303,11 +302,6 @@ def _bisect(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np
         reached = _reached(party, RingShare(compared), bits)
         searching.go_up(reached, 1 << step, thresholds, found)
     return found
-
-
-def _buckets(found: NDArray[np.uint16]) -> PublicValues:
-    """Return bucket indices that opened bits gave, as opened values."""
-    return PublicValues(found)
 
 
 def steps(buckets: int) -> int:

@@ -16,7 +16,7 @@ that nobody chooses his cluster. The sums are local.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds.clusters import Members, divisions, draw, sums_over
-from securemedian.mpc.rounds.methods.base import Published, Weighted
+from securemedian.mpc.rounds.methods.base import Form, Published, Weighted
 from securemedian.mpc.rounds.methods.fixed import FixedPoint
 
 
@@ -36,6 +36,7 @@ class Clustered(Weighted, FixedPoint):
     """A method on the sums of the updates of random clusters, in several reclusterings."""
 
     kind = "mean"
+    checks_values = True
 
     clusters: int = option(
         2,
@@ -99,17 +100,11 @@ class Clustered(Weighted, FixedPoint):
         most = max_clients * self.clusters_among(max_clients) * self.reclusterings
         return (most - 1).bit_length()
 
-    @property
-    def checks_values(self) -> bool:
-        return True
-
-    @property
-    def tosses(self) -> bool:
-        return True
-
-    @property
-    def shares_differences(self) -> bool:
-        return True
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = super().form(dim, max_clients)
+        assert form.value_range is not None
+        differences = replace(form.value_range, differences=True)
+        return replace(form, value_range=differences, differences=True, tosses=True)
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         scaled = self.difference(vector, published) * published.part
@@ -120,18 +115,18 @@ class Clustered(Weighted, FixedPoint):
         values = np.asarray(vectors, np.float64)
         return values if published.model is None else values - published.model.astype(np.float64)
 
+    def sums(self, rows: NDArray[Any], coin: bytes) -> NDArray[Any]:
+        """Return the sums (c, R, d) of rows (n, d) over all clusters, modulo their dtype."""
+        return sums_over(rows, self.members(coin, len(rows)))
+
     def members(self, coin: bytes, clients: int) -> list[Members]:
         """Return who is in each cluster: per reclustering and cluster, the clients' places."""
         return draw(coin, clients, self.clusters_among(clients), self.reclusterings)
 
     def cluster_sums(self, party: Party, rows: RingShare, coin: bytes) -> RingShare:
-        """Return shares of all clusters' sums, shape (c, R, d), from those of updates (n, d)."""
+        """Return shares of what `sums` returns, from those of updates (n, d)."""
         with party.reading_uploads():
-            return RingShare(sums_over(rows, self.members(coin, len(rows))))
-
-    def sums_in_the_clear(self, whole: NDArray[np.int64], coin: bytes) -> NDArray[np.int64]:
-        """Return the clusters' sums (c, R, d) of whole numbers (n, d), for `in_the_clear`."""
-        return sums_over(whole, self.members(coin, len(whole)))
+            return RingShare(self.sums(rows, coin))
 
     def model_after(
         self, movement: NDArray[np.float64], total: int, published: Published
@@ -141,7 +136,7 @@ class Clustered(Weighted, FixedPoint):
         `total` is W times what the heaviest client weighs.
         """
         before = 0.0 if published.model is None else published.model.astype(np.float64)
-        return before + self.eta * (movement / (self.reclusterings * self.scaled(total)))
+        return before + self.eta * (movement / (self.reclusterings * self.weighing.scaled(total)))
 
 
 def summed(found: RingShare, rows: int) -> RingShare:

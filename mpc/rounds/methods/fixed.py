@@ -6,8 +6,8 @@ alone says it. All bits of an honest client are 0, so opening them reveals nothi
 other client both parties learn which values are out of range.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,10 @@ from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.share import Layout
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import norms
-from securemedian.mpc.rounds.methods.base import Chunk, Method, Published, Survey, ValueRange
+from securemedian.mpc.rounds.methods.base import Chunk, Form, Method, Published, ValueRange
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
 
@@ -34,9 +35,13 @@ class FixedPoint(Method):
 
     fraction_bits: int = option(24, text="s of the fixed point (default: 24)", metavar="S")
 
+    # whether values are checked, by the check of all at once or one by one
+    checks_values: ClassVar[bool] = False
+
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
-        most = self.value_bits - 2 - self.headroom(max_clients)
+        ring.check_bits(self.value_bits)
+        most = self._most_bits(max_clients)
         if most < 0:
             raise ConfigError(
                 f"ring_bits is too small for {self.name} with {max_clients} clients: "
@@ -49,44 +54,36 @@ class FixedPoint(Method):
         """Return l, the bits of the ring."""
         return 64
 
-    def bits_for(self, max_clients: int) -> int:
-        return self.value_bits
-
     def headroom(self, max_clients: int) -> int:
         """Return the bits that a result needs beyond those of one value, for sums."""
         return 0
 
+    def _most_bits(self, max_clients: int) -> int:
+        """Return t where no value is checked, or each one."""
+        return self.value_bits - 2 - self.headroom(max_clients)
+
+    def _checks_whole(self, dim: int, max_clients: int) -> bool:
+        """Return whether all values are checked at once: where the ring has bits to spare."""
+        whole = self._most_bits(max_clients) - norms.spare_bits(dim) - self.fraction_bits
+        return self.checks_values and self.value_bits == 64 and whole >= norms.WHOLE_BITS
+
     def range_bits(self, dim: int, max_clients: int) -> int:
         """Return t: a client shares values in [-2^t, 2^t), if its update has `dim`."""
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
-        return most - norms.spare_bits(dim) if self.upload_check(dim, max_clients) else most
+        spare = norms.spare_bits(dim) if self._checks_whole(dim, max_clients) else 0
+        return self._most_bits(max_clients) - spare
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        top = 2.0 ** (self.range_bits(dim, max_clients) - self.fraction_bits)
-        return ValueRange(-top, top, self.shares_differences)
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
-        """Return the check of all values at once, where the ring has bits to spare for it."""
-        most = self.bits_for(max_clients) - 2 - self.headroom(max_clients)
-        whole = most - norms.spare_bits(dim) - self.fraction_bits
-        if not self.checks_values or self.value_bits < 64 or whole < norms.WHOLE_BITS:
-            return None
-        return norms.RangeCheck(self.value_bits, norms.RANGE_ROWS, 1 << most - 1)
+    def form(self, dim: int, max_clients: int) -> Form:
+        bits, top = self.value_bits, 2.0 ** (self.range_bits(dim, max_clients) - self.fraction_bits)
+        form = Form(Layout(1, dim, bits), bits, bits, value_range=ValueRange(-top, top))
+        if self._checks_whole(dim, max_clients):
+            limit = 1 << self._most_bits(max_clients) - 1
+            return replace(form, check=norms.RangeCheck(bits, norms.RANGE_ROWS, limit))
+        values = Values(bits, self.headroom(max_clients)) if self.checks_values else None
+        return replace(form, values=values)
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
-        bits = self.bits_for(max_clients)
-        headroom = bits - 2 - self.range_bits(len(vector), max_clients)
-        return encode.to_fixed(vector, bits, self.fraction_bits, headroom)[None]
-
-    def out_of_range(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
-        bits, headroom = self.bits_for(chunk.max_clients), self.headroom(chunk.max_clients)
-        return outside(party, chunk.rows(party), bits, headroom)
-
-    def comparisons_per_value(self, max_clients: int) -> int:
-        return comparisons(self.headroom(max_clients))
-
-    def check_demand(self, count: int, max_clients: int) -> Demand:
-        return outside_demand(count, self.bits_for(max_clients), self.headroom(max_clients))
+        headroom = self.value_bits - 2 - self.range_bits(len(vector), max_clients)
+        return encode.to_fixed(vector, self.value_bits, self.fraction_bits, headroom)[None]
 
     def numbers(self, values: PublicValues) -> NDArray[np.float64]:
         """Return the numbers that opened ring elements stand for."""
@@ -113,23 +110,28 @@ class SizedFixedPoint(FixedPoint):
         return self.ring_bits or super().value_bits
 
 
-def outside(party: Party, values: RingShare, bits: int, headroom: int) -> NDArray[np.bool_]:
-    """Return which clients have a value out of range (n,), from shares (n, d) in Z_2^bits."""
-    top = ring.dtype(bits).type(1 << (bits - 2 - headroom))
-    # public, so that one party's share has them
-    least, most = (top, top - 1) if party.number == 0 else (0, 0)
-    both = np.stack([values + least, most - values])
-    sides = ring.reduce(both[: comparisons(headroom)], bits)
-    signs = compare.msb(party, RingShare(sides.reshape(-1)), bits)
-    opened: PublicBits = open_bits(party, signs, sides.size)
-    return opened.reshape(sides.shape).max(axis=(0, 2)).astype(np.bool_)
+@dataclass(frozen=True)
+class Values:
+    """The check that each value in Z_2^bits leaves so many bits of headroom."""
 
+    bits: int
+    headroom: int
 
-def comparisons(headroom: int) -> int:
-    """Return the comparisons that `outside` makes for each value."""
-    return 1 if headroom == 0 else 2
+    @property
+    def comparisons(self) -> int:
+        return 1 if self.headroom == 0 else 2
 
+    def outside(self, party: Party, chunk: Chunk) -> NDArray[np.bool_]:
+        """Return which clients have a value out of range, shape (n,)."""
+        values = chunk.rows(party)
+        top = values.dtype.type(1 << (self.bits - 2 - self.headroom))
+        # public, so that one party's share has them
+        least, most = (top, top - 1) if party.number == 0 else (0, 0)
+        both = np.stack([values + least, most - values])
+        sides = ring.reduce(both[: self.comparisons], self.bits)
+        signs = compare.msb(party, RingShare(sides.reshape(-1)), self.bits)
+        opened: PublicBits = open_bits(party, signs, sides.size)
+        return opened.reshape(sides.shape).max(axis=(0, 2)).astype(np.bool_)
 
-def outside_demand(count: int, bits: int, headroom: int) -> Demand:
-    """Return the correlations of `outside` on `count` values."""
-    return compare.msb_demand(count * comparisons(headroom), bits)
+    def demand(self, count: int) -> Demand:
+        return compare.msb_demand(count * self.comparisons, self.bits)

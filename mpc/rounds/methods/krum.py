@@ -46,12 +46,11 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
-from securemedian.mpc.rounds.methods.bounded import NOBODY, AlwaysBounded, Tolerating
-from securemedian.mpc.rounds.methods.mixing import HIDDEN, OPENED
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
+from securemedian.mpc.rounds.methods.bounded import AlwaysBounded
+from securemedian.mpc.rounds.methods.nearest import HIDDEN, OPENED, Tolerating
 from securemedian.mpc.rounds.methods.reveal import open_bits, open_ring
 
-MOST_FAULTY = 1 << 15
 # of the ring of sums of differences
 SUM_BITS = 32
 
@@ -63,6 +62,8 @@ class Krum(Tolerating, AlwaysBounded):
     name = "krum"
     summary = "the mean of those closest to each other (Multi-Krum)"
     kind = "mean"
+    tolerated = "faulty"
+    most_faulty = 1 << 15
 
     faulty: int = option(
         0,
@@ -83,21 +84,14 @@ class Krum(Tolerating, AlwaysBounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.faulty != NOBODY:
-            check_whole("faulty", self.faulty, 0, MOST_FAULTY)
-        check_whole("chosen", self.chosen, 0, MOST_FAULTY)
+        check_whole("chosen", self.chosen, 0, self.most_faulty)
 
     def check_round(self, max_clients: int) -> None:
         check_whole("max_clients of krum", max_clients, 2, nearest.MOST_CLIENTS)
-        self._check_count(max_clients, "max_clients is")
+        self.check_count(max_clients, "max_clients is")
         super().check_round(max_clients)
 
-    def check_total(self, total: int) -> None:
-        super().check_total(total)
-        self._check_count(total, "those who take part are")
-
-    def _check_count(self, clients: int, what: str) -> None:
-        """Raise ConfigError if so many clients are too few; `what` names them."""
+    def check_count(self, clients: int, what: str) -> None:
         faulty = max(0, self.faulty)
         least = max(faulty + 3, 2 * faulty + 1)
         if clients < least:
@@ -118,20 +112,6 @@ class Krum(Tolerating, AlwaysBounded):
     def settled(self, model: NDArray[np.float32] | None, bound: float | None = None) -> Self:
         return replace(super().settled(model, bound), counts_left_out=True)
 
-    def check_settled(self) -> None:
-        super().check_settled()
-        bounded.check_asked("faulty", self.faulty)
-
-    def without(self, caught: int) -> Self:
-        if not caught or not self.counts_left_out or self.faulty <= 0:
-            return self
-        return replace(self, faulty=bounded.remaining(self.faulty, caught))
-
-    @property
-    def fault(self) -> str:
-        fits = self.counts_left_out and self.longest == self.most_length
-        return bounded.UNFIT if fits else super().fault
-
     @property
     def most_length(self) -> int:
         return nearest.LONGEST
@@ -150,16 +130,10 @@ class Krum(Tolerating, AlwaysBounded):
 
     # The protocol
 
-    @property
-    def surveys(self) -> bool:
-        return True
-
-    def survey(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
-        return nearest.sketches(party, chunk)
-
-    def surveyed(self, clients: int) -> int:
-        return clients * nearest.ROWS
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = replace(super().form(dim, max_clients), opened_bits=SUM_BITS, survey=self)
+        fits = self.counts_left_out and self.longest == self.most_length
+        return replace(form, fault=bounded.UNFIT) if fits else form
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shares of whether each client is chosen, packed."""
@@ -197,9 +171,6 @@ class Krum(Tolerating, AlwaysBounded):
 
     def at_once(self, clients: int) -> int:
         return clients
-
-    def opened_bits_for(self, max_clients: int) -> int:
-        return SUM_BITS
 
     # The result
 

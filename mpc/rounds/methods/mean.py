@@ -26,7 +26,7 @@ in range moves the sum of 64 bits as far as anyone may want. It is there to comp
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil, exp, inf, sqrt
+from math import ceil, exp, sqrt
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +40,15 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.noise import discrete_gaussian
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import privacy
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Weighted
+from securemedian.mpc.rounds.methods.base import (
+    Adapting,
+    Chunk,
+    Clear,
+    Form,
+    Noise,
+    Published,
+    Weighted,
+)
 from securemedian.mpc.rounds.methods.bounded import (
     AUTO,
     AUTO_FRACTION,
@@ -48,7 +56,6 @@ from securemedian.mpc.rounds.methods.bounded import (
     MOST_FRACTION,
     Bounded,
     fitting,
-    whole_difference,
 )
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
 from securemedian.mpc.rounds.methods.norms import LONGEST
@@ -122,7 +129,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
                 "noise_multiplier takes no quantile, because the count of clipped clients has "
                 f"no noise: quantile {self.quantile:g}; leave quantile out"
             )
-        if self.named_weights:
+        if self.weights:
             raise ConfigError(
                 "noise_multiplier takes no weights: the noise for the heaviest client would "
                 "drown the others; leave weights out"
@@ -149,15 +156,17 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         quantile = self.quantile or QUANTILE
         return replace(self, norm_bound=bound, fraction_bits=-1, quantile=quantile)
 
+    @property
+    def adapts(self) -> Adapting | None:
+        return self if self.counts else None
+
     def clipped(self, values: PublicValues) -> int:
-        if not self.counts:
-            return 0
+        """Return the count that the servers added far above the first sum."""
         half = 1 << COUNT_AT - 1
         return (int(values[0, 0]) + half) % (1 << 64) >> COUNT_AT
 
-    def next_bound(self, clipped: float, step: float) -> float | None:
-        if not self.quantile:
-            return None
+    def next_bound(self, clipped: float, step: float) -> float:
+        """Return the bound that less than `quantile` of the clients reach in the long run."""
         moved = float(self.norm_bound) * exp(step * (clipped - 1 + self.quantile))
         return min(max(moved, LEAST_BOUND), float(self.most_length))
 
@@ -165,8 +174,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         self, vector: NDArray[np.float64], published: Published
     ) -> NDArray[np.int64]:
         """Return a vector's difference (d,) in fixed point, whose first value leaves a bit free."""
-        spare = 1 if self.counts else 0
-        whole = whole_difference(vector, published, self.fraction_bits, self.longest, spare)
+        whole = replace(self.cut, spare=int(self.counts)).whole(vector, published)
         if self.counts:
             whole[0] -= np.sign(whole[0]) * (abs(whole[0]) & 1)
         return whole
@@ -180,9 +188,9 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
 
     # The protocol
 
-    @property
-    def surveys(self) -> bool:
-        return self.counts
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = super().form(dim, max_clients)
+        return replace(form, survey=self) if self.counts else form
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of the clients' first values, shape (n,), or of 0 for a later chunk."""
@@ -200,14 +208,14 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         return XorBits(np.array([votes.sum(dtype=np.uint64)], np.uint64))
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
-        return to_ring_demand(len(weights), COUNT_BITS) if self.counts else Demand()
+        return to_ring_demand(len(weights), COUNT_BITS)
 
     @property
-    def zcdp_rho(self) -> float:
-        return privacy.rho_of(self.noise_multiplier) if self.noise_multiplier else inf
-
-    def noise_of(self, clients: int) -> float:
-        return sqrt(2) * float(self.sigma) / 2.0**self.fraction_bits / clients
+    def noise(self) -> Noise:
+        if not self.noise_multiplier:
+            return Noise()
+        deviation = sqrt(2) * float(self.sigma) / 2.0**self.fraction_bits
+        return Noise(privacy.rho_of(self.noise_multiplier), deviation)
 
     @property
     def sigma(self) -> Fraction:
@@ -224,7 +232,7 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
         if self.noise_multiplier:
             noise = discrete_gaussian(self.sigma, chunk.begin, chunk.end, chunk.noise)
             shares = RingShare(shares + noise.view(np.uint64))
-        return open_ring(party, shares, self.bits_for(chunk.max_clients))
+        return open_ring(party, shares, chunk.form.ring_bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
         return Demand()
@@ -246,16 +254,20 @@ class Mean(Weighted, Bounded, SizedFixedPoint):
             votes = self.clipped(values) * (1 + (1 << COUNT_AT))
             values = PublicValues(values.copy())
             values[:1, :1] -= values.dtype.type(votes % (1 << 64))
-        return self.moved(self.numbers(values) / self.scaled(total), published)
+        return self.moved(self.numbers(values) / self.weighing.scaled(total), published)
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         if self.bounded:
             whole = self.whole_differences(clear)
         else:
-            parts = np.array(self.parts_of(clear.weights))
+            parts = np.array(self.weighing.parts(clear.weights))
             whole = self.whole_numbers(clear.updates * parts[:, None], clear.max_clients)
         # summed as whole numbers, so that nothing is rounded before the division
-        mean = whole.sum(axis=0)[None] / 2.0**self.fraction_bits / self.scaled(sum(clear.weights))
+        mean = (
+            whole.sum(axis=0)[None]
+            / 2.0**self.fraction_bits
+            / self.weighing.scaled(sum(clear.weights))
+        )
         return self.moved(mean, clear.published)
 
     @property

@@ -32,12 +32,11 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods import bounded, nearest, norms
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published, Survey, ValueRange
-from securemedian.mpc.rounds.methods.bounded import NOBODY, Tolerating
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
 from securemedian.mpc.rounds.methods.fixed import SizedFixedPoint
+from securemedian.mpc.rounds.methods.nearest import HIDDEN, OPENED, Tolerating
 from securemedian.mpc.rounds.methods.reveal import open_bits
 
-HIDDEN, OPENED = "hidden", "opened"
 # s where it is not given: of values, and of differences, whose lengths then reach 32
 FRACTION, MIXED_FRACTION = 24, 16
 # Bits of the ring in which sums are compared and added. A value that passes the check is below
@@ -52,6 +51,9 @@ ROWS_PER_COMPARISON = 4
 @dataclass(frozen=True, kw_only=True)
 class Neighbours(Tolerating):
     """A method on values, or on sums of each update's nearest ones in fixed point."""
+
+    tolerated = "neighbours"
+    most_faulty = MOST_CLIENTS
 
     neighbours: int = option(
         0,
@@ -69,12 +71,10 @@ class Neighbours(Tolerating):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours != NOBODY:
-            check_whole("neighbours", self.neighbours, 0, MOST_CLIENTS)
         if self.fraction_bits == -1:
             given = MIXED_FRACTION if self.neighbours else FRACTION
             object.__setattr__(self, "fraction_bits", given)
-        if self.neighbours and (self.named_weights or self.groups > 1):
+        if self.neighbours and (self.weighing.named or self.groups > 1):
             raise ConfigError(
                 "neighbours counts every client once, for one model: neighbours "
                 f"{self.neighbours} with weights or groups; leave weights and groups out"
@@ -88,16 +88,10 @@ class Neighbours(Tolerating):
     def check_round(self, max_clients: int) -> None:
         if self.neighbours:
             check_whole("max_clients with neighbours", max_clients, 2, MOST_CLIENTS)
-            self._check_count(max_clients, "max_clients is")
+            self.check_count(max_clients, "max_clients is")
         super().check_round(max_clients)
 
-    def check_total(self, total: int) -> None:
-        super().check_total(total)
-        if self.neighbours:
-            self._check_count(total, "those who take part are")
-
-    def _check_count(self, clients: int, what: str) -> None:
-        """Raise ConfigError if so many clients are too few; `what` names them."""
+    def check_count(self, clients: int, what: str) -> None:
         if clients <= 2 * self._far:
             raise ConfigError(
                 f"neighbours {self._far} needs more than {2 * self._far} clients: {what} "
@@ -125,76 +119,39 @@ class Neighbours(Tolerating):
 
     def check_settled(self) -> None:
         super().check_settled()
-        bounded.check_asked("neighbours", self.neighbours)
         if self.neighbours and not self.counts_left_out:
             raise ConfigError(
                 "S0 runs a release that does not count who is left out: neighbours "
                 f"{self.neighbours}; update S0, or leave neighbours out"
             )
 
-    def without(self, caught: int) -> Self:
-        if not caught or not self.counts_left_out:
-            return self
-        return replace(self, neighbours=bounded.remaining(self.neighbours, caught))
-
-    @property
-    def fault(self) -> str:
-        if not self.neighbours:
-            return super().fault
-        return bounded.UNFIT if self.counts_left_out else bounded.FAULT
-
     # Shares of clients
 
-    def share_bits_for(self, max_clients: int) -> int:
-        return bounded.BITS if self.neighbours else super().share_bits_for(max_clients)
-
-    @property
-    def shares_differences(self) -> bool:
-        return self.neighbours != 0 or super().shares_differences
-
-    @property
-    def checks_values(self) -> bool:
-        return self.neighbours != 0 or super().checks_values
-
-    @property
-    def tosses(self) -> bool:
-        return self.neighbours != 0 or super().tosses
-
-    def upload_check(self, dim: int, max_clients: int) -> Survey | None:
+    def mixed(self, form: Form) -> Form:
+        """Return the form of a round that has one without neighbours, with them if it has any."""
         if not self.neighbours:
-            return super().upload_check(dim, max_clients)
+            return form
         most = norms.SOUNDNESS.limit(nearest.LONGEST)
-        return norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, most)
+        check = norms.NormCheck(bounded.BITS, norms.SOUNDNESS.rows, norms.SOUNDNESS.bound, most)
+        fault = bounded.UNFIT if self.counts_left_out else bounded.FAULT
+        return replace(bounded.short(form, check, fault), survey=self)
 
     def encode_difference(self, vector: NDArray[Any], published: Published) -> Ring:
         """Return what a client shares with neighbours, shape (1, d)."""
-        whole = self._whole(encode.without_nan(vector, "the update"), published)
+        whole = self._cut.whole(encode.without_nan(vector, "the update"), published)
         return ring.reduce(whole, bounded.BITS)[None]
 
-    def _whole(self, vector: NDArray[np.float64], published: Published) -> NDArray[np.int64]:
-        return bounded.whole_difference(vector, published, self.fraction_bits, nearest.LONGEST)
-
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        return None if self.neighbours else super().value_range(dim, max_clients)
+    @property
+    def _cut(self) -> bounded.Cut:
+        return bounded.Cut(self.fraction_bits, nearest.LONGEST)
 
     def shortened(self, vector: NDArray[Any], published: Published) -> str:
         if not self.neighbours:
             return super().shortened(vector, published)
-        said = bounded.shortened(vector, published, self.fraction_bits, nearest.LONGEST)
+        said = self._cut.shortened(vector, published)
         return f"{said}: fraction_bits {self.fraction_bits} takes no more" if said else ""
 
     # The protocol
-
-    @property
-    def surveys(self) -> bool:
-        return self.neighbours != 0
-
-    def survey(self, party: Party, chunk: Chunk) -> RingShare:
-        """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
-        return nearest.sketches(party, chunk)
-
-    def surveyed(self, clients: int) -> int:
-        return clients * nearest.ROWS if self.neighbours else 0
 
     def judge(self, party: Party, surveyed: RingShare, chunk: Chunk) -> XorBits:
         """Return shares of who is near to whom, n^2 bits, packed, those of a client together."""
@@ -204,8 +161,6 @@ class Neighbours(Tolerating):
         return XorBits(pack_bits(near.reshape(-1)))
 
     def judge_demand(self, weights: Sequence[int], max_clients: int) -> Demand:
-        if not self.neighbours:
-            return Demand()
         clients = len(weights)
         return nearest.distances_demand(clients) + nearest.nearest_demand(clients)
 
@@ -250,7 +205,7 @@ class Neighbours(Tolerating):
     def mixed_in_the_clear(self, clear: Clear) -> NDArray[np.int64]:
         """Return what `inputs` shares, (n, d), by plain arithmetic."""
         updates = np.asarray(clear.updates, np.float64)
-        whole = np.stack([self._whole(row, clear.published) for row in updates])
+        whole = np.stack([self._cut.whole(row, clear.published) for row in updates])
         distances = nearest.distances_in_the_clear(whole, clear.published.coin)
         near = nearest.nearest_in_the_clear(distances, len(whole) - self._far)
         return np.stack([whole[those].sum(axis=0) for those in near])
@@ -283,6 +238,9 @@ class Mixing(Neighbours, SizedFixedPoint):
     @property
     def value_bits(self) -> int:
         return MIXED_BITS if self.neighbours else super().value_bits
+
+    def form(self, dim: int, max_clients: int) -> Form:
+        return self.mixed(super().form(dim, max_clients))
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         if self.neighbours:

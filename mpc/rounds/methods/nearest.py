@@ -6,12 +6,16 @@ pairs, in a few rounds, and beyond bit by bit, in some hundreds. Of equal distan
 client of lower index is smaller, as in numpy's stable sort.
 """
 
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import RingShare, UnpackedXorBits, XorBits
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.protocols import compare, lengths, order, ring
 from securemedian.mpc.protocols.boolean import (
     multiplex,
@@ -23,7 +27,7 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.sketch import sketch
 from securemedian.mpc.rounds.methods import descent, norms
-from securemedian.mpc.rounds.methods.base import Chunk
+from securemedian.mpc.rounds.methods.base import Chunk, Method
 
 # of the ring of squares
 BITS = 64
@@ -35,13 +39,71 @@ LONGEST = norms.LONGEST >> 3
 MOST_CLIENTS = 180
 # the pairs whose distances are computed at once
 PAIRS_AT_ONCE = 128
+# of F: none of those who remain is faulty
+NOBODY = -1
+HIDDEN, OPENED = "hidden", "opened"
 
 
-def sketches(party: Party, chunk: Chunk) -> RingShare:
-    """Return shares of what a chunk adds to the clients' sketches, shape (n ROWS,)."""
-    with party.reading_uploads():
-        found = sketch(chunk.coin, chunk.rows(party), chunk.begin, ROWS, party.native_aes)
-        return RingShare(found.reshape(-1))
+@dataclass(frozen=True, kw_only=True)
+class Tolerating(Method):
+    """A method that compares whole updates, and tolerates F faulty clients.
+
+    Those that the servers catch are some of the F. It surveys the clients' sketches.
+    """
+
+    # the option that is F, and how large it may be
+    tolerated: ClassVar[str]
+    most_faulty: ClassVar[int]
+
+    counts_left_out: bool = option(
+        False,
+        text="clients that a check leaves out count among the F that may be faulty; S0 sets it for "
+        "every round that it opens",
+        since=3,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._asked != NOBODY:
+            check_whole(self.tolerated, self._asked, 0, self.most_faulty)
+
+    @property
+    def _asked(self) -> int:
+        asked: int = getattr(self, self.tolerated)
+        return asked
+
+    @abstractmethod
+    def check_count(self, clients: int, what: str) -> None:
+        """Raise ConfigError if so many clients are too few; `what` names them."""
+
+    def check_total(self, total: int) -> None:
+        super().check_total(total)
+        self.check_count(total, "those who take part are")
+
+    def check_settled(self) -> None:
+        super().check_settled()
+        if self._asked == NOBODY:
+            raise ConfigError(
+                f"{self.tolerated} is for rounds that lost all their faulty clients: {NOBODY}; ask "
+                "for 1 or more"
+            )
+
+    def without(self, caught: int) -> Self:
+        """Return the method with F for those who remain, NOBODY for none."""
+        if not caught or not self.counts_left_out or self._asked <= 0:
+            return self
+        left = self._asked - caught if self._asked > caught else NOBODY
+        changed: dict[str, Any] = {self.tolerated: left}
+        return replace(self, **changed)
+
+    def survey(self, party: Party, chunk: Chunk) -> RingShare:
+        """Return shares of what a chunk adds to the clients' sketches, shape (n ROWS,)."""
+        with party.reading_uploads():
+            found = sketch(chunk.coin, chunk.rows(party), chunk.begin, ROWS, party.native_aes)
+            return RingShare(found.reshape(-1))
+
+    def surveyed(self, clients: int) -> int:
+        return clients * ROWS
 
 
 def distances(party: Party, surveyed: RingShare, clients: int) -> RingShare:

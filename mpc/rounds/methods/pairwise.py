@@ -49,7 +49,7 @@ class Pairwise(Weighted, Mixing):
     )
 
     def compute(self, party: Party, chunk: Chunk) -> Result:
-        bits = self.bits_for(chunk.max_clients)
+        bits = chunk.form.ring_bits
         values, weights = self.inputs(party, chunk), chunk.weights
         element = median(
             party, values, bits, self.selection, weights=weights, batch=self.batch_limit(chunk)
@@ -62,7 +62,7 @@ class Pairwise(Weighted, Mixing):
         return opened
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        choosing = demand(dim, self.bits_for(max_clients), self.selection, weights)
+        choosing = demand(dim, self.value_bits, self.selection, weights)
         return choosing + self.mixing_demand(len(weights))
 
     def at_once(self, clients: int) -> int:
@@ -92,19 +92,18 @@ def median(
     values: RingShare,
     bits: int,
     selection: str,
-    rank: int | None = None,
     weights: Sequence[int] | None = None,
     batch: int | None = None,
 ) -> RingShare:
-    """Return shares of the element of rank k in each coordinate.
+    """Return shares of the lower median of each coordinate.
 
     `values` are shares of the inputs, shape (n, d), in the ring of `bits` bits. `selection` is
-    "hidden" or "opened". `rank` is 1..total weight, by default ceil(total / 2). `weights` are
-    whole numbers >= 1, one per client, by default 1. `batch` is as in `order.positions`.
+    "hidden" or "opened". `weights` are whole numbers >= 1, one per client, by default 1. `batch` is
+    as in `order.positions`.
     """
     clients, dim = values.shape
     chosen_weights = [1] * clients if weights is None else list(weights)
-    rank = ring.median_rank(sum(chosen_weights)) if rank is None else rank
+    rank = ring.median_rank(sum(chosen_weights))
     if selection != "opened" or clients == 1:
         return order.element(party, values, bits, rank, chosen_weights, batch)
     selected = order.holders(party, values, bits, rank, chosen_weights, batch)

@@ -50,11 +50,13 @@ from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import PlaneOts
 from securemedian.mpc.protocols.kernels import planes as kernels
 from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.protocols.share import Layout
 from securemedian.mpc.rounds import encode
 from securemedian.mpc.rounds.methods.base import (
     Chunk,
     Clear,
     Counting,
+    Form,
     Grouped,
     Published,
     ValueRange,
@@ -134,13 +136,9 @@ class Radix(Neighbours, Grouped, Counting):
                 "weights; leave these out"
             )
 
-    @property
-    def xor_shared(self) -> bool:
-        return not self.neighbours
-
     def check_round(self, max_clients: int) -> None:
         for rank in self.ranks:
-            check_whole("rank", rank, 1, self.max_total(max_clients))
+            check_whole("rank", rank, 1, self.weighing.most(max_clients))
         super().check_round(max_clients)
 
     def ranks_of(self, total: int) -> list[int]:
@@ -183,24 +181,30 @@ class Radix(Neighbours, Grouped, Counting):
         }
         return MIXED_WORD_BITS if self.neighbours else widths[self.encoding]
 
-    def share_bits_for(self, max_clients: int) -> int:
-        return super().share_bits_for(max_clients) if self.neighbours else self.word_width
-
     @property
-    def takes_infinite(self) -> bool:
-        return self.encoding in ("float32", "bfloat16") and not self.neighbours
+    def _on_buckets(self) -> bool:
+        return self.encoding == "buckets"
 
-    @property
-    def range_buckets(self) -> int:
-        return self.buckets if self.encoding == "buckets" else 0
+    def form(self, dim: int, max_clients: int) -> Form:
+        form = Form(
+            Layout(1, dim, self.word_width),
+            self.bits_for(max_clients),
+            self.word_width,
+            self.groups * self._most_ranks,
+            self._value_range,
+            self.buckets if self._on_buckets else 0,
+            xor=True,
+        )
+        return self.mixed(form)
 
     def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
         if self.neighbours:
             return self.encode_difference(vector, published)
         return self.words(vector, published)[None]
 
-    def value_range(self, dim: int, max_clients: int) -> ValueRange | None:
-        if self.neighbours or self.uses_range:
+    @property
+    def _value_range(self) -> ValueRange | None:
+        if self._on_buckets:
             return None
         if self.encoding == "fixed":
             top = 2.0 ** (self.word_bits - 2 - self.fraction_bits)
@@ -221,7 +225,7 @@ class Radix(Neighbours, Grouped, Counting):
         multiple of 1 / (2^w - 1), ties to even, of a value that is moved into [0, 1]. With buckets
         they are the index, of those `published`. Raises InputError for NaN.
         """
-        if self.uses_range:
+        if self._on_buckets:
             index = (published or Published()).bucketize(values, self.buckets)
             return index.astype(ring.dtype(self.word_width))
         if self.encoding == "fixed":
@@ -249,7 +253,7 @@ class Radix(Neighbours, Grouped, Counting):
         Words that only a faulty client uploads count as the nearest value: a word beyond the last
         bucket as that bucket, and NaN as infinity.
         """
-        if self.uses_range:
+        if self._on_buckets:
             index = np.minimum(words, self.buckets - 1)
             return (published or Published()).quantize(index, self.buckets)
         if self.encoding == "fixed":
@@ -271,7 +275,7 @@ class Radix(Neighbours, Grouped, Counting):
         return (1 << self.word_bits) - 1
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        bits, ranks = self.bits_for(chunk.max_clients), self.ranks_of(chunk.total)
+        bits, ranks = chunk.form.ring_bits, self.ranks_of(chunk.total)
         words = self._mixed(party, chunk) if self.neighbours else chunk.xor_rows(party)
         return select(party, words, self.word_width, bits, ranks, chunk.weights)
 
@@ -296,15 +300,8 @@ class Radix(Neighbours, Grouped, Counting):
         words = self.word_width * clients * self._most_ranks // BITS_PER_COMPARISON
         return words + self.rows_at_once(clients)
 
-    def opened_bits_for(self, max_clients: int) -> int:
-        return self.word_width
-
     def opened_rows(self, total: int) -> int:
         return self.groups if self.visible else len(self.ranks_of(total))
-
-    @property
-    def most_results(self) -> int:
-        return self.groups * self._most_ranks
 
     @property
     def _most_ranks(self) -> int:
@@ -316,7 +313,7 @@ class Radix(Neighbours, Grouped, Counting):
             return "both middle values of each coordinate"
         if self.ranks or self.quantiles:
             return "the value of each rank asked for"
-        return "the bucket of each median" if self.uses_range else "the value of each median"
+        return "the bucket of each median" if self._on_buckets else "the value of each median"
 
     @property
     def kind(self) -> str:
@@ -340,7 +337,7 @@ class Radix(Neighbours, Grouped, Counting):
         if self.neighbours:
             exact = results / 2.0**self.fraction_bits
             results = self.unmixed(exact, len(clear.updates), clear.published)
-        if self.uses_range:
+        if self._on_buckets:
             results = clear.published.quantize(results, self.buckets)
         if self.midpoint:
             results = results.mean(axis=0, keepdims=True, dtype=np.float64)
@@ -348,7 +345,7 @@ class Radix(Neighbours, Grouped, Counting):
 
     def _rounded(self, updates: NDArray[Any], published: Published) -> NDArray[Any]:
         """Return updates in the clear as the encoding rounds them: numbers, or bucket indices."""
-        if self.uses_range:
+        if self._on_buckets:
             return published.bucketize(updates, self.buckets)
         if self.encoding == "fixed":
             elements = encode.to_fixed(updates, self.word_bits, self.fraction_bits)
@@ -372,7 +369,7 @@ class Radix(Neighbours, Grouped, Counting):
     def detail(self) -> str:
         if self.encoding == "unit":
             return f"unit {self.word_bits} bits{self.grouping}"
-        buckets = f" b={self.buckets}" if self.uses_range else ""
+        buckets = f" b={self.buckets}" if self._on_buckets else ""
         return f"{self.encoding}{buckets}{self.grouping}{self.mixture}"
 
 
@@ -421,32 +418,17 @@ def _select_together(
     """Return the elements of ranks that share their OTs, from `zeros` as `Selection` takes them."""
     words = words_of(dim)
     selection = Selection(party, zeros, words, bits, ranks, weights)
-    found = _unknown(len(zeros), len(ranks), words)
-    opened = _nothing_opened(len(ranks), words)
+    # bit planes of the results
+    found = PublicWords(np.zeros((len(zeros), len(ranks), words), np.uint64))
+    # above the first bit stand 1s, which rule nobody out
+    opened = PublicWords(np.full((len(ranks), words), kernels.FULL))
     for bit in reversed(range(len(zeros))):
         signs = compare.msb_of_planes(party, selection.reached(bit, opened))
         opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
         found[bit] = opened
-    return _elements(found, dim)
-
-
-def _unknown(width: int, ranks: int, words: int) -> PublicWords:
-    """Return bit planes of results (width, ranks, words), of which no bit is known yet."""
-    return PublicWords(np.zeros((width, ranks, words), np.uint64))
-
-
-def _nothing_opened(ranks: int, words: int) -> PublicWords:
-    """Return what stands for the bits above the first (ranks, words): 1s, which rule nobody out."""
-    return PublicWords(np.full((ranks, words), kernels.FULL))
-
-
-def _elements(found: PublicWords, dim: int) -> list[PublicValues]:
-    """Return the words (dim,) of each rank, of their bit planes (width, ranks, words)."""
-    results = []
-    for rank in range(found.shape[1]):
-        values = np.empty(dim, ring.dtype(len(found)))
+    results = [PublicValues(np.empty(dim, ring.dtype(len(found)))) for _ in ranks]
+    for rank, values in enumerate(results):
         kernels.join(np.ascontiguousarray(found[:, rank]), values)
-        results.append(PublicValues(values))
     return results
 
 

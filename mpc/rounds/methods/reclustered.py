@@ -136,12 +136,6 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     # The sizes of a round
 
-    def averaged(self, clusters: int) -> int:
-        """Return of how many clusters' sums the aggregate is the sum."""
-        if self.aggregator == MEDIAN:
-            return 1
-        return clusters - 2 * self._dropped(clusters)
-
     def _dropped(self, clusters: int) -> int:
         trims = self.aggregator == TRIMMED_MEAN
         return trimmed_mean.dropped(clusters, self.trim) if trims else 0
@@ -149,7 +143,7 @@ class Reclustered(Clustered, SizedFixedPoint):
     # The protocol
 
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        bits, clients = self.bits_for(chunk.max_clients), len(chunk.weights)
+        bits, clients = self.value_bits, len(chunk.weights)
         sums = self.cluster_sums(party, chunk.rows(party), chunk.coin)
         if self._opens:
             self._check_exposure(chunk.coin, clients)
@@ -167,12 +161,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             ends = self._dropped(len(flat))
             found = trimmed_mean.kept_sum(party, flat, bits, ends, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
-        return self._rescaled(opened, bits, clients)
-
-    def _rescaled(self, opened: PublicValues, bits: int, clients: int) -> PublicValues:
-        """Return opened sums of aggregates, `_scaled`."""
-        scaled = self._scaled(ring.signed(opened, bits), clients)
-        return PublicValues(ring.reduce(scaled, bits))
+        return PublicValues(ring.reduce(self._scaled(ring.signed(opened, bits), clients), bits))
 
     def _scaled(self, opened: NDArray[np.int64], clients: int) -> NDArray[np.int64]:
         """Return floor(c / k sum_r A_r), of aggregates that are sums of k clusters' sums.
@@ -180,10 +169,11 @@ class Reclustered(Clustered, SizedFixedPoint):
         It is R W times the mean movement. Everybody who knows the weight W decodes it.
         """
         count = self.clusters_among(clients)
-        return opened * count // self.averaged(count)
+        averaged = 1 if self.aggregator == MEDIAN else count - 2 * self._dropped(count)
+        return opened * count // averaged
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        bits, count = self.bits_for(max_clients), self.clusters_among(len(weights))
+        bits, count = self.value_bits, self.clusters_among(len(weights))
         coordinates = self.reclusterings * dim
         if self._opens:
             return Demand()
@@ -199,7 +189,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         if self._opens:
             return self.reclusterings * count
         if self._by_radix(clients):
-            return self.reclusterings * descent.at_once(count, self.bits_for(clients))
+            return self.reclusterings * descent.at_once(count, self.value_bits)
         return self.reclusterings * order.pairs(count)
 
     def _by_radix(self, clients: int) -> bool:
@@ -208,7 +198,7 @@ class Reclustered(Clustered, SizedFixedPoint):
             return False
         if self.median_by != FEWEST:
             return self.median_by == RADIX
-        count, bits = self.clusters_among(clients), self.bits_for(clients)
+        count, bits = self.clusters_among(clients), self.value_bits
         by_pairs = pairwise.demand(SLICE_ALIGN, bits, "hidden", [1] * count)
         return descent.demand(SLICE_ALIGN, count, bits, bits).ots < by_pairs.ots
 
@@ -218,7 +208,7 @@ class Reclustered(Clustered, SizedFixedPoint):
         They are fewer than the ring's, which holds the sum of all clusters and reclusterings.
         """
         largest = -(-clients // self.clusters_among(clients))
-        value = self.bits_for(max_clients) - 1 - self.headroom(max_clients)
+        value = self.value_bits - 1 - self.headroom(max_clients)
         return value + (largest - 1).bit_length()
 
     def opened_rows(self, total: int) -> int:
@@ -240,9 +230,9 @@ class Reclustered(Clustered, SizedFixedPoint):
 
     def in_the_clear(self, clear: Clear) -> NDArray[Any]:
         moved = self.difference(clear.updates, clear.published)
-        parts = np.array(self.parts_of(clear.weights))
+        parts = np.array(self.weighing.parts(clear.weights))
         whole = self.whole_numbers(moved * parts[:, None], clear.max_clients)
-        sums = self.sums_in_the_clear(whole, clear.published.coin)
+        sums = self.sums(whole, clear.published.coin)
         if self._opens:
             in_order = np.concatenate(list(sums.transpose(1, 0, 2))) / 2.0**self.fraction_bits
             return self._combined(in_order, len(clear.updates), clear.published)

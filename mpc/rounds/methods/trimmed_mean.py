@@ -12,7 +12,7 @@ Values must leave headroom for the sum: clients with one that does not are left 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
@@ -26,7 +26,7 @@ from securemedian.mpc.protocols import order, ring
 from securemedian.mpc.protocols.boolean import multiplex, multiplex_demand
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Grouped, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Grouped, Published
 from securemedian.mpc.rounds.methods.mixing import Mixing
 from securemedian.mpc.rounds.methods.reveal import open_ring
 
@@ -74,14 +74,17 @@ class TrimmedMean(Grouped, Mixing):
     def headroom(self, max_clients: int) -> int:
         return (max_clients - 1).bit_length()
 
+    def form(self, dim: int, max_clients: int) -> Form:
+        return replace(super().form(dim, max_clients), most_results=self.groups)
+
     def compute(self, party: Party, chunk: Chunk) -> PublicValues:
-        bits = self.bits_for(chunk.max_clients)
+        bits = chunk.form.ring_bits
         ends = self.dropped(len(chunk.weights))
         total = kept_sum(party, self.inputs(party, chunk), bits, ends, self.batch_limit(chunk))
         return open_ring(party, RingShare(total[None]), bits)
 
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
-        bits, ends = self.bits_for(max_clients), self.dropped(len(weights))
+        bits, ends = self.value_bits, self.dropped(len(weights))
         trimming = demand(dim, len(weights), bits, ends)
         return trimming + self.mixing_demand(len(weights))
 

@@ -17,7 +17,7 @@ bound is so small that the squares of the rows of y + y_j fit into 63 bits. The 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -36,7 +36,7 @@ from securemedian.mpc.protocols.boolean import (
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.lengths import WIDE_BITS, negative, negative_demand
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds.methods.base import Chunk, Clear, Published
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Published
 from securemedian.mpc.rounds.methods.bounded import BITS, AlwaysBounded
 from securemedian.mpc.rounds.methods.clustered import Clustered, summed
 from securemedian.mpc.rounds.methods.norms import (
@@ -170,9 +170,8 @@ class Zeno(AlwaysBounded, Clustered):
         sums = self.cluster_sums(party, RingShare(rows[others]), chunk.coin)
         return RingShare(sums.reshape(-1, rows.shape[1]))
 
-    @property
-    def surveys(self) -> bool:
-        return True
+    def form(self, dim: int, max_clients: int) -> Form:
+        return replace(super().form(dim, max_clients), survey=self)
 
     def survey(self, party: Party, chunk: Chunk) -> RingShare:
         """Return shares of what the chunk adds to the clients' sketches, shape (n k,)."""
@@ -197,7 +196,7 @@ class Zeno(AlwaysBounded, Clustered):
 
     def _mean_weight(self, total: int, clients: int) -> Fraction:
         """Return what a cluster weighs on average, of so many clients that weigh `total`."""
-        return Fraction(total, self.heaviest * self.clusters_among(clients))
+        return Fraction(total, self.weighing.heaviest * self.clusters_among(clients))
 
     def _line(self, mean: Fraction) -> tuple[int, int]:
         """Return a and e of the score, for clusters of this mean weight."""
@@ -237,7 +236,7 @@ class Zeno(AlwaysBounded, Clustered):
         coin = clear.published.coin
         whole = self.whole_differences(clear)
         total = sum(clear.weights[other] for other in others)
-        sums = self.sums_in_the_clear(whole[others], coin)
+        sums = self.sums(whole[others], coin)
         sums = sums.reshape(-1, whole.shape[1])
         (step,) = self.norm_check.sketches(whole[place : place + 1], coin).astype(object)
         rows = self.norm_check.sketches(sums, coin).astype(object)

@@ -3,6 +3,7 @@
 All but `constant` follow how far the model moved; they differ in what they measure.
 """
 
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -10,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.arrays import Float32s
-from securemedian.mpc.errors import ConfigError, quoted
-from securemedian.mpc.options import option
+from securemedian.mpc.options import check_number, option
 from securemedian.mpc.rounds.encode import Buckets, UniformBuckets
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 
@@ -24,11 +24,8 @@ class UniformRange(RangePolicy):
     initial: float = option(0.1, text="the first bucket range (default: 0.1)", metavar="P0")
 
     def __post_init__(self) -> None:
-        if type(self.initial) not in (int, float) or not 0 < self.initial < float("inf"):
-            raise ConfigError(
-                f"invalid start of the bucket range: {quoted(self.initial)}; give one above 0 "
-                "and finite"
-            )
+        what = "one above 0 and finite"
+        check_number("start of the bucket range", self.initial, 0, sys.float_info.max, what)
 
     def start(self) -> Float32s:
         # one that float32 cannot hold is refused by `buckets`
@@ -59,11 +56,8 @@ class Following(UniformRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.decay) not in (int, float) or not 0 < self.decay < float("inf"):
-            raise ConfigError(
-                f"invalid range decay: {quoted(self.decay)}; give one above 0 and finite, for "
-                "the range must never reach 0"
-            )
+        what = "one above 0 and finite, for the range must never reach 0"
+        check_number("range decay", self.decay, 0, sys.float_info.max, what)
 
     def next(
         self, scale: ArrayLike, before: ArrayLike, after: ArrayLike, number: int, buckets: int
