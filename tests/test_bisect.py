@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
     ChannelClosed,
     InputError,
@@ -21,8 +22,9 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import bisect, dealing, ring
 from securemedian.mpc.protocols.audit import binding, comparing
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, bucket_size
+from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
-from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed
+from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.bisect import POOL, Lane, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
@@ -76,8 +78,8 @@ class Round:
         method = Bucketed(buckets=self.buckets)
         most = max(2, clients, self.max_clients)
         self.params = RoundParams(method, dim=dim, max_clients=most)
-        assert self.params.dealing is not None
-        self.shape = self.params.dealing
+        assert self.params.form.dealing is not None
+        self.shape = self.params.form.dealing
         self.uploads: list[list[DealtUpload]] = [[], []]
         for row in self.index:
             own = deal(self.shape)
@@ -729,6 +731,40 @@ def small_lanes(monkeypatch: pytest.MonkeyPatch, partners: int, mac_bits: int) -
         lane._delta = packed(lane.verifier.constant(np.ones(1, np.uint8)), lane._slot)[:, 0]
         lanes.append(lane)
     return lanes
+
+
+def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Party 0 claims z + 1 or z + 2 in one coordinate: of 256 guesses of 8 bits, one passes."""
+    lanes, none = small_lanes(monkeypatch, 1, 8), np.zeros((3, 64), np.uint8)
+    rows = np.ones(64, np.uint16)
+
+    def run(number: int) -> None:
+        lane = lanes[number]
+        lane.binder = Binder(lane.prover, lane.verifier, lane.shape)
+        lane.prepare([(0, 64)], False)
+        lane.bind(lambda *_: RingShare(none), None, lambda: None)
+
+    run_both(run)
+    z, d = lanes[0]._masked(1, rows, 2)
+    masks, low = z ^ d, np.empty((2, 64), np.uint64)
+
+    def macs(lane: Lane, claimed: np.ndarray, keys: bool) -> np.ndarray:
+        (piece,) = lane._zeros(1, rows, claimed ^ masks, 2, low, keys)
+        return unpacked(piece, 2, 8).copy()
+
+    assert (macs(lanes[0], z, False) == macs(lanes[1], z, True)).all()
+    for off in (1, 2):
+        claimed = z.copy()
+        claimed[5] = (z[5] + off) % 4
+        tags, wanted = macs(lanes[0], claimed, False), macs(lanes[1], claimed, True)
+        passed = []
+        for guess in product((0, 1), repeat=8):
+            forged = tags.copy()
+            # z less what is claimed, times Delta
+            forged[:, 5] = (forged[:, 5] - off * np.array(guess, np.uint8)) % 4
+            if (forged == wanted).all():
+                passed.append(guess)
+        assert passed == [tuple(lanes[1].verifier.constant(np.ones(1, np.uint8))[:, 0] & 1)]
 
 
 class Cheat:
