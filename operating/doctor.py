@@ -341,7 +341,7 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
-    from securemedian.mpc.protocols.kernels.native.processor import COMPILES
+    from securemedian.mpc.protocols.kernels.jit import COMPILES
 
     if not COMPILES:
         return _warning(

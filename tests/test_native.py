@@ -22,15 +22,8 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.kernels import extension, lpn, packing, vectors
-from securemedian.mpc.protocols.kernels.native import (
-    aes,
-    dealt,
-    hashing,
-    processor,
-    slicing,
-    weighing,
-)
+from securemedian.mpc.protocols.kernels import extension, lpn, vectors
+from securemedian.mpc.protocols.kernels.native import aes, dealt, hashing, processor
 from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
 from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.kernels.native.signing import eight_rows
@@ -44,6 +37,7 @@ from securemedian.mpc.protocols.ot.leaves import (
     PortableLeaves,
     Rows,
     Tweaked,
+    Wanted,
     expander,
 )
 from securemedian.mpc.protocols.party import Session
@@ -144,8 +138,10 @@ def test_vectors_of_counter_mode() -> None:
         np.empty(8, np.uint64),
         np.empty((127, 8), np.uint64),
     )
-    given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows
-    native_leaves.expand(keys, *given, np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64))
+    given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows[None]
+    weights, sums, tweak = np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64), np.uint64(0)
+    hashed = tweak, tweak, *(None,) * 7, 0, None, None
+    native_leaves.expand(keys, *given, weights, sums, *hashed)
     assert (rows[0] == alone).all()
     assert alone.tobytes().hex() == (
         "ec8cdf7398607cb0f2d21675ea9ea1e4"
@@ -257,15 +253,6 @@ def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
     return out
 
 
-@pytest.mark.parametrize("count", [1, 4, 8, 11, 64])
-def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
-    keys = words(3 * 64, 2)
-    one, other = words(count, 3), words(count, 3)
-    slicing.bit_planes(keys, one)
-    packing.bit_planes(keys, other)
-    assert (one == other).all()
-
-
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
     """Compare both ends, all sizes one after the other, on lanes by their numbers."""
@@ -331,9 +318,10 @@ def test_weighed_sums_of_both_paths_are_those_of_the_definition(
     rows, weights, sums = words(strips, count, width), words(size), words(count, 2)
     own, portable = sums.copy(), sums.copy()
     weights.flags.writeable = False
-    weighing.weigh(rows, weights, own)
-    extension.weigh(rows, weights, portable)
+    extension.weigh(rows, weights, own)
     whole = np.concatenate(rows, axis=1)[:, :size]
+    for row, its in zip(whole, portable, strict=True):
+        extension.weigh_row_by_table(row, weights, its)
     want = reference.weighed(whole, weights) ^ sums
     assert (own == want).all() and (portable == want).all()
     elements = [reference.in_field(low, high) for low, high in want.tolist()]
@@ -395,21 +383,21 @@ def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.Mon
             corrections = np.ascontiguousarray(given[:, :width])
             (choices, spoken), (others, spoken_next) = speak
             strips, sums = words(*receiver.strips(width)), np.zeros((6, 128, 2), np.uint64)
-            receiver.keys(tweaked, choices, None, spoken, Rows(strips), keys[0])
+            rows = [Rows(strips, weights[:width], each) for each in sums]
+            wanted = Wanted(keys=keys[:1])
+            receiver.make(tweaked, choices, None, spoken, Rows(strips), wanted)
             # the content, by itself and by the calls that overwrite it
-            receiver.weigh(strips, weights[:width], sums[0])
-            rows = Rows(strips, weights[:width], sums[1])
-            receiver.planes(tweaked, others, None, spoken_next, rows, 3, planes[0])
+            rows[0].weigh()
+            wanted = Wanted(at=3, planes=planes[:1])
+            receiver.make(tweaked, others, None, spoken_next, rows[1], wanted)
             assert (sums[0] == sums[1]).all()
-            receiver.weigh(strips, weights[:width], sums[2])
-            rows = Rows(strips, weights[:width], sums[3])
-            receiver.keys(tweaked, choices, None, spoken, rows, keys[3])
+            rows[2].weigh()
+            receiver.make(tweaked, choices, None, spoken, rows[3], Wanted(keys=keys[3:]))
             assert (sums[2] == sums[3]).all()
             sent = tweaked, None, masks, corrections
-            one = strips[:1]
-            sender.keys(*sent, Rows(one, weights[:width], sums[4]), keys[1], difference, keys[2])
-            rows = Rows(one, weights[:width], sums[5])
-            sender.planes(*sent, rows, 3, planes[1], difference, planes[2])
+            one = [replace(each, strips=strips[:1]) for each in rows]
+            sender.make(*sent, one[4], Wanted(difference, keys=keys[1:3]))
+            sender.make(*sent, one[5], Wanted(difference, at=3, planes=planes[1:]))
             # nothing is written before or behind them
             assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
             found += [array for pair in speak for array in pair] + keys + planes + [sums]
@@ -450,19 +438,17 @@ def test_leaves_become_low_words_of_columns_and_hashes(
                 speak = [words(width) if masked is None else None for _ in range(2)]
                 spoken = [corrections.copy() for _ in range(2)]
                 out, *hashes = words(3, count)
-                if rows == 64:
-                    chosen: tuple[np.ndarray | None, ...] = (None, None)
-                else:
-                    chosen = hashes[0], None if masked is None else hashes[1]
+                chosen = [] if rows == 64 else hashes[: 1 if masked is None else 2]
                 strips, sums = words(*leaves.strips(width)), np.zeros((2, rows, 2), np.uint64)
+                memory, alone = (Rows(strips, weights[:width], each) for each in sums)
                 # the array that a receiver overwrites, and that a sender writes
                 if masked is None:
-                    leaves.weigh(strips, weights[:width], sums[1])
-                memory = Rows(strips, weights[:width], sums[0])
+                    alone.weigh()
                 apart = None if masked is None else difference
-                leaves.low_words(tweaked, speak[0], masked, spoken[0], memory, out, apart, *chosen)
+                wanted = Wanted(apart, columns=out, hashes=chosen)
+                leaves.make(tweaked, speak[0], masked, spoken[0], memory, wanted)
                 if masked is not None:
-                    leaves.weigh(strips, weights[:width], sums[1])
+                    alone.weigh()
                 assert (sums[0] == sums[1]).all()
                 want, keys = words(rows, width), words(2, count, 2)
                 plain.rows(speak[1], masked, spoken[1], want)
@@ -471,8 +457,8 @@ def test_leaves_become_low_words_of_columns_and_hashes(
                 assert (out == reference.columns(np.resize(want, (128, width)))[:, 0]).all()
                 if rows == 128:
                     hash_.columns(want, index, stream, keys[0], difference, keys[1])
-                for found, key in zip(chosen, keys, strict=True):
-                    assert found is None or (found == key[:, 0]).all()
+                for found, key in zip(chosen, keys, strict=False):
+                    assert (found == key[:, 0]).all()
 
 
 @pytest.mark.parametrize("receiver", [False, True])
@@ -662,7 +648,7 @@ from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import leaves, processor
 assert (processor.LANES, processor.GFNI) == ({lanes}, {gfni}), (processor.LANES, processor.GFNI)
 assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
-assembly = "".join(leaves.expand_to_keys.inspect_asm().values())
+assembly = "".join(leaves.expand.inspect_asm().values())
 assert set(re.findall("aesenc .*%(.)mm", assembly.replace("\\t", " "))) == set("xy"[:{lanes}])
 assert ("gf2p8affineqb" in assembly) == {gfni}
 """
