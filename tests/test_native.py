@@ -140,7 +140,7 @@ def test_vectors_of_counter_mode() -> None:
     )
     given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows[None]
     weights, sums, tweak = np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64), np.uint64(0)
-    hashed = tweak, tweak, *(None,) * 7, 0, None, None
+    hashed: Any = tweak, tweak, *(None,) * 7, 0, None, None
     native_leaves.expand(keys, *given, weights, sums, *hashed)
     assert (rows[0] == alone).all()
     assert alone.tobytes().hex() == (

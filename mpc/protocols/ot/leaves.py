@@ -52,7 +52,7 @@ class Tweaked:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is made of the columns of rows besides the rows, and written to these arrays.
+    """The arrays that a call writes besides rows, all of them made of the columns of the rows.
 
     keys       (64 w, 2): the columns' hashes; a sender's come in pairs, the second with the hash
                inputs' `difference`, as `Hash` makes them

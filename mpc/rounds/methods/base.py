@@ -327,7 +327,8 @@ class Chunk:
         if len(dealt) < len(self.uploads):
             raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
         with party.reading_uploads():
-            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
+            given = party.number, dealt, self.weights, bits, self.begin, self.end
+            return dealing.histogram(*given, cumulative=True)
 
     def rows(self, party: Party) -> RingShare:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""
