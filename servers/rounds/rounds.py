@@ -132,14 +132,11 @@ class Rounds:
         latest = self.register.latest(cohort)
         return latest.server_round.params.dim if latest else 0
 
-    def left_s(self, entry: Entry) -> float:
-        server_round = entry.server_round
-        return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
-
-    def retry_in_s(self, entry: Entry) -> float:
-        """Return in how many seconds the next attempt may begin."""
-        server_round = entry.server_round
-        return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
+    def waits(self, entry: Entry) -> tuple[float, float]:
+        """Return the seconds until an open round's deadline, and until its next attempt."""
+        here, now = entry.server_round, self._clock()
+        left_s = here.deadline - now if here.state is State.OPEN else 0.0
+        return left_s, max(0.0, here.retry_at - now) if here.live else 0.0
 
     def measure_link(self, told: Told) -> None:
         """Measure the link to S1. Raises what `PeerControl.measure` raises."""
