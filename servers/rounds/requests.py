@@ -658,9 +658,8 @@ class Requests:
 
         cohort = self._cohort(call)
         params = RoundParams.from_dict(self._with_keys(cohort, call.fields.params))
-        participants = self._keys(cohort, call.fields.participants, "participants")
-        opening = replace(call.fields, participants=list(participants.values()))
-        self._rounds.open(opening, params, call.arrays.get("model"), when_opened)
+        keys = self._keys(cohort, call.fields.participants, "participants").values()
+        self._rounds.open(call.fields, params, keys, call.arrays.get("model"), when_opened)
 
     def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return parameters with keys instead of clients' names in `weights` and `validator`."""

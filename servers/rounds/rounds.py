@@ -8,7 +8,7 @@ server) and `runner`, which feeds events to a round and does the actions of its 
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from securemedian.common.deviations import Deviation
@@ -148,11 +148,13 @@ class Rounds:
         self,
         opening: Opening,
         params: RoundParams,
+        participants: Iterable[str],
         model: Float32s | None,
         when_opened: WhenOpened,
     ) -> None:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
+        `params` and `participants` name clients by their public keys, and `opening` by name.
         A repeated `request` is answered with the round that the first one opened. Raises
         PeerUnavailable, ParametersDiffer or VersionsDiffer if S1 is not ready, RoundBusy if a round
         of the cohort is live, and InputError, ConfigError or ClientsDiffer if the round cannot be
@@ -185,7 +187,7 @@ class Rounds:
             start_over=opening.reset or (model is not None and not opening.keep_range),
             start=before.digest.hex(),
             cohort=cohort,
-            participants=sorted(set(opening.participants)),
+            participants=sorted(set(participants)),
             release=opening.release,
             spent=self.register.spent(cohort),
             one_malicious_server=self._config.bounded,
