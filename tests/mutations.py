@@ -123,7 +123,7 @@ MUTATIONS = {
     ),
     "norms longer_than_the_gap": Change(_NORMS, "[(inside, [short])]", "[(inside, [inside])]"),
     "norms values_that_wrap": Change(_NORMS, "[(inside, [short])]", "[(short, [short])]"),
-    # what both servers check of each other
+    # checks of one server by the other
     "round_state no_more_often": Change(_MEMBERS, "here.setbacks >= here.runs", "False"),
     "round_state one_coin_only": Change(
         _MEMBERS, '(here.members[key].coin or b"") == coin', "coin is not None"
