@@ -681,18 +681,6 @@ def test_what_crosses_the_link_has_a_size_of_its_own_and_is_uniform() -> None:
     ]
 
 
-def test_the_peers_messages_can_be_simulated() -> None:
-    """Compute a server's view from its own half, the opened turns and the opened guards."""
-    shape = Dealing(128, 8, 4)
-    own = deal(shape)
-    halves, pair = (own.seeded, own.words), recorders()
-    run_both(lambda j: check(pair[j], j, shape, [halves[j]]))
-    assert (pair[0].of("dealing.digests") == pair[1].of("dealing.digests")).all()
-    guards = [shape.entries(end.of("dealing.guards")[None]) for end in pair]
-    total = ring.reduce(guards[0] + guards[1], 4)
-    assert (np.sort(total, axis=0) == np.array([0] * 7 + [1])[:, None]).all()
-
-
 def test_two_dealings_share_nothing() -> None:
     shape = Dealing(4096, 8, 4)
     one, other = deal(shape), deal(shape)

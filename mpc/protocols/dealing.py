@@ -52,7 +52,14 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import InputError, LocalProtocolError
 from securemedian.mpc.protocols import kernels, ring
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
-from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
+from securemedian.mpc.protocols.share import (
+    SLICE_ALIGN,
+    Layout,
+    SeedUpload,
+    Upload,
+    WordsUpload,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from securemedian.mpc.protocols.channel import Channel
@@ -618,8 +625,6 @@ def histogram(
     y, or of slots. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     shape = uploads[0].shape
-    if start % SLICE_ALIGN:
-        raise InputError(f"invalid start of a slice: {start}; take a multiple of {SLICE_ALIGN}")
     rows = (shape.buckets if cumulative else shape.slots) - 1
     found, mask = np.zeros((rows, stop - start), ring.dtype(bits)), ring.mask(bits)
     for part in shape.parts:
@@ -637,11 +642,13 @@ def histogram(
 def turned_sum(
     number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int
 ) -> Ring:
-    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
+    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop).
+
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
     shape = uploads[0].shape
     first, last = part.words_of(start, stop)
-    first_turn = start * shape.slot_bits // 64
-    last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
+    first_turn, last_turn = words_of(shape.rotations_layout, start, stop)
     total = shape.vectors(stop - start)
     total[...] = 0
     for upload in uploads:
