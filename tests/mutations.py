@@ -49,7 +49,7 @@ MUTATIONS = {
     "openings another_opening_is": Change(_CHANNEL, "self.check_opening(committed, ", "print("),
     "openings the_others_commitment": Change(_CHANNEL, "label, number, at)", "label, 0, at)"),
     "openings an_old_commitment": Change(_CHANNEL, "label, number, at)", "label, number, 0)"),
-    "output_shares nothing_more_is_sent": Change(
+    "output_shares commitments_hide": Change(
         "mpc/rounds/methods/reveal.py", "randomness.words(NONCE_WORDS)", "mine[:0]"
     ),
     "equality another_message": Change(
