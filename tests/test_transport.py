@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+import zmq.auth
 import zmq.utils.monitor
 from zmq.utils.garbage import gc as collector
 
