@@ -45,7 +45,7 @@ from securemedian.laboratory import plots, report
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
-from securemedian.mpc.protocols.dealing import Dealing, check
+from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
@@ -55,6 +55,7 @@ from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.pipeline import check_dealings
 from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
 from securemedian.mpc.rounds.rehearsal import lone_party
@@ -391,11 +392,11 @@ def time_check(dealing: Dealing) -> tuple[float, int]:
     part = max(dealing.parts, key=lambda part: part.kept)
     shape = replace(dealing, dim=part.kept)
     half = SeedUpload(shape.layout, os_entropy(SEED_BYTES), native_aes=True)
-    halves = [half] * CALIBRATION_CLIENTS
+    halves, ends, coin = [half] * CALIBRATION_CLIENTS, local_pair(), bytes(SEED_BYTES)
 
     def run() -> None:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda own, j: check(own, j, shape, halves), local_pair(), (0, 1)))
+            list(pool.map(lambda own, j: check_dealings(own, j, shape, halves, coin), ends, (0, 1)))
 
     # compiles, and counts both parties' memory
     tracemalloc.start()

@@ -36,7 +36,7 @@ from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import check_dealings, check_values, fill, run_round
+from securemedian.mpc.rounds.pipeline import check_dealings, check_values, fill, run_round, toss
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
@@ -202,7 +202,9 @@ def _median(
     meet()
     checking = Cost()
     if dealt:
-        checking = check_dealings(party.channel, party.number, dealt, halves).cost
+        coin, tossing = toss(party.channel, party.number)
+        checking = check_dealings(party.channel, party.number, dealt, halves, coin).cost
+        checking = checking.after(tossing.as_checking())
         pairs = zip(halves, uploads, strict=True)
         uploads = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
     elif point.verified:

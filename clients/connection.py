@@ -104,6 +104,7 @@ class Connection:
         # libzmq's sockets belong to the process that opened them
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
+        # held by the thread whose request is on its way
         self._cancelled, self._turn = threading.Event(), threading.RLock()
         # whether the server has been reached before, so that it is worth waiting for
         self.reached = False

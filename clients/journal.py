@@ -156,7 +156,7 @@ class _Kept:
     sent: Sent | None = None
     # in an audited round that may not have ended, and there by binding the coin of the answer
     upheld: Upheld | None = None
-    coins: dict[bytes, bytes] = field(default_factory=dict)
+    coins: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     # whether the file has this
     written: bool = False
 

@@ -341,7 +341,7 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 def _kernels(protocol: ProtocolParams) -> Finding:
     """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
-    from securemedian.mpc.protocols.kernels.native.processor import COMPILES
+    from securemedian.mpc.protocols.kernels.jit import COMPILES
 
     if not COMPILES:
         return _warning(
@@ -452,16 +452,13 @@ def _bandwidth(label: str, connection: "Connection", limit: int, trip: float) ->
 
 
 def _link(answers: Sequence[dict[str, Any]]) -> Finding:
-    problems = [
-        f"s{party}: {info['peer_problem']}"
-        for party, info in enumerate(answers)
-        if info["peer_problem"]
-    ]
+    told = {f"s{party}": info["peer_problem"] for party, info in enumerate(answers)}
+    problems = [f"{name}: {problem}" for name, problem in told.items() if problem]
     # with the seconds to go, where they are known
     compiling = [
-        f"s{i}{info['peer_problem'].removeprefix(COMPILING)}"
-        for i, info in enumerate(answers)
-        if info["peer_problem"].startswith(COMPILING)
+        f"{name}{problem.removeprefix(COMPILING)}"
+        for name, problem in told.items()
+        if problem.startswith(COMPILING)
     ]
     if compiling:
         return _wait(

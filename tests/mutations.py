@@ -49,7 +49,7 @@ MUTATIONS = {
     "openings another_opening_is": Change(_CHANNEL, "self.check_opening(committed, ", "print("),
     "openings the_others_commitment": Change(_CHANNEL, "label, number, at)", "label, 0, at)"),
     "openings an_old_commitment": Change(_CHANNEL, "label, number, at)", "label, number, 0)"),
-    "output_shares nothing_more_is_sent": Change(
+    "output_shares commitments_hide": Change(
         "mpc/rounds/methods/reveal.py", "randomness.words(NONCE_WORDS)", "mine[:0]"
     ),
     "equality another_message": Change(
@@ -123,7 +123,7 @@ MUTATIONS = {
     ),
     "norms longer_than_the_gap": Change(_NORMS, "[(inside, [short])]", "[(inside, [inside])]"),
     "norms values_that_wrap": Change(_NORMS, "[(inside, [short])]", "[(short, [short])]"),
-    # what both servers check of each other
+    # checks of one server by the other
     "round_state no_more_often": Change(_MEMBERS, "here.setbacks >= here.runs", "False"),
     "round_state one_coin_only": Change(
         _MEMBERS, '(here.members[key].coin or b"") == coin', "coin is not None"

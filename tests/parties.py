@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.protocols import ring, share
+from securemedian.mpc.protocols import dealing, ring, share
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import DealtUpload, deal
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, deal, note_nothing
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
@@ -24,7 +24,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import Outcome, run_round
+from securemedian.mpc.rounds.pipeline import Outcome, check_dealings, run_round
 
 # A silent OT that runs through many iterations in no time, also where nothing is compiled; far too
 # small to be secure, and nothing but a test can choose it.
@@ -153,6 +153,20 @@ def shared(
         DealtUpload(shape, dealt.seeded, rotations),
         DealtUpload(shape, dealt.words, rotations),
     )
+
+
+def check(
+    channel: Channel,
+    number: int,
+    shape: Dealing,
+    halves: Sequence[share.Upload],
+    entropy: Entropy = os_entropy,
+    coin: bytes = b"",
+    note: Note = note_nothing,
+) -> list[bool]:
+    """Return whose dealings pass, as the other party does. Toss first, unless there is a coin."""
+    tossed = coin or dealing.toss(channel, number, entropy)
+    return check_dealings(channel, number, shape, halves, tossed, note).passed
 
 
 def shared_buckets(

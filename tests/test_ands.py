@@ -504,16 +504,15 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[int, int, int, bool]] = []
     both = makers(local_pair(20), session_id=bytes(16))
     leaves = type(both[0]._sender._leaves)
-    words = leaves.low_words
+    make = leaves.make
 
     def counted(self: Any, tweaked: Tweaked, *given: Any) -> None:
-        out, hashes = given[4], given[6:]
-        if hashes[0] is not None:
-            stream, sending = int(tweaked.stream), len(hashes) == 2
+        for out in given[4].hashes[:1]:
+            stream, sending = int(tweaked.stream), len(given[4].hashes) == 2
             used.extend((id(self), stream, tweaked.index + i, sending) for i in range(out.size))
-        words(self, tweaked, *given)
+        make(self, tweaked, *given)
 
-    monkeypatch.setattr(leaves, "low_words", counted)
+    monkeypatch.setattr(leaves, "make", counted)
     monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
     for _ in range(2):
         run_both(lambda j: both[j].triples(70))

@@ -35,6 +35,8 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import run_round
 from securemedian.mpc.rounds.plan import predict, predict_audit
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.threads import ThreadComputation
 from tests.parties import check_planned, make_parties, run_both
 from tests.test_ot import Lying
 
@@ -420,6 +422,14 @@ def test_a_plan_has_the_audit_of_a_round() -> None:
 
 
 # The steps
+
+
+def test_an_audited_round_is_bound_before_it_runs() -> None:
+    nothing: Any = None
+    params = RoundParams(Bucketed(audit=True), dim=64, max_clients=3)
+    computation = ThreadComputation(0, SMALL, bytes(16), [], nothing)
+    with pytest.raises(LocalProtocolError, match="before its folds were compared"):
+        computation.run_round(RoundInput(params, [], []), nothing)
 
 
 @pytest.mark.usefixtures("trusted")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from securemedian.mpc.errors import PeerDeviated
-from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols import dealing, ring
 from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.binding import (
     Binder,
@@ -23,7 +23,7 @@ from securemedian.mpc.protocols.audit.comparing import around
 from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import local_pair
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal, sums
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal
 from securemedian.mpc.protocols.kernels import macs as portable
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native import processor
@@ -205,7 +205,8 @@ def bound(
             ends = Prover(pair[number], lane, channel), Verifier(pair[number], lane, channel)
             binders.append(Binder(*ends, shape))
         for at, start in enumerate(range(0, shape.dim, chunk)):
-            values = sums(number, uploads, weights, start, min(start + chunk, shape.dim))
+            given = number, uploads, weights, shape.bits, start, min(start + chunk, shape.dim)
+            values = dealing.histogram(*given, cumulative=False)
             change(number, start, values)
             binders[at % lanes].commit(start, values)
         rho = [masks(client.seeds[number], SESSION, shape) for client in clients]
@@ -264,7 +265,8 @@ def test_weights_that_only_one_side_takes_are_found() -> None:
 
     def change(number: int, start: int, values: np.ndarray) -> None:
         uploads = [client.uploads()[number] for client in clients]
-        values[...] = sums(number, uploads, [1, 2], start, start + values.shape[1])
+        stop = start + values.shape[1]
+        values[...] = dealing.histogram(number, uploads, [1, 2], shape.bits, start, stop, False)
 
     assert all(bound(shape, clients, [1, 1], change))
     assert not any(bound(shape, clients, [1, 2], change))

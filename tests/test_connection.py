@@ -300,6 +300,32 @@ def test_a_server_restarted_between_two_requests_goes_unnoticed() -> None:
     connection.close()
 
 
+def test_threads_take_turns() -> None:
+    """A dealing goes on in the background, and other requests go between its pieces."""
+    done, sent, asked = threading.Event(), [0], threading.Event()
+
+    def slow(message: wire.Message) -> Answer:
+        asked.set()
+        time.sleep(0.01)
+        return echo(message)
+
+    with serving(slow) as server, connected(server, timeout_s=60) as connection:
+
+        def deal() -> None:
+            while not done.is_set() and sent[0] < 300:
+                connection.ask("deal")
+                sent[0] += 1
+
+        thread = threading.Thread(target=deal)
+        thread.start()
+        assert asked.wait(60)
+        for _ in range(3):
+            assert connection.ask("status").type == "status"
+        done.set()
+        thread.join(60)
+    assert sent[0] < 300
+
+
 def test_a_cancelled_connection_sends_nothing_and_waits_for_nothing() -> None:
     asked: list[str] = []
 

@@ -27,9 +27,8 @@ from securemedian.mpc.protocols.dealing import (
     DealtUpload,
     OwnDealing,
     Permutation,
-    check,
-    counts,
     deal,
+    histogram,
 )
 from securemedian.mpc.protocols.kernels import vectors
 from securemedian.mpc.protocols.prg import Stream, os_entropy
@@ -37,7 +36,7 @@ from securemedian.mpc.protocols.share import SeedUpload, Upload, WordsUpload
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from tests import reference
-from tests.parties import deterministic_entropy, make_parties, run_both, run_rounds, shared
+from tests.parties import check, deterministic_entropy, make_parties, run_both, run_rounds, shared
 from tests.test_privacy import Recorder, recorders
 from tests.uniformity import beside_the_next, bits_of, check_uniform, looks_uniform
 
@@ -170,13 +169,10 @@ def test_honest_dealings_pass_and_count(buckets: int, bits: int, dim: int) -> No
     ]
     weights = [2, 1, 2]
     shares = [
-        counts(
+        histogram(
             j,
             [DealtUpload(shape, halves[i][j], rotations[k]) for k, i in enumerate((0, 1, 3))],
-            weights,
-            bits,
-            0,
-            dim,
+            *(weights, bits, 0, dim, True),
         )
         for j in (0, 1)
     ]
@@ -196,7 +192,7 @@ def test_slots_beyond_the_last_bucket_count_as_it() -> None:
     rotations.packed[0, : packed.size] = packed
     both: tuple[Upload, Upload] = (own.seeded, own.words)
     shares = [
-        counts(j, [DealtUpload(shape, half, rotations)], [1], 4, 0, 64)
+        histogram(j, [DealtUpload(shape, half, rotations)], [1], 4, 0, 64, True)
         for j, half in enumerate(both)
     ]
     assert not share.combine(shares[0], shares[1], 4).any()
@@ -211,26 +207,17 @@ def test_a_dealing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     own = deal(shape)
     wrong = honest(shape)
     wrong[3][0][5] = WRONG
-    seen: list[tuple[int, int]] = []
-    pair = local_pair(20)
-    halves: Halves = [(own.seeded, own.words), dealt(shape, wrong)]
-    results = run_both(
-        lambda j: check(
-            pair[j], j, shape, [half[j] for half in halves], lambda *at: seen.append(at)
-        )
-    )
-    assert results == ([True, False], [True, False])
-    assert seen[-1] == (2000, 2000) and len(seen) == 20
+    assert checked(shape, [(own.seeded, own.words), dealt(shape, wrong)]) == [True, False]
     index = np.random.default_rng(3).integers(0, 8, 1000)
     rotations = WordsUpload(shape.rotations_layout, own.rotations(index))
     both: tuple[Upload, Upload] = (own.seeded, own.words)
     uploads = [[DealtUpload(shape, half, rotations)] for half in both]
     # a slice that begins and ends within parts
-    shares = [counts(j, uploads[j], [1], 4, 256, 900) for j in (0, 1)]
+    shares = [histogram(j, uploads[j], [1], 4, 256, 900, True) for j in (0, 1)]
     want = index[256:900] <= np.arange(7)[:, None]
     assert (share.combine(shares[0], shares[1], 4) == want).all()
     with pytest.raises(InputError, match="take a multiple"):
-        counts(0, uploads[0], [1], 4, 100, 900)
+        histogram(0, uploads[0], [1], 4, 100, 900, True)
 
 
 # Cheats
@@ -692,18 +679,6 @@ def test_what_crosses_the_link_has_a_size_of_its_own_and_is_uniform() -> None:
         "dealing.turns",
         "dealing.digests",
     ]
-
-
-def test_the_peers_messages_can_be_simulated() -> None:
-    """Compute a server's view from its own half, the opened turns and the opened guards."""
-    shape = Dealing(128, 8, 4)
-    own = deal(shape)
-    halves, pair = (own.seeded, own.words), recorders()
-    run_both(lambda j: check(pair[j], j, shape, [halves[j]]))
-    assert (pair[0].of("dealing.digests") == pair[1].of("dealing.digests")).all()
-    guards = [shape.entries(end.of("dealing.guards")[None]) for end in pair]
-    total = ring.reduce(guards[0] + guards[1], 4)
-    assert (np.sort(total, axis=0) == np.array([0] * 7 + [1])[:, None]).all()
 
 
 def test_two_dealings_share_nothing() -> None:

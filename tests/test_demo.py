@@ -29,7 +29,6 @@ needs("torch", "sklearn")
 
 pytestmark = pytest.mark.slow
 
-MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 DIGITS = ("--dataset", "digits")
 COMMAND = [sys.executable, "-m", "securemedian", "demo"]
 # the first start on a machine compiles the kernels
@@ -180,27 +179,6 @@ def test_the_other_methods(
     if "pairwise" in options:
         median = figures["final"]["plain_median"]
         assert figures["final"]["secure"] == pytest.approx(median, abs=0.01)
-
-
-@pytest.mark.release
-@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not there")
-@pytest.mark.parametrize(
-    ("options", "rounds", "least"),
-    [
-        # as accurate as without a fault
-        ("--fault gaussian", 8, 0.84),
-        ("--fault bitflip radix", 5, 0.76),
-    ],
-)
-def test_mnist_reaches_its_accuracy(
-    tmp_path: Path, options: str, rounds: int, least: float
-) -> None:
-    """Train 3 clients of 3,000 images by the defaults; one is faulty from round 3 on."""
-    chosen = ["--images", "3000", "--rounds", str(rounds), *options.split()]
-    figures = demo(tmp_path, "--data", str(MNIST), *chosen)
-    check(figures, rounds)
-    assert figures["settings"]["params"]["dim"] == 199_210
-    assert figures["final"]["secure"] >= least
 
 
 @pytest.mark.parametrize(

@@ -237,10 +237,10 @@ def test_clients_train_at_the_chosen_rate_and_for_the_chosen_epochs(digits: data
     networks = ("digits", "digits-linear")
     assert chosen.run(1, "cronus", networks=networks).recipe == dict.fromkeys(networks, changed)
     start = Players(chosen.run(1, "mean"), digits).start()
-    sent = [
+    ours, theirs = (
         Players(one.run(1, "mean"), digits).updates(start, 1) for one in (chosen, design(digits))
-    ]
-    assert not np.array_equal(*sent)
+    )
+    assert not np.array_equal(ours, theirs)
 
 
 def test_fewer_test_images_are_drawn_at_random_and_make_another_run(digits: data.Dataset) -> None:

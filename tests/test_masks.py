@@ -947,7 +947,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("read", "upload.words(row, first, last)"): "reads a share",
     ("weighted_sum", "members[0].words(row, first, last)"): "reads a share",
     ("weighted_sum", "member.words(row, first, last)"): "reads a share",
-    ("open_pairs", "Stream(seed, nonce=index)"): "a public permutation",
+    ("open_pairs", "Stream(coin, nonce=index)"): "a public permutation",
     ("OwnDealing.opened", "Stream(coin, nonce=number)"): "a public permutation",
     ("_slots", "Stream(secret)"): "the secret of a dealing, which `deal` draws",
     (

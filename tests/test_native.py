@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -22,21 +21,13 @@ from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.audit import macs
 from securemedian.mpc.protocols.dealing import Dealing
-from securemedian.mpc.protocols.kernels import extension, lpn, packing, vectors
-from securemedian.mpc.protocols.kernels.native import (
-    aes,
-    dealt,
-    hashing,
-    processor,
-    slicing,
-    weighing,
-)
+from securemedian.mpc.protocols.kernels import extension, lpn
+from securemedian.mpc.protocols.kernels.native import aes, hashing, processor
 from securemedian.mpc.protocols.kernels.native import leaves as native_leaves
 from securemedian.mpc.protocols.kernels.native import trees as native_trees
-from securemedian.mpc.protocols.kernels.native.signing import eight_rows
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.consistency import reduced
-from securemedian.mpc.protocols.ot.extension import ALIGN, Scratch
+from securemedian.mpc.protocols.ot.extension import ALIGN, Scratch, bit_planes
 from securemedian.mpc.protocols.ot.hash import Hash
 from securemedian.mpc.protocols.ot.leaves import (
     Leaves,
@@ -44,6 +35,7 @@ from securemedian.mpc.protocols.ot.leaves import (
     PortableLeaves,
     Rows,
     Tweaked,
+    Wanted,
     expander,
 )
 from securemedian.mpc.protocols.party import Session
@@ -58,7 +50,6 @@ from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
 from securemedian.servers.storage.store import Store
 from tests import reference
 from tests.parties import deterministic_entropy, run_both, use_small_codes
-from tests.test_kernels import VECTORS, vector_words
 from tests.test_macs import in_rows
 from tests.test_privacy import recorders
 
@@ -144,8 +135,10 @@ def test_vectors_of_counter_mode() -> None:
         np.empty(8, np.uint64),
         np.empty((127, 8), np.uint64),
     )
-    given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows
-    native_leaves.expand(keys, *given, np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64))
+    given = np.uint64(nonce), np.uint64(counter), choices, None, corrections, rows[None]
+    weights, sums, tweak = np.zeros(8, np.uint64), np.zeros((128, 2), np.uint64), np.uint64(0)
+    hashed: Any = tweak, tweak, *(None,) * 7, 0, None, None
+    native_leaves.expand(keys, *given, weights, sums, *hashed)
     assert (rows[0] == alone).all()
     assert alone.tobytes().hex() == (
         "ec8cdf7398607cb0f2d21675ea9ea1e4"
@@ -257,15 +250,6 @@ def received(leaves: Leaves, blocks: int, width: int) -> tuple[np.ndarray, ...]:
     return out
 
 
-@pytest.mark.parametrize("count", [1, 4, 8, 11, 64])
-def test_bit_planes_of_both_paths_are_the_same(count: int) -> None:
-    keys = words(3 * 64, 2)
-    one, other = words(count, 3), words(count, 3)
-    slicing.bit_planes(keys, one)
-    packing.bit_planes(keys, other)
-    assert (one == other).all()
-
-
 @pytest.mark.parametrize("field_bits", [1, 2, 4, 8])
 def test_leaves_of_both_paths_are_the_same(field_bits: int) -> None:
     """Compare both ends, all sizes one after the other, on lanes by their numbers."""
@@ -331,9 +315,10 @@ def test_weighed_sums_of_both_paths_are_those_of_the_definition(
     rows, weights, sums = words(strips, count, width), words(size), words(count, 2)
     own, portable = sums.copy(), sums.copy()
     weights.flags.writeable = False
-    weighing.weigh(rows, weights, own)
-    extension.weigh(rows, weights, portable)
+    extension.weigh(rows, weights, own)
     whole = np.concatenate(rows, axis=1)[:, :size]
+    for row, its in zip(whole, portable, strict=True):
+        extension.weigh_row_by_table(row, weights, its)
     want = reference.weighed(whole, weights) ^ sums
     assert (own == want).all() and (portable == want).all()
     elements = [reference.in_field(low, high) for low, high in want.tolist()]
@@ -370,109 +355,71 @@ def test_hashes_of_both_paths_are_the_same(count: int) -> None:
     assert (of_rows[0] == own[0]).all() and (of_rows[1] == own[2]).all()
 
 
-@pytest.mark.parametrize("field_bits", [2, 4, 8])
-def test_leaves_become_keys_in_one_pass(field_bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do what leaves and hash do one after another, and bit planes of it, at both ends.
+@pytest.mark.parametrize(
+    ("field_bits", "rows"), [(1, 128), (2, 128), (4, 128), (8, 128), (1, 64), (4, 64), (8, 64)]
+)
+def test_leaves_become_what_is_wanted(
+    field_bits: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends' rows, corrections and sums are those of leaves alone; columns and hashes follow.
 
     Strips are of tiles and blocks, the last is shorter, and a call goes on where the last ended.
     """
     monkeypatch.setattr(native_leaves, "STRIP", 86)
-    made = trees(field_bits)
-    holes = [[b"", *tree[1:]] for tree in made]
-    index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), np.array([5, 2**63], np.uint64)
-    masks = np.uint64(0) - RNG.integers(0, 2, 128).astype(np.uint64)
-    given, weights = words(len(made) - 1, 200), words(200)
-
-    def everything(native_aes: bool) -> list[np.ndarray]:
-        tweaked = Tweaked(Hash(Scratch(), b"a label", native_aes=native_aes), index, stream)
-        receiver, sender = (expander(leaves, 3, native_aes) for leaves in (made, holes))
-        found = []
-        for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
-            width = count // 64
-            speak = [(words(width), words(len(made) - 1, width)) for _ in range(2)]
-            keys = [words(count, 2) for _ in range(4)]
-            planes = [np.full((11, width + 4), 7, np.uint64) for _ in range(3)]
-            corrections = np.ascontiguousarray(given[:, :width])
-            (choices, spoken), (others, spoken_next) = speak
-            strips, sums = words(*receiver.strips(width)), np.zeros((6, 128, 2), np.uint64)
-            receiver.keys(tweaked, choices, None, spoken, Rows(strips), keys[0])
-            # the content, by itself and by the calls that overwrite it
-            receiver.weigh(strips, weights[:width], sums[0])
-            rows = Rows(strips, weights[:width], sums[1])
-            receiver.planes(tweaked, others, None, spoken_next, rows, 3, planes[0])
-            assert (sums[0] == sums[1]).all()
-            receiver.weigh(strips, weights[:width], sums[2])
-            rows = Rows(strips, weights[:width], sums[3])
-            receiver.keys(tweaked, choices, None, spoken, rows, keys[3])
-            assert (sums[2] == sums[3]).all()
-            sent = tweaked, None, masks, corrections
-            one = strips[:1]
-            sender.keys(*sent, Rows(one, weights[:width], sums[4]), keys[1], difference, keys[2])
-            rows = Rows(one, weights[:width], sums[5])
-            sender.planes(*sent, rows, 3, planes[1], difference, planes[2])
-            # nothing is written before or behind them
-            assert all((each[:, [0, 1, 2, -1]] == 7).all() for each in planes)
-            found += [array for pair in speak for array in pair] + keys + planes + [sums]
-        return found
-
-    portable, own = everything(False), everything(True)
-    assert len(own) == 36 and all((a == b).all() for a, b in zip(portable, own, strict=True))
-    # the first keys are those of the definition
-    rows, keys = words(128, 2), words(ALIGN, 2)
-    expander(made, 3, False).rows(words(2), None, words(len(made) - 1, 2), rows)
-    Hash(Scratch(), b"a label", native_aes=False).columns(rows, index, stream, keys)
-    assert (keys == own[4]).all()
-
-
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("field_bits", [1, 4, 8])
-def test_leaves_become_low_words_of_columns_and_hashes(
-    rows: int, field_bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of rows and of keys, at both ends; of 64 rows without hashes."""
-    monkeypatch.setattr(native_leaves, "STRIP", 86)
     made = trees(field_bits)[: rows // field_bits]
     holes = [[b"", *tree[1:]] for tree in made]
     index, stream, difference = 2**32 - 5, np.uint64(2**64 - 2), np.array([5, 2**63], np.uint64)
-    masks, weights = np.uint64(0) - RNG.integers(0, 2, rows).astype(np.uint64), words(200)
-    given = words(len(made) - 1, 200)
-    for native_aes in (False, True):
-        hash_ = Hash(Scratch(), b"a label", native_aes=False)
+    masks = np.uint64(0) - RNG.integers(0, 2, rows).astype(np.uint64)
+    plain = Hash(Scratch(), b"a label", native_aes=False)
+    ends_of = ((made, None), (holes, masks))
+    for native_aes, (known, masked) in product((False, True), ends_of):
         tweaked = Tweaked(Hash(Scratch(), b"a label", native_aes=native_aes), index, stream)
-        receivers, senders = (
-            [expander(leaves, 3, portable) for portable in (native_aes, False)]
-            for leaves in (made, holes)
-        )
+        leaves, alone = expander(known, 3, native_aes), expander(known, 3, False)
+        apart, ends = (None, 1) if masked is None else (difference, 2)
         for count in (ALIGN, 43 * ALIGN, 100 * ALIGN):
             width = count // 64
-            corrections = np.ascontiguousarray(given[:, :width])
-            for (leaves, plain), masked in ((receivers, None), (senders, masks)):
-                speak = [words(width) if masked is None else None for _ in range(2)]
-                spoken = [corrections.copy() for _ in range(2)]
-                out, *hashes = words(3, count)
-                if rows == 64:
-                    chosen: tuple[np.ndarray | None, ...] = (None, None)
-                else:
-                    chosen = hashes[0], None if masked is None else hashes[1]
+            keys, hashes, columns = words(2, count, 2), words(2, count), words(count)
+            wide, narrow = (np.full((2, each, width + 4), 7, np.uint64) for each in (11, 8))
+            every = [Wanted(), Wanted(columns=columns)]
+            if rows == 128:
+                every += [
+                    Wanted(apart, keys=[*keys[:ends]]),
+                    Wanted(apart, columns=columns, hashes=[*hashes[:ends]]),
+                    *(Wanted(apart, at=3, planes=[*each[:ends]]) for each in (wide, narrow)),
+                ]
+            for wanted in every:
+                spoken, weights = words(len(made) - 1, width), words(width)
+                heard, made_rows = spoken.copy(), words(rows, width)
+                choices, others = (words(width) if masked is None else None for _ in range(2))
                 strips, sums = words(*leaves.strips(width)), np.zeros((2, rows, 2), np.uint64)
-                # the array that a receiver overwrites, and that a sender writes
+                weighed, by_itself = (Rows(strips, weights, each) for each in sums)
+                # the content that a receiver overwrites, and that a sender writes
                 if masked is None:
-                    leaves.weigh(strips, weights[:width], sums[1])
-                memory = Rows(strips, weights[:width], sums[0])
-                apart = None if masked is None else difference
-                leaves.low_words(tweaked, speak[0], masked, spoken[0], memory, out, apart, *chosen)
+                    by_itself.weigh()
+                leaves.make(tweaked, choices, masked, spoken, weighed, wanted)
                 if masked is not None:
-                    leaves.weigh(strips, weights[:width], sums[1])
+                    by_itself.weigh()
                 assert (sums[0] == sums[1]).all()
-                want, keys = words(rows, width), words(2, count, 2)
-                plain.rows(speak[1], masked, spoken[1], want)
-                assert (spoken[0] == spoken[1]).all()
-                assert masked is not None or np.array_equal(np.array(speak[0]), np.array(speak[1]))
-                assert (out == reference.columns(np.resize(want, (128, width)))[:, 0]).all()
-                if rows == 128:
-                    hash_.columns(want, index, stream, keys[0], difference, keys[1])
-                for found, key in zip(chosen, keys, strict=True):
-                    assert found is None or (found == key[:, 0]).all()
+                alone.rows(others, masked, heard, made_rows)
+                assert (spoken == heard).all()
+                assert choices is None or others is None or (choices == others).all()
+                found = np.concatenate(strips, axis=1)[:, :width]
+                assert (found == made_rows).all()
+                if wanted.columns is not None:
+                    low = reference.columns(np.resize(made_rows, (128, width)))[:, 0]
+                    assert (columns == low).all()
+                if rows == 64:
+                    continue
+                want = words(2, count, 2)
+                plain.columns(made_rows, index, stream, want[0], difference, want[1])
+                for mine, key in zip(wanted.keys, want, strict=False):
+                    assert (mine == key).all()
+                for mine, key in zip(wanted.hashes, want, strict=False):
+                    assert (mine == key[:, 0]).all()
+                for mine, key in zip(wanted.planes, want, strict=False):
+                    assert (mine[:, 3:-1] == bit_planes(key, len(mine))).all()
+                    # nothing is written before or behind them
+                    assert (mine[:, [0, 1, 2, -1]] == 7).all()
 
 
 @pytest.mark.parametrize("receiver", [False, True])
@@ -592,53 +539,6 @@ def under(cpu: str, features: str, cache: Path, program: str) -> str:
     return run.stdout
 
 
-@pytest.mark.parametrize(
-    ("slots", "bits", "per_word"), [case for case in VECTORS if case[0] == case[2]]
-)
-def test_dealt_vectors(slots: int, bits: int, per_word: int) -> None:
-    """Unpack vectors of one word; portable code does only those at the end of the words."""
-    count, step = 100, (slots - 1) * bits
-    values = RNG.integers(0, 2**bits, (count, slots), np.uint64).astype(object)
-    values[:, -1] = (1 - values[:, :-1].sum(axis=1)) % 2**bits
-    (have,) = vector_words(values, bits, per_word)
-    slots_of = (values * np.arange(slots)).sum(axis=1) % slots
-    packed = np.array(reference.pack(values[:, :-1].reshape(-1).tolist(), bits), np.uint64)
-    out, found = np.zeros_like(have)[None], np.zeros(count, np.uint8)
-    vectors.unpack(packed, bits, per_word, 1, out, 0, count, found)
-    assert (out == have).all() and (found % slots == slots_of).all()
-    order, near = RNG.permutation(count).astype(np.uint32), np.zeros_like(out)
-    vectors.scatter(packed, bits, per_word, 1, order, out, found)
-    vectors.gather(out, order, 3, near)
-    assert (near[0] == have).all() and (found[order] % slots == slots_of).all()
-    if processor.PERMUTES:
-        weights = vectors.weights(bits, per_word, 1)
-        for first in (0, 8, 40):
-            out, found = np.zeros(count - first, have.dtype), np.zeros(count - first, np.uint8)
-            given = (packed, first, step, bits, 1, *weights)
-            done = dealt.unpack_vectors(*given, out, found)
-            assert done % 8 == 0 and done >= count - first - 8 - 72 * 8 // step
-            assert (out[:done] == have[first : first + done]).all() and not out[done:].any()
-            assert (found[:done] % slots == slots_of[first : first + done]).all()
-
-
-@pytest.mark.parametrize("tables", [1, 16])
-def test_rows_of_a_sketch(tables: int) -> None:
-    """Eight at a time, as the kernel's plain twin adds them."""
-    sums, signs, given = words(8, 8), words(3 * tables), words(tables, 16, 8)
-    want = sums.copy()
-    for g in range(tables):
-        for row in range(8):
-            byte = int(signs[3 * g + 2]) >> 8 * row & 255
-            want[row] += given[g, byte & 15] - given[g, byte >> 4]
-
-    @numba.njit
-    def add(given: Any, signs: Any, count: int, sums: Any) -> None:
-        eight_rows(given, signs, 2, 3, count, sums)
-
-    add(given, signs, tables, sums)
-    assert (sums == want).all()
-
-
 SSE2 = "+64bit,+cx8,+fxsr,+sse,+sse2,+aes,+pclmul"
 # features, and then the lanes and whether GFNI is taken
 ZEN3 = f"{SSE2},+sse3,+ssse3,+sse4.1,+sse4.2,+avx,+avx2,+vaes,+vpclmulqdq"
@@ -662,7 +562,7 @@ from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.kernels.native import leaves, processor
 assert (processor.LANES, processor.GFNI) == ({lanes}, {gfni}), (processor.LANES, processor.GFNI)
 assert pytest.main(["-q", "-p", "no:cacheprovider", "-k", {KERNELS!r}, {__file__!r}]) == 0
-assembly = "".join(leaves.expand_to_keys.inspect_asm().values())
+assembly = "".join(leaves.expand.inspect_asm().values())
 assert set(re.findall("aesenc .*%(.)mm", assembly.replace("\\t", " "))) == set("xy"[:{lanes}])
 assert ("gf2p8affineqb" in assembly) == {gfni}
 """

@@ -11,7 +11,6 @@ import pytest
 
 from securemedian import cli
 from securemedian.clients.client import Client
-from securemedian.common.receipts import Receipt
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.canonical import flat
 from securemedian.mpc.errors import (
@@ -19,7 +18,6 @@ from securemedian.mpc.errors import (
     ConfigError,
     FrameError,
     NotAllowed,
-    ReceiptInvalid,
     UnknownRound,
 )
 from securemedian.mpc.protocols import wire
@@ -36,7 +34,7 @@ from securemedian.servers.network.control import (
     Uploaded,
     decode,
 )
-from tests.daemons import Pair, wait_until
+from tests.daemons import Pair
 from tests.servers_alone import PARAMS, START, Server, held
 
 ROUND = "1-0000000a"
@@ -216,17 +214,6 @@ def test_s1_compares_them_with_its_own_list_and_floor(tmp_path: Path) -> None:
     assert s1.sent[-1].code == "parameters-differ"
 
 
-def test_both_run_with_the_same_participants(tmp_path: Path) -> None:
-    s1 = Server(1, tmp_path, min_clients=2)
-    *two, _ = s1.keys
-    s1.hear(asked_of(two))
-    for key in two:
-        s1.upload(key, ROUND)
-    s1.hear(Close(ROUND, held(two)))
-    s1.hear(Compute(ROUND, s1.latest.server_round.digest, 1, bytes(16), False))
-    assert s1.sent[-1] == Ready(ROUND, 1)
-
-
 def test_they_must_have_the_clients_that_an_earlier_attempt_binds(s0: Server) -> None:
     *two, third = s0.keys
     round_id = open_for(s0, two)
@@ -301,30 +288,3 @@ def test_real_servers_compute_for_the_participants_alone(
     keys = [str(pair.folder / f"{server}.toml") for server in ("s0", "s1")]
     assert cli.main(["receipt", "show", str(receipt_file), "--keys", *keys]) == 0
     assert "participants  3, whom the coordinator has named" in capsys.readouterr().out
-    forged = replace(receipt.record, participants=[]).encode()
-    with pytest.raises(ReceiptInvalid, match="not signed"):
-        Receipt(forged, receipt.signatures).check(
-            [coordinator.config.s0.signing_key, coordinator.config.s1.signing_key]
-        )
-
-
-@pytest.mark.slow
-def test_real_servers_keep_them_when_both_are_killed(pair: Pair) -> None:
-    first = pair.names[:3]
-    caller = pair.caller("coordinator", "s0")
-    params = {"method": "radix", "dim": 3, "max_clients": 4}
-    opened = caller.ask("open", params=params, range={}, participants=first).fields["round"]
-    pair.submit(first[0], np.zeros(3, np.float32))
-    for server in ("s0", "s1"):
-        pair.stop(server, 9)
-    pair.start("s0", "s1")
-    pair.link()
-    wait_until(lambda: pair.status("s0")["clients"].get(first[0]) == "both")
-    for server in ("s0", "s1"):
-        assert sorted(pair.status(server)["clients"]) == first
-        with pytest.raises(UnknownRound, match="you are not among them"):
-            pair.caller("client-4", server).ask("round")
-    for name in first[1:]:
-        pair.submit(name, np.zeros(3, np.float32))
-    assert sorted(pair.wait("published")["included"]) == first
-    assert pair.status()["round"] == opened

@@ -113,7 +113,8 @@ def counted(
             parts = shard.parts(dealt) if shard else None
             if parts is None or parts:
                 channel = parties[j][0].channel
-                opened = dealing.open_pairs(channel, j, dealt, halves, coin=coin, parts=parts)
+                tossed = coin if shard else dealing.toss(channel, j)
+                opened = dealing.open_pairs(channel, j, dealt, halves, tossed or b"", parts)
                 dealing.compare(channel, opened)
             checked = meter.read().as_checking()
             pairs = zip(halves, given, strict=True)
@@ -325,9 +326,9 @@ def test_plan_agrees_with_a_round_between_daemons(method: str, tmp_path: Path) -
         several = [len(event["clients"]) for event in checks]
         assert sum(several) == clients
         for count in several:
-            beside += size_of(dealing.messages(shape, count))
+            beside += size_of([*dealing.toss_messages(), *dealing.messages(shape, count)])
             beside += size_of([(True, "toss.tokens", np.uint64, (count * SHA256_BYTES // 8,))])
-        beside -= size_of(dealing.messages(shape, clients))
+        beside -= size_of([*dealing.toss_messages(), *dealing.messages(shape, clients)])
     cost = status["cost"]
     assert cost["ots"] == row["ots"]
     assert cost["bytes_sent"] == row["bytes_s0_to_s1"] + beside

@@ -30,7 +30,7 @@ from securemedian.mpc.protocols.correlations.kinds import (
     Triples,
 )
 from securemedian.mpc.protocols.correlations.pool import Pool
-from securemedian.mpc.protocols.dealing import Dealing, check, deal
+from securemedian.mpc.protocols.dealing import Dealing, deal
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -48,6 +48,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values
 from tests import reference
 from tests.parties import (
+    check,
     deterministic_entropy,
     make_parties,
     run_both,

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -30,8 +28,8 @@ from securemedian.servers.config import (
     ServerConfig,
     reloaded,
 )
-from securemedian.servers.network.control import Held, Ready, Uploaded
-from tests.daemons import ROOT, WAIT_S, Pair, running, wait_until
+from securemedian.servers.network.control import Held, Open, Ready, Uploaded
+from tests.daemons import ROOT, Pair, running, wait_until
 from tests.servers_alone import DIM, SAMPLES, Server, held
 
 SAMPLE = config.load(SAMPLES / "s0.toml")
@@ -154,6 +152,22 @@ def test_limits_hold_for_the_next_round(server: Server) -> None:
     assert server.latest.server_round.limits.run_s == 7.0
 
 
+def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
+    """It cannot be removed from a server that runs, nor from one that starts."""
+    table = CohortTable("stroke", [one.name for one in SAMPLE.clients])
+    server = Server(0, tmp_path, cohorts=(table,))
+    asked: dict[str, Any] = {"params": server.params.to_dict(), "range": {}, "cohort": "stroke"}
+    server.ask(server.coordinator, "open", **asked)
+    (opened,) = [message for message in server.sent if isinstance(message, Open)]
+    without = replace(server.config, cohorts=())
+    refused = pytest.raises(ConfigError, match=f"lacks its table: 'stroke', round {opened.round};")
+    with refused:
+        server.rounds.register.check(without)
+    server.config = without
+    with refused:
+        server.restart()
+
+
 def test_the_page_names_what_can_be_changed() -> None:
     page = (ROOT / "docs/operating.md").read_text("utf-8")
     table = page[page.index("| setting | from when on |") :].split("\n\n")[0]
@@ -198,31 +212,6 @@ def test_real_servers_reload(tmp_path: Path) -> None:
         pair.tell("s0", signal.SIGHUP)
         assert "is not TOML" in wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
         assert pair.caller("joiner", "s0").ask("info").fields["name"] == "joiner"
-
-
-@pytest.mark.slow
-def test_a_table_whose_round_has_not_ended_stays(tmp_path: Path) -> None:
-    """It cannot be removed from a server that runs, nor from one that starts."""
-    pair = Pair(tmp_path, clients=2)
-    without = (tmp_path / "s0.toml").read_text()
-    for name in ("s0", "s1"):
-        pair.configure(name, f'\n[[cohorts]]\nname = "stroke"\nclients = {pair.names}\n')
-    with running(pair):
-        params = {"method": "radix", "dim": 10, "max_clients": 2}
-        asked: dict[str, Any] = {"params": params, "range": {}, "cohort": "stroke"}
-        opened = pair.caller("coordinator", "s0").ask("open", **asked).fields["round"]
-        (tmp_path / "s0.toml").write_text(without)
-        pair.tell("s0", signal.SIGHUP)
-        refused = wait_until(lambda: _last(pair, "s0", "reload-failed"))["reason"]
-        assert f"lacks its table: 'stroke', round {opened};" in refused
-        again = pair.caller("client-1", "s0").ask("status", cohort="stroke").fields
-        assert (again["round"], again["state"]) == (opened, "open")
-        assert pair.stop("s0") == 0
-        program = [sys.executable, "-m", "securemedian", "serve", str(tmp_path / "s0.toml")]
-        started = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
-        assert started.returncode == 2
-        refusal = "securemedian: a cohort with a round that has not ended lacks its table"
-        assert refusal in started.stderr, started.stderr
 
 
 def _last(pair: Pair, server: str, event: str) -> Any:

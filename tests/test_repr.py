@@ -50,7 +50,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         *("TellFields.metrics", "Opening.params", "Opening.range", "Opening.optimiser"),
         *("SavedRound.asked", "Result.cost", "Seen.evaluation", "RoundPlan.round"),
         *("RoundPlan.range", "RoundPlan.optimiser", "RunPlan.round", "RunPlan.range"),
-        *("RunPlan.optimiser", "_State.stock"),
+        *("RunPlan.optimiser", "Snapshot.values"),
     ),
     "a model, or a scale, that is published": (
         "RunState.model",

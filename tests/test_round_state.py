@@ -40,6 +40,7 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.servers.config import MOST_RUNS
 from securemedian.servers.machine import members, step
 from securemedian.servers.machine.events import (
     CheckEnded,
@@ -1704,6 +1705,7 @@ WRONG = "x" * 900_000
         wire.pack("check", {"round": ID, "clients": ["b", "a"]}),
         wire.pack("check", {"round": ID, "clients": ["a", "a"]}),
         wire.pack("check", {"round": ID, "clients": [7]}),
+        wire.pack("check", {"round": ID, "clients": ["a"], "coin": b"short"}),
         wire.pack("verdicts", {"round": ID, "clients": ["a"], "failed": [["a"]]}),
         wire.pack("verdicts", {"round": ID, "clients": [], "failed": []}),
         wire.pack("verdicts", {"round": ID, "clients": ["b", "a"], "failed": []}),
@@ -1717,6 +1719,11 @@ WRONG = "x" * 900_000
         wire.pack("hello", HELLO | {"rounds": [7]}),
         wire.pack("resume", RESUME | {"session": b"short"}),
         wire.pack("resume", RESUME | {"coins": {"a": "text"}}),
+        wire.pack("resume", RESUME | {"coins": {"a": bytes(SEED_BYTES)}}),
+        *(wire.pack("open", OPEN_FIELDS | {"spent": spent}) for spent in (-1.0, float("nan"))),
+        *(wire.pack("open", OPEN_FIELDS | {"runs": runs}) for runs in (0, MOST_RUNS + 1)),
+        wire.pack("open", OPEN_FIELDS | {"participants": ["b", "a"]}),
+        wire.pack("load", {"number": 1, "load": b"short"}),
         wire.pack("resume", RESUME | {"dealt": [7]}),
         wire.pack("compute", COMPUTE | {"session": b""}),
         wire.pack("open", OPEN_FIELDS | {"round": "1-../../../etc"}),

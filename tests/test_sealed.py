@@ -421,9 +421,11 @@ def test_a_message_lost_with_the_connection_ends_the_channel(pair: Pair) -> None
     ends = pair.met(timeout_s=5.0)
     zero, one = (Channel(end) for end in ends)
     pair.line.tamper = lambda direction, records: []
-    numbers = np.zeros(10, np.uint64)
+    numbers, seen = np.zeros(10, np.uint64), pair.line.seen[0]
+    before = len(seen)
     zero.send("numbers", numbers)
-    time.sleep(0.2)
+    # the line has taken all of it
+    wait_until(lambda: len(seen) > before and not HEAD.unpack(seen[-1][0])[0] >> 31)
     pair.line.cut()
     ends[0]._sealed.close() if ends[0]._sealed else None
     zero.send("numbers", numbers)

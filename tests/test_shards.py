@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,11 +195,13 @@ def to_check(params: RoundParams, uploads: Any, party: int) -> RoundInput:
 
 
 def test_verdicts_on_values_are_joined(servers: ShardedServers) -> None:
-    params = RoundParams(TrimmedMean(), dim=DIM, max_clients=CLIENTS)
-    uploads = inputs(params)
+    method = TrimmedMean(ring_bits=32, fraction_bits=8)
+    params = RoundParams(method, dim=DIM, max_clients=CLIENTS)
+    assert params.form.values, "each value is checked, and no whole upload"
     # the last value of the second client is out of range, which the last shard alone sees
-    packed = cast(WordsUpload, uploads[1][1]).packed
-    packed[0, DIM - 1] ^= np.uint64(1 << 63)
+    wholes = np.zeros((CLIENTS, 1, DIM), np.uint32)
+    wholes[1, 0, DIM - 1] = 1 << 30
+    uploads = list(zip(*(shared(params, whole) for whole in wholes), strict=True))
     session = servers.session()
     checked = run_both(
         lambda j: session[j].check_values(to_check(params, uploads, j), lambda done, total: None)

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 from securemedian.common.states import State
+from securemedian.coordinator.rounds import Patience, Rounds
+from securemedian.mpc.errors import RoundBusy, SecureMedianError, UnknownRound
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.params import RoundParams
@@ -529,6 +531,19 @@ def test_the_command_reports_and_fails_if_anything_is_amiss(
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
             signal.signal(number, handler)
+
+
+def test_every_error_passes_except_that_of_a_forgotten_round() -> None:
+    errors: list[SecureMedianError] = [RoundBusy("wait"), UnknownRound("s0 knows no such round")]
+
+    def act() -> None:
+        raise errors.pop(0)
+
+    none: Any = None
+    loop = Rounds(none, None, Patience(60.0, (SecureMedianError,)), None, 0.0, lambda _: None)
+    with pytest.raises(UnknownRound):
+        loop.patiently(act)
+    assert not errors
 
 
 # Real daemons

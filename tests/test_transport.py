@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+import zmq.auth
 import zmq.utils.monitor
 from zmq.utils.garbage import gc as collector
 
@@ -550,7 +551,8 @@ def test_the_page_has_the_messages_of_a_check_of_dealings_in_their_order() -> No
     table = page[page.index("| message | array | says |") :].split("\n\n")[0]
     shown = re.findall(r"^\| `([a-z.]+)` \| (u[48])", table, re.MULTILINE)
     shape = Dealing(100, 16, 8)
-    messages = [(label, dtype) for sent, label, dtype, _ in dealing.messages(shape, 1) if sent]
+    said = *dealing.toss_messages(), *dealing.messages(shape, 1)
+    messages = [(label, dtype) for sent, label, dtype, _ in said if sent]
     # only servers exchange these after the toss (`pipeline`)
     assert shown.pop(2)[0] == "toss.tokens"
     assert [label for label, _ in shown] == [label for label, _ in messages]

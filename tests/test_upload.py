@@ -140,9 +140,3 @@ def test_bad_updates_are_refused() -> None:
         )
     with pytest.raises(ConfigError, match="needs a model and a range"):
         upload.encode_update(np.zeros(D), a_round(BUCKETED))
-
-
-def test_shares_do_not_print() -> None:
-    seed, words = upload.split(np.ones((1, D), np.uint64), a_round(PAIRWISE))
-    assert repr(seed) == "ShareHalf(form='seed')"
-    assert repr(words) == "ShareHalf(form='words')"

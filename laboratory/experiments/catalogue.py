@@ -366,18 +366,19 @@ class Experiment:
             raise ConfigError(
                 f"{self.name} needs {self.needs}, whose folder --data names: {error}"
             ) from error
-        if design.rate is not None and not 0 < design.rate < math.inf:
-            raise ConfigError(f"invalid --rate: {design.rate}; give more than 0")
-        for flag, value, least in (
-            ("--rounds", design.rounds, 1),
-            ("--epochs", 1 if design.epochs is None else design.epochs, 1),
-            ("--from", design.first, 1),
-            ("--clients", design.clients, 2),
-            ("--warm-up", design.warm_up, 0),
-            ("--seeds", min(design.seeds), 0),
+        rate, most = design.rate, design.clients - 1
+        for flag, value, valid, advice in (
+            ("--rate", rate, rate is None or 0 < rate < math.inf, "more than 0"),
+            ("--rounds", design.rounds, design.rounds >= 1, "1 or more"),
+            ("--epochs", design.epochs, design.epochs is None or design.epochs >= 1, "1 or more"),
+            ("--from", design.first, design.first >= 1, "1 or more"),
+            ("--clients", design.clients, design.clients >= 2, "2 or more"),
+            ("--attackers", design.attackers, 0 <= design.attackers <= most, f"0 to {most}"),
+            ("--warm-up", design.warm_up, design.warm_up >= 0, "0 or more"),
+            ("--seeds", min(design.seeds), min(design.seeds) >= 0, "0 or more"),
         ):
-            if value < least:
-                raise ConfigError(f"invalid {flag}: {value}; give {least} or more")
+            if not valid:
+                raise ConfigError(f"invalid {flag}: {value}; give {advice}")
         if not design.attackers and set(design.attacks) != {"none"}:
             raise ConfigError(
                 "an attack without attackers: --attackers 0; give their number with --attackers"
@@ -387,11 +388,6 @@ class Experiment:
             if any(map(aggregation.is_of_predictions, design.methods)):
                 own = without(own, draw_public(own, design.samples, seed))
             own.parts(design.clients, seed, design.split, design.images)
-        if not 0 <= design.attackers < design.clients:
-            raise ConfigError(
-                f"invalid --attackers: {design.attackers}; give 0 to {design.clients - 1}, for "
-                "at least one client must be honest"
-            )
         for method in design.methods:
             aggregation.check(method, design.clients, design.attackers)
             if method in aggregation.SECURE:

@@ -12,7 +12,6 @@ from securemedian.mpc.arrays import Bits, Blocks, Ring, RingShare, UnpackedXorBi
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.kinds import DaBits, RandomOts, Seeds, Triples
-from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.party import Party, half_counts
 from securemedian.mpc.protocols.prg import expand
 
@@ -24,16 +23,12 @@ def words_of(count: int) -> int:
 
 def pack_bits(bits: Bits) -> Words:
     """Return bits, given as bytes 0 and 1, packed into words."""
-    words = np.empty(words_of(bits.size), np.uint64)
-    packing.pack_bits(bits, words)
-    return words
+    return ring.pack(bits, 1)
 
 
 def unpack_bits(words: Words, count: int) -> Bits:
     """Return the first `count` bits of packed words, as bytes 0 and 1."""
-    bits = np.empty(count, np.uint8)
-    packing.unpack_bits(words, bits)
-    return bits
+    return ring.unpack(words, 1, count)
 
 
 def invert(party: Party, shares: XorBits) -> XorBits:

@@ -25,15 +25,7 @@ from securemedian.mpc.protocols.kernels import (
     vectors,
 )
 from securemedian.mpc.protocols.kernels.jit import KERNELS, Kernel, locked
-from securemedian.mpc.protocols.kernels.native import (
-    aes,
-    hashing,
-    leaves,
-    processor,
-    slicing,
-    trees,
-    weighing,
-)
+from securemedian.mpc.protocols.kernels.native import aes, hashing, leaves, processor, trees
 from securemedian.mpc.protocols.kernels.native import macs as native_macs
 from securemedian.mpc.protocols.protocol import OT_EXTENSIONS, ProtocolParams
 
@@ -212,15 +204,10 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.use_native(params.native_aes)
-    modules = [ands, bisecting, comparing, gaussian, macs, packing, planes, searching, sketching]
-    modules += [tables, vectors]
-    modules += [aes, hashing, leaves, native_macs] if native else [extension]
-    if processor.use_native(True):
-        modules.append(weighing)
-    if processor.FEATURES:
-        modules.append(slicing)
-    if params.silent and native:
-        modules += [extension, trees]
-    elif params.silent:
-        modules.append(lpn)
+    modules = [ands, bisecting, comparing, extension, gaussian, macs, packing, planes]
+    modules += [searching, sketching, tables, vectors]
+    if native:
+        modules += [aes, hashing, leaves, native_macs]
+    if params.silent:
+        modules.append(trees if native else lpn)
     return [kernel for module in modules for kernel in KERNELS.get(module.__name__, ())]

@@ -52,7 +52,14 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import InputError, LocalProtocolError
 from securemedian.mpc.protocols import kernels, ring
 from securemedian.mpc.protocols.prg import BLOCK_WORDS, SEED_BYTES, Entropy, Stream, os_entropy
-from securemedian.mpc.protocols.share import SLICE_ALIGN, Layout, SeedUpload, Upload, WordsUpload
+from securemedian.mpc.protocols.share import (
+    SLICE_ALIGN,
+    Layout,
+    SeedUpload,
+    Upload,
+    WordsUpload,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from securemedian.mpc.protocols.channel import Channel
@@ -174,8 +181,18 @@ class Dealing:
         return tuple(parts)
 
     def partners(self, kept: int) -> int:
-        """Return B-1, the partners per vector in a part of N = `kept` coordinates."""
-        return partners_of(kept, self.guards, self.check_bits)
+        """Return B-1, the partners per vector in a part of N = `kept` coordinates.
+
+        It is the smallest for which k wrong vectors pass with a chance of 1 / C((B-1) N + g,
+        (B-1) k) <= 2^-check_bits for every k. A cheat's wrong others must be at just these places.
+        The binomial is smallest at k = 1 or at k = N.
+        """
+        partners, least = 0, 0
+        while least < 1 << self.check_bits:
+            partners += 1
+            others = partners * kept + self.guards
+            least = min(math.comb(others, partners), math.comb(others, self.guards))
+        return partners
 
     @property
     def layout(self) -> Layout:
@@ -215,21 +232,6 @@ class Dealing:
         shifts = np.arange(0, self.per_word * self.bits, self.bits, dtype=np.uint64)
         parts = those.astype(np.uint64)[:, None] >> shifts[:, None]
         return (parts & np.uint64((1 << self.bits) - 1)).reshape(self.slots, those.shape[1])
-
-
-def partners_of(kept: int, guards: int, check_bits: int) -> int:
-    """Return B-1, the partners of each of N = `kept` items that are checked with g guards.
-
-    It is the smallest for which k wrong items pass with a chance of 1 / C((B-1) N + g, (B-1) k) <=
-    2^-check_bits for every k. A cheat's wrong others must be at just these places. The binomial is
-    smallest at k = 1 or at k = N.
-    """
-    partners, least = 0, 0
-    while least < 1 << check_bits:
-        partners += 1
-        others = partners * kept + guards
-        least = min(math.comb(others, partners), math.comb(others, guards))
-    return partners
 
 
 class OwnDealing:
@@ -334,7 +336,7 @@ class Opened:
 
 
 # Notes the `Opened.hashes` of all clients of a check, or raises PeerProtocolError if others of one
-# of them were noted before.
+# of them were noted before. It is called after `open_pairs` and before `compare`.
 Note = Callable[[Sequence[bytes]], None]
 
 
@@ -342,69 +344,38 @@ def note_nothing(hashes: Sequence[bytes]) -> None:
     """Note nothing, where nobody asks for it."""
 
 
-def check(
-    channel: Channel,
-    number: int,
-    shape: Dealing,
-    halves: Sequence[Upload],
-    progress: Callable[[int, int], None] | None = None,
-    entropy: Entropy = os_entropy,
-    coin: bytes | None = None,
-    note: Note = note_nothing,
-) -> list[bool]:
-    """Return which clients' dealings passed, while the other party does the same.
-
-    That is `open_pairs`, with the same arguments, and then `compare`; `note` is called between.
-    """
-    opened = open_pairs(channel, number, shape, halves, progress, entropy, coin)
-    note([each.hashes for each in opened])
-    return compare(channel, opened)
-
-
 def open_pairs(
     channel: Channel,
     number: int,
     shape: Dealing,
     halves: Sequence[Upload],
-    progress: Callable[[int, int], None] | None = None,
-    entropy: Entropy = os_entropy,
-    coin: bytes | None = None,
+    coin: bytes,
     parts: Sequence[int] | None = None,
 ) -> list[Opened]:
     """Open the guards and turns of clients' dealings, while the other party does the same.
 
-    `halves` are this party's, of all clients in the order that both agreed on. Both must hold them
-    all before either calls this, because clients must not know the toss. `progress` takes the
-    coordinates done and those in all. Raises PeerDeviated as `toss` does.
-
-    `coin` is what `toss` gave for these dealings before; without it this tosses. SECURITY: a check
-    that breaks off may be repeated under the same coin only. Turns under two permutations tell the
+    `halves` are this party's, of all clients in the order that both agreed on. Both hold them all
+    before they `toss` for the `coin`, because clients must not know it. SECURITY: a check that
+    breaks off may be repeated under the same coin only. Turns under two permutations tell the
     differences of kept vectors, and so of an honest client's updates.
 
     `parts` are the numbers of the parts that are checked, by default all. A dealing has passed only
     if all have; they may be checked apart, under the same coin.
     """
-    seed = toss(channel, number, entropy) if coin is None else coin
-    verdicts = [_Verdict(seed) for _ in halves]
-    done = 0
+    checks = [_Check(coin) for _ in halves]
     waiting: deque[_Pairs] = deque()
     spare = [_Pairs(channel, number, shape) for _ in halves[: AHEAD + 1]]
-    numbers = range(len(shape.parts)) if parts is None else parts
-    dim = sum(shape.parts[index].kept for index in numbers)
-    for index in numbers:
+    for index in range(len(shape.parts)) if parts is None else parts:
         part = shape.parts[index]
-        order = Permutation.uniform(Stream(seed, nonce=index), part.others)
-        for half, verdict in zip(halves, verdicts, strict=True):
+        order = Permutation.uniform(Stream(coin, nonce=index), part.others)
+        for half, check in zip(halves, checks, strict=True):
             # the next clients' messages are under way while one waits for the peer's
             if len(waiting) > AHEAD:
                 spare.append(waiting.popleft().finish())
-            waiting.append(spare.pop().send(part, order, half, verdict))
-            done += part.kept
-            if progress is not None:
-                progress(done, dim * len(halves))
+            waiting.append(spare.pop().send(part, order, half, check))
         while waiting:
             spare.append(waiting.popleft().finish())
-    return [Opened(each.hashes, each.differences.digest(), each.guarded) for each in verdicts]
+    return [Opened(each.hashes, each.differences.digest(), each.guarded) for each in checks]
 
 
 def compare(channel: Channel, opened: Sequence[Opened]) -> list[bool]:
@@ -418,12 +389,11 @@ def compare(channel: Channel, opened: Sequence[Opened]) -> list[bool]:
 def messages(
     shape: Dealing, clients: int, parts: Sequence[int] | None = None
 ) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
-    """Yield what each party sends (True) and receives (False) in `check`, in its order.
+    """Yield what each party sends (True) and receives (False) in a check, after the toss, in order.
 
-    With the label, dtype and shape of each message, for `plan`. With `parts` nothing is tossed.
+    With the label, dtype and shape of each message, for `plan`. The check is `open_pairs`, with the
+    same `parts`, and `compare`.
     """
-    if parts is None:
-        yield from toss_messages()
     for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
         guards = shape.vectors(part.guards)
         words = ring.packed_words(part.partners * part.kept, shape.slot_bits)
@@ -533,12 +503,11 @@ class Differences:
         return digest("dealing digest", *(tag.tag for tag in self._tags))
 
 
-class _Verdict:
-    """The state of one client's dealing so far."""
+class _Check:
+    """The state of the check of one client's dealing."""
 
-    def __init__(self, seed: bytes) -> None:
-        self.differences = Differences(seed)
-        self.guarded, self.hashes = True, b""
+    def __init__(self, coin: bytes) -> None:
+        self.differences, self.guarded, self.hashes = Differences(coin), True, b""
 
 
 class _Pairs:
@@ -552,9 +521,9 @@ class _Pairs:
         self._kept_memory, self._others_memory = shape.vectors(kept), shape.vectors(others)
         self._kept_slots, self._other_slots = np.empty(kept, np.uint8), np.empty(others, np.uint8)
 
-    def send(self, part: Part, order: Permutation, half: Upload, verdict: _Verdict) -> Self:
+    def send(self, part: Part, order: Permutation, half: Upload, check: _Check) -> Self:
         """Send the shares of a client's guards and turns."""
-        shape, self._part, self._verdict = self._shape, part, verdict
+        shape, self._part, self._check = self._shape, part, check
         self._kept = _first(self._kept_memory, part.kept)
         self._others = _first(self._others_memory, part.others)
         slots, others = self._kept_slots[: part.kept], self._other_slots[: part.others]
@@ -581,13 +550,13 @@ class _Pairs:
         shape, part, channel = self._shape, self._part, self._channel
         guards = channel.recv("dealing.guards", self._guards.dtype, self._guards.shape)
         entries = ring.reduce(shape.entries(self._guards) + shape.entries(guards), shape.bits)
-        self._verdict.guarded &= one_hot(entries, shape.bits)
+        self._check.guarded &= one_hot(entries, shape.bits)
         words = (ring.packed_words(self._turns.size, shape.slot_bits),)
         packed = channel.recv("dealing.turns", np.uint64, words)
         theirs = ring.unpack(packed, shape.slot_bits, self._turns.size)
         self._turns += theirs.reshape(self._turns.shape)
         self._turns &= np.uint8(shape.slots - 1)
-        self._verdict.hashes += _hash(entries, ring.pack(self._turns, shape.slot_bits))
+        self._check.hashes += _hash(entries, ring.pack(self._turns, shape.slot_bits))
         bits, per_word, negated = shape.bits, shape.per_word, self._number == 1
         orders = self._rest.reshape(self._turns.shape)
         # chunk by chunk, so that a kept vector is in the cache for all its partners
@@ -598,7 +567,7 @@ class _Pairs:
                 kernels.vectors.differences(
                     self._others, some, number, by, self._kept, at, bits, per_word, negated, out
                 )
-                self._verdict.differences.update(out)
+                self._check.differences.update(out)
         return self
 
 
@@ -639,79 +608,47 @@ class DealtUpload:
         return self.rotations.words(row, start, stop)
 
 
-def counts(
+def histogram(
     number: int,
     uploads: Sequence[DealtUpload],
     weights: Sequence[int],
     bits: int,
     start: int,
     stop: int,
+    cumulative: bool,
 ) -> RingShare:
-    """Return party `number`'s share of the cumulative histogram in the coordinates [start, stop).
+    """Return party `number`'s share of the clients' histogram in the coordinates [start, stop).
 
-    H(y), the weight of the clients in the buckets 0..y, is in the ring of `bits` bits and has shape
-    (b-1, stop - start). The slots b..W-1 count as the last bucket, which has no count of its own.
-    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
-    """
-    histogram = np.zeros((uploads[0].shape.buckets - 1, stop - start), ring.dtype(bits))
-    _add_entries(number, uploads, weights, bits, start, True, histogram)
-    return RingShare(histogram)
-
-
-def sums(
-    number: int,
-    uploads: Sequence[DealtUpload],
-    weights: Sequence[int],
-    start: int,
-    stop: int,
-) -> RingShare:
-    """Return party `number`'s share of the histogram in the coordinates [start, stop).
-
-    It has the weight of the clients in the slots 0..W-2, in the ring of the dealing, and shape
-    (W-1, stop - start). Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    It is in the ring of `bits` bits. If it is `cumulative`, it has the weight of the clients in the
+    buckets 0..y, for y below b-1. The slots b..W-1 count as the last bucket, which has no count of
+    its own. Otherwise it has the weight of those in each of the slots 0..W-2. The rows are those of
+    y, or of slots. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
     shape = uploads[0].shape
-    histogram = np.zeros((shape.slots - 1, stop - start), ring.dtype(shape.bits))
-    _add_entries(number, uploads, weights, shape.bits, start, False, histogram)
-    return RingShare(histogram)
-
-
-def _add_entries(
-    number: int,
-    uploads: Sequence[DealtUpload],
-    weights: Sequence[int],
-    bits: int,
-    start: int,
-    cumulative: bool,
-    out: Ring,
-) -> None:
-    """Add the first entries of the sum of the clients' one-hot vectors, from `start` on, to `out`.
-
-    They are those that `out` has, and if `cumulative` the sums of each and those before it.
-    """
-    shape, stop = uploads[0].shape, start + out.shape[1]
-    if start % SLICE_ALIGN:
-        raise InputError(f"invalid start of a slice: {start}; take a multiple of {SLICE_ALIGN}")
-    mask = ring.mask(bits)
+    rows = (shape.buckets if cumulative else shape.slots) - 1
+    found, mask = np.zeros((rows, stop - start), ring.dtype(bits)), ring.mask(bits)
     for part in shape.parts:
         for low in range(max(start, part.start), min(stop, part.stop), CHUNK):
             high = min(low + CHUNK, stop, part.stop)
             for weight in sorted(set(weights)):
                 members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
                 total = turned_sum(number, members, part, low, high)
-                weighed = out.dtype.type(weight & int(mask))
+                weighed = found.dtype.type(weight & int(mask))
                 given = total, shape.bits, shape.per_word, weighed, mask
-                kernels.vectors.add_entries(*given, cumulative, low - start, out)
+                kernels.vectors.add_entries(*given, cumulative, low - start, found)
+    return RingShare(found)
 
 
 def turned_sum(
     number: int, uploads: Sequence[DealtUpload], part: Part, start: int, stop: int
 ) -> Ring:
-    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop)."""
+    """Return shares of the sum of the clients' one-hot vectors in the coordinates [start, stop).
+
+    Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    """
     shape = uploads[0].shape
     first, last = part.words_of(start, stop)
-    first_turn = start * shape.slot_bits // 64
-    last_turn = first_turn + ring.packed_words(stop - start, shape.slot_bits)
+    first_turn, last_turn = words_of(shape.rotations_layout, start, stop)
     total = shape.vectors(stop - start)
     total[...] = 0
     for upload in uploads:

@@ -72,6 +72,9 @@ def pack(values: NDArray[Any], bits: int) -> Words:
     if bits == 8 * flat.dtype.itemsize and flat.nbytes % 8 == 0:
         return flat.view(np.uint64)
     words = np.zeros(packed_words(flat.size, bits), np.uint64)
+    if bits == 1 and flat.dtype == np.uint8:
+        kernels.packing.pack_bits(flat, words)
+        return words
     head = _head(flat, bits)
     if head:
         kernels.packing.pack_bytes(flat[:head], bits, words)
@@ -84,8 +87,11 @@ def unpack(words: Words, bits: int, count: int) -> Ring:
     # nothing to spread
     if bits == 8 * dtype(bits).itemsize:
         return np.ascontiguousarray(words).view(dtype(bits))[:count].copy()
-    values = np.empty(count, dtype(bits))
-    packed, head = np.ascontiguousarray(words), _head(values, bits)
+    values, packed = np.empty(count, dtype(bits)), np.ascontiguousarray(words)
+    if bits == 1:
+        kernels.packing.unpack_bits(packed, values)
+        return values
+    head = _head(values, bits)
     kernels.packing.unpack_bytes(packed, bits, values[:head].view(np.uint64))
     kernels.packing.unpack_values(packed[head * bits // 64 :], bits, values[head:])
     return values

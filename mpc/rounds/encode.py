@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.arrays import Bits, Ring
 from securemedian.mpc.errors import ConfigError, InputError, NotFinite, quoted
+from securemedian.mpc.options import check_whole
 from securemedian.mpc.protocols.ring import check_bits, reduce, signed
 
 
@@ -91,7 +92,7 @@ class UniformBuckets(Buckets):
     """
 
     def __init__(self, width: ArrayLike, buckets: int) -> None:
-        check_buckets(buckets)
+        check_whole("buckets", buckets, 3, 1 << 16)
         self._width, self._buckets = check_scale(width), buckets
 
     def bucketize(self, values: ArrayLike, model: ArrayLike) -> NDArray[np.uint16]:
@@ -152,15 +153,6 @@ class UnevenBuckets(Buckets):
         crosses = np.where(above, g < 0, g > 0) & (inner < left) & (left <= move)
         move = np.where(crosses, (inner + left) / 2, move)
         return np.where(above, g + move, g - move)
-
-
-def check_buckets(buckets: int) -> None:
-    """Raise ConfigError unless `buckets` is a number of buckets that a round can have."""
-    if type(buckets) is not int or not 3 <= buckets <= 1 << 16:
-        raise ConfigError(
-            f"invalid buckets: {quoted(buckets)}; give a whole number from 3 to 65536, for the "
-            "outer two are unbounded and one must lie between"
-        )
 
 
 def check_scale(scale: ArrayLike) -> NDArray[np.float64]:

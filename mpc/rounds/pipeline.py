@@ -87,16 +87,21 @@ def check_dealings(
     number: int,
     shape: Dealing,
     halves: Sequence[share.Upload],
-    coin: bytes | None = None,
+    coin: bytes,
     note: Note = note_nothing,
 ) -> Checked:
-    """Return whose dealings pass `dealing.check`, and what that cost.
+    """Return whose dealings pass (`dealing`), and what that cost.
 
     The channel is a lane's or one of its own; the other party does the same at the same time.
-    `coin` and `note` are as there.
+    `coin` is what `toss` gave for these dealings.
     """
-    given = channel, number, shape, halves
-    passed, cost = counted(channel, lambda: dealing.check(*given, coin=coin, note=note))
+
+    def verdicts() -> list[bool]:
+        opened = dealing.open_pairs(channel, number, shape, halves, coin)
+        note([each.hashes for each in opened])
+        return dealing.compare(channel, opened)
+
+    passed, cost = counted(channel, verdicts)
     return Checked(passed, cost.as_checking())
 
 

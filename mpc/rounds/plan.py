@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.dealing import messages
+from securemedian.mpc.protocols.dealing import messages, toss_messages
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.party import Party
@@ -86,9 +86,9 @@ def predict(
 ) -> Plan:
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
-    It includes one `dealing.check` of all clients, or one `pipeline.check_values`, which all of
-    them pass, and an audit where the method is audited, whose base OTs are left out. With a `shard`
-    it is the cost of that shard, with its survey and, for the first one, the verdicts on all.
+    It includes one `check_dealings`, or one `check_values`, of all clients, which all of them pass,
+    and an audit where the method is audited, whose base OTs are left out. With a `shard` it is the
+    cost of that shard, with its survey and, for the first one, the verdicts on all.
     Raises ConfigError if a chunk would be too large for any machine.
     """
     before, during = steps(params, len(weights), protocol, shard)
@@ -108,7 +108,9 @@ def predict(
     checking = [cost.as_checking() for cost in checking]
     if dealt := params.form.dealing:
         parts = shard.parts(dealt) if shard else None
-        said = () if parts == range(0) else messages(dealt, len(weights), parts)
+        said = [] if shard else [*toss_messages()]
+        if parts != range(0):
+            said += messages(dealt, len(weights), parts)
         checking = [_said(said).as_checking()] * 2
     # the stock of the check stays
     counted, online_seconds = rehearsal.count(during, rehearsal.lanes)

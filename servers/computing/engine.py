@@ -222,7 +222,7 @@ class Engine:
     ) -> None:
         """Check clients' dealings with the other server, while other jobs go on.
 
-        `coin` is what `toss` gave, and `note` is as in `dealing.check`. `examine`, here and below,
+        `coin` is what `toss` gave, and `note` a `dealing.Note`. `examine`, here and below,
         is called first and raises DamagedUpload if the shares are not what the clients have sent.
         """
 

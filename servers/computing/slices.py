@@ -84,7 +84,7 @@ def for_shard(upload: Upload, layout: Layout, shard: Shard, keep: Keep) -> Uploa
 
 
 def for_check(half: Upload, shape: Dealing, shard: Shard, keep: Keep) -> Upload:
-    """Return what `dealing.check` reads of a client's dealing for the parts of a shard."""
+    """Return what a check reads of a client's dealing for the parts of a shard."""
     parts = [shape.parts[number] for number in shard.parts(shape)]
     return _windows(half, [0], [(part.first, part.end) for part in parts], keep)
 

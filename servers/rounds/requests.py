@@ -403,37 +403,36 @@ class Requests:
         return Answer((self._status_of(entry) if entry else none).to_dict() | self._peer())
 
     def _status_of(self, entry: Entry) -> RoundStatus:
-        server_round = entry.server_round
-        engine = self._engines.of(server_round.cohort)
-        # The engine works for a live round: it fills the pools or runs the protocol.
-        busy = server_round.live
+        here, result = entry.server_round, entry.result
+        engine, (left_s, retry_in_s) = self._engines.of(here.cohort), self._rounds.waits(entry)
         return RoundStatus(
-            round=server_round.round_id,
-            cohort=server_round.cohort,
-            number=server_round.number,
-            state=server_round.state.value,
-            params=server_round.params.to_dict(),
-            reason=server_round.reason,
-            opened=server_round.opened,
-            start=server_round.asked.start,
-            clients=server_round.whereabouts(),
-            dealt=server_round.whereabouts_of_dealings(),
-            one_malicious_server=server_round.asked.one_malicious_server,
-            included=[server_round.names[key] for key in server_round.included],
-            groups=server_round.groups,
-            left_out=server_round.left_out,
-            attempt=server_round.attempt,
-            attempts_left=server_round.attempts_left,
-            retry_in_s=self._rounds.retry_in_s(entry),
-            phase=engine.phase if busy else "",
-            progress=list(engine.progress) if busy else [0, 0],
-            cost=dict(entry.result.cost) if entry.result else {},
-            outermost=entry.result.outermost if entry.result else 0,
-            unchanged_groups=list(entry.result.unchanged_groups) if entry.result else [],
-            coin=entry.result.coin if entry.result else "",
-            epsilon=told_epsilon(server_round.spent_after),
-            deviation=server_round.deviation,
-            deadline_in_s=self._rounds.left_s(entry),
+            round=here.round_id,
+            cohort=here.cohort,
+            number=here.number,
+            state=here.state.value,
+            params=here.params.to_dict(),
+            reason=here.reason,
+            opened=here.opened,
+            start=here.asked.start,
+            clients=here.whereabouts(),
+            dealt=here.whereabouts_of_dealings(),
+            one_malicious_server=here.asked.one_malicious_server,
+            included=[here.names[key] for key in here.included],
+            groups=here.groups,
+            left_out=here.left_out,
+            attempt=here.attempt,
+            attempts_left=here.attempts_left,
+            retry_in_s=retry_in_s,
+            # the engine works for a live round: it fills the pools or runs the protocol
+            phase=engine.phase if here.live else "",
+            progress=list(engine.progress) if here.live else [0, 0],
+            cost=dict(result.cost) if result else {},
+            outermost=result.outermost if result else 0,
+            unchanged_groups=list(result.unchanged_groups) if result else [],
+            coin=result.coin if result else "",
+            epsilon=told_epsilon(here.spent_after),
+            deviation=here.deviation,
+            deadline_in_s=left_s,
             stored_bytes=entry.spool.stored_bytes,
         )
 
@@ -659,9 +658,8 @@ class Requests:
 
         cohort = self._cohort(call)
         params = RoundParams.from_dict(self._with_keys(cohort, call.fields.params))
-        participants = self._keys(cohort, call.fields.participants, "participants")
-        opening = replace(call.fields, participants=list(participants.values()))
-        self._rounds.open(opening, params, call.arrays.get("model"), when_opened)
+        keys = self._keys(cohort, call.fields.participants, "participants").values()
+        self._rounds.open(call.fields, params, keys, call.arrays.get("model"), when_opened)
 
     def _with_keys(self, cohort: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return parameters with keys instead of clients' names in `weights` and `validator`."""

@@ -8,7 +8,7 @@ server) and `runner`, which feeds events to a round and does the actions of its 
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from securemedian.common.deviations import Deviation
@@ -132,14 +132,11 @@ class Rounds:
         latest = self.register.latest(cohort)
         return latest.server_round.params.dim if latest else 0
 
-    def left_s(self, entry: Entry) -> float:
-        server_round = entry.server_round
-        return server_round.deadline - self._clock() if server_round.state is State.OPEN else 0.0
-
-    def retry_in_s(self, entry: Entry) -> float:
-        """Return in how many seconds the next attempt may begin."""
-        server_round = entry.server_round
-        return max(0.0, server_round.retry_at - self._clock()) if server_round.live else 0.0
+    def waits(self, entry: Entry) -> tuple[float, float]:
+        """Return the seconds until an open round's deadline, and until its next attempt."""
+        here, now = entry.server_round, self._clock()
+        left_s = here.deadline - now if here.state is State.OPEN else 0.0
+        return left_s, max(0.0, here.retry_at - now) if here.live else 0.0
 
     def measure_link(self, told: Told) -> None:
         """Measure the link to S1. Raises what `PeerControl.measure` raises."""
@@ -151,11 +148,13 @@ class Rounds:
         self,
         opening: Opening,
         params: RoundParams,
+        participants: Iterable[str],
         model: Float32s | None,
         when_opened: WhenOpened,
     ) -> None:
         """Open a round of a cohort, at S0; `when_opened` is called once S1 has answered.
 
+        `params` and `participants` name clients by their public keys, and `opening` by name.
         A repeated `request` is answered with the round that the first one opened. Raises
         PeerUnavailable, ParametersDiffer or VersionsDiffer if S1 is not ready, RoundBusy if a round
         of the cohort is live, and InputError, ConfigError or ClientsDiffer if the round cannot be
@@ -188,7 +187,7 @@ class Rounds:
             start_over=opening.reset or (model is not None and not opening.keep_range),
             start=before.digest.hex(),
             cohort=cohort,
-            participants=sorted(set(opening.participants)),
+            participants=sorted(set(participants)),
             release=opening.release,
             spent=self.register.spent(cohort),
             one_malicious_server=self._config.bounded,

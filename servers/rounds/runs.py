@@ -47,8 +47,7 @@ class Opening:
     request: str = ""
     # the name of the cohort
     cohort: str = DEFAULT_COHORT
-    # the names of the clients that may take part, later their public keys; all of the cohort if it
-    # is empty
+    # the names of the clients that may take part; all of the cohort if it is empty
     participants: list[str] = field(default_factory=list)
     # whether other clients may take part than in an earlier attempt that may have opened values
     release: bool = False

@@ -9,20 +9,24 @@ A DaBit takes 1 OT and l bits on the wire. With the bits b of the sender and c o
 correlated OT of b gives r_0 + c b to the receiver and -r_0 to the sender. Then [b ^ c] = b + c - 2
 b c. The sender turns the random OT into it with the correction r_0 - r_1 + b. No other kind sends a
 message besides those of the extension.
+
+A random OT of ring elements (sender r_0, r_1; receiver c, r_c) becomes a correlated one with one
+short message each way (Beaver, CRYPTO 1995). For a choice x the receiver sends d = c ^ x, which is
+uniform. With r'_i = r_{i ^ d} it knows r'_x. The sender sends delta + r'_0 - r'_1 and keeps -r'_0;
+the receiver ends with r'_0 + x delta. These are additive shares of x delta.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
-from securemedian.mpc.arrays import Bits, Blocks, RingShare, UnpackedXorBits, Words, XorBits
+from securemedian.mpc.arrays import Bits, Blocks, Ring, RingShare, UnpackedXorBits, Words, XorBits
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.correlations.base import Ends, Half, Kind, PackedKind
-from securemedian.mpc.protocols.kernels import packing, tables
-from securemedian.mpc.protocols.ot import one_of_two
-from securemedian.mpc.protocols.ot.one_of_two import OtReceiver, OtSender
+from securemedian.mpc.protocols.kernels import tables
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,61 @@ class PlaneOts(PackedKind[tuple[Words, Words, Words, Words]]):
         return cast(tuple[Words, Words, Words, Words], whole)
 
 
+def _ring_keys(keys: Sequence[Blocks], bits: int) -> tuple[Ring, ...]:
+    """Return keys of OTs as elements of Z_2^bits."""
+    return tuple(ring.reduce(each[:, 0], bits) for each in keys)
+
+
+class _Once:
+    """A batch of correlations that refuses a second use."""
+
+    _used = False
+
+    def _use(self) -> None:
+        if self._used:
+            raise LocalProtocolError(
+                f"this {type(self).__name__} was used before: a correlation serves once"
+            )
+        self._used = True
+
+
+@dataclass
+class OtSender(_Once):
+    """Random OTs at the sender, which turns them into correlated ones."""
+
+    bits: int
+    keys0: Ring = field(repr=False)
+    keys1: Ring = field(repr=False)
+
+    def correlated(self, request: Words, deltas: Ring) -> tuple[Words, RingShare]:
+        """Return the reply, and the sender's share -r'_0 of x delta."""
+        self._use()
+        flip = ring.unpack(request, 1, self.keys0.size).astype(bool)
+        pad0 = np.where(flip, self.keys1, self.keys0)
+        pad1 = np.where(flip, self.keys0, self.keys1)
+        reply = ring.pack(ring.reduce(deltas + pad0 - pad1, self.bits), self.bits)
+        return reply, RingShare(ring.reduce(np.zeros_like(pad0) - pad0, self.bits))
+
+
+@dataclass
+class OtReceiver(_Once):
+    """Random OTs at the receiver: choices c and keys r_c."""
+
+    bits: int
+    choices: Bits = field(repr=False)
+    keys: Ring = field(repr=False)
+
+    def request(self, choices: Bits) -> Words:
+        """Return the request d = c ^ x, packed."""
+        self._use()
+        return ring.pack(self.choices ^ choices, 1)
+
+    def finish_correlated(self, choices: Bits, reply: Words) -> RingShare:
+        """Return the receiver's share r'_0 + x delta."""
+        product = self.keys + choices * ring.unpack(reply, self.bits, choices.size)
+        return RingShare(ring.reduce(product, self.bits))
+
+
 @dataclass(frozen=True)
 class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
     """Two keys over Z_2^bits at the sender, and a random one of them at the receiver."""
@@ -149,10 +208,11 @@ class RandomOts(Kind[tuple[OtSender, OtReceiver]]):
         return 2 * size, 1 + size
 
     def send(self, ends: Ends, items: int) -> Half:
-        return one_of_two.sender_keys(ends.sender, self.bits, items)
+        return _ring_keys(ends.sender.extend(items), self.bits)
 
     def receive(self, ends: Ends, items: int) -> Half:
-        return one_of_two.receiver_keys(ends.receiver, self.bits, items)
+        choices, keys = ends.receiver.extend(items)
+        return ring.unpack(choices, 1, items), *_ring_keys([keys], self.bits)
 
     def hand_out(self, party_id: int, sent: Half, received: Half) -> tuple[OtSender, OtReceiver]:
         return OtSender(self.bits, *sent), OtReceiver(self.bits, *received)
@@ -179,9 +239,7 @@ class Seeds(Kind[tuple[Blocks, Blocks, Bits, Blocks]]):
 
     def receive(self, ends: Ends, items: int) -> Half:
         choices, keys = ends.receiver.extend(items)
-        unpacked = np.empty(items, np.uint8)
-        packing.unpack_bits(choices, unpacked)
-        return unpacked, keys.T.copy()
+        return ring.unpack(choices, 1, items), keys.T.copy()
 
     def hand_out(
         self, party_id: int, sent: Half, received: Half
@@ -210,19 +268,19 @@ class DaBits(Kind[tuple[UnpackedXorBits, RingShare]]):
         return size, size
 
     def send(self, ends: Ends, items: int) -> Half:
-        return one_of_two.sender_keys(ends.sender, self.bits, items)
+        return _ring_keys(ends.sender.extend(items), self.bits)
 
     def correct(self, ends: Ends, half: Half) -> Half:
         keys0, keys1 = half
-        chosen = np.empty(keys0.size, np.uint8)
-        packing.unpack_bits(ends.randomness.words(keys0.size // 64), chosen)
+        chosen = ring.unpack(ends.randomness.words(keys0.size // 64), 1, keys0.size)
         correction = ring.reduce(keys0 - keys1 + chosen, self.bits)
         ends.channel.send("dabits", ring.pack(correction, self.bits))
         # b - 2 (-r_0)
         return chosen, ring.reduce(chosen + keys0 + keys0, self.bits)
 
     def receive(self, ends: Ends, items: int) -> Half:
-        return one_of_two.receiver_keys(ends.receiver, self.bits, items)
+        choices, keys = ends.receiver.extend(items)
+        return ring.unpack(choices, 1, items), *_ring_keys([keys], self.bits)
 
     def finish(self, ends: Ends, half: Half) -> Half:
         choices, keys = half

@@ -10,16 +10,12 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
-from securemedian.mpc.protocols.kernels.macs import FULL, plus, slots
+from securemedian.mpc.protocols.kernels.macs import slots
+from securemedian.mpc.protocols.kernels.packing import FULL, minus, plus
 
 # Elements that a loop works on while they are in the cache.
 BLOCK = 1 << 10
 RINGS = ("u1", "u2")
-
-
-@callee
-def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
-    return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
 
 
 @kernel(*(f"u8[2] {ring}[1] u8[1] i8 u8[2]!" for ring in RINGS))
@@ -63,8 +59,8 @@ def differences(
         size, first = min(BLOCK, out.shape[1] - begin), start + begin
         for i in range(size):
             twice = plus(lower[first + i], lower[first + i], tops)
-            d = _minus(halves[first + i], twice, tops)
-            plain[i], turned[i] = plus(d, ones, tops), _minus(d, delta, tops)
+            d = minus(halves[first + i], twice, tops)
+            plain[i], turned[i] = plus(d, ones, tops), minus(d, delta, tops)
         for p in range(out.shape[0]):
             done = 0
             while done < size:

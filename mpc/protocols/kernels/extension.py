@@ -11,6 +11,8 @@ import numpy as np
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.native.processor import MULTIPLIES
+from securemedian.mpc.protocols.kernels.native.weighing import weigh_row
 
 # Words of a row that are folded at once: all leaves of a tree stay in the first-level cache.
 _TILE = 256
@@ -186,41 +188,43 @@ def xor_constant(values: Words, constant: Words, out: Words) -> None:
         out[i, 1] = values[i, 1] ^ high
 
 
-@kernel("u8[2]! u8[2]")
-def xor_into(out: Words, values: Words) -> None:
-    """Set out ^= values, both (n, 2)."""
-    for i in range(out.shape[0]):
-        out[i, 0] ^= values[i, 0]
-        out[i, 1] ^= values[i, 1]
-
-
 @kernel("u8[3] u8[1] u8[2]!")
 def weigh(rows: Words, weights: Words, sums: Words) -> None:
     """Add to each row's sum the carry-less products of its words and their weights.
 
-    rows (s, r, w) are r rows that are cut into s strips of w words. The last strip is used as far
-    as there are `weights`. In sums (r, 2) the low word comes first. Memory is addressed by the
-    weights, which are public.
+    rows (s, r, w) are r rows that are cut into s strips of w words, an even number. The last strip
+    is used as far as there are `weights`. In sums (r, 2) the low word comes first.
     """
-    width, size = rows.shape[2], weights.size
+    width = rows.shape[2]
+    for strip in range(rows.shape[0]):
+        mine = weights[strip * width : (strip + 1) * width]
+        # one row after the other, as they lie in memory: that is what takes the time
+        for r in range(rows.shape[1]):
+            if MULTIPLIES:
+                weigh_row(rows[strip, r], mine.shape[0], mine, sums[r])
+            else:
+                weigh_row_by_table(rows[strip, r], mine, sums[r])
+
+
+@callee
+def weigh_row_by_table(row: Words, weights: Words, total: Words) -> None:
+    """Add the products of a row's first words and their weights to its sum (2,).
+
+    Memory is addressed by the weights, which are public.
+    """
     # the sums of the words whose weights have one value at one byte
-    sorted_ = np.empty((8, 256), np.uint64)
-    for r in range(rows.shape[1]):
-        sorted_[:] = 0
-        for first in range(0, size, width):
-            row = rows[first // width, r]
-            for i in range(min(width, size - first)):
-                word, weight = row[i], weights[first + i]
-                for byte in range(8):
-                    sorted_[byte, weight >> np.uint64(8 * byte) & np.uint64(255)] ^= word
+    sorted_ = np.zeros((8, 256), np.uint64)
+    for i in range(weights.shape[0]):
         for byte in range(8):
-            values = sorted_[byte]
-            for bit in range(7, -1, -1):
-                half, part = 1 << bit, np.uint64(0)
-                for i in range(half):
-                    part ^= values[half + i]
-                    values[i] ^= values[half + i]
-                place = np.uint64(8 * byte + bit)
-                sums[r, 0] ^= part << place
-                if place > 0:
-                    sums[r, 1] ^= part >> (np.uint64(64) - place)
+            sorted_[byte, weights[i] >> np.uint64(8 * byte) & np.uint64(255)] ^= row[i]
+    for byte in range(8):
+        values = sorted_[byte]
+        for bit in range(7, -1, -1):
+            half, part = 1 << bit, np.uint64(0)
+            for i in range(half):
+                part ^= values[half + i]
+                values[i] ^= values[half + i]
+            place = np.uint64(8 * byte + bit)
+            total[0] ^= part << place
+            if place > 0:
+                total[1] ^= part >> (np.uint64(64) - place)

@@ -1,5 +1,7 @@
 """The one way in which every kernel is compiled: serial, without the GIL, kept on disk.
 
+All that is taken from the inside of numba is taken here.
+
 A kernel names the types that it takes. It is compiled for all of them at once, and for no others:
 once it is compiled, another type is a TypeError.
 
@@ -22,6 +24,7 @@ from typing import IO, Any, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core import cgutils
 from numba.core.caching import (
     CompileResultCacheImpl,
     IndexDataCacheFile,
@@ -30,9 +33,10 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
 )
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.errors import TypingError as TypingError
+from numba.core.registry import cpu_target
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.kernels.native.processor import COMPILES
 
 try:
     import fcntl
@@ -53,8 +57,19 @@ class _Form(CompileResultCacheImpl):
 FORM: Any = _Form
 FILE: Any = IndexDataCacheFile
 CONFIG: Any = numba.config
+TOOLS: Any = cgutils
+# Whether kernels are compiled.
+COMPILES = not CONFIG.DISABLE_JIT
 # the dtypes of ring elements
 RINGS = ("u1", "u2", "u4", "u8")
+
+
+def features() -> frozenset[str]:
+    """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
+    triple, _, found = cpu_target.target_context.codegen().magic_tuple()
+    if not COMPILES or not triple.startswith("x86_64"):
+        return frozenset()
+    return frozenset(name[1:] for name in found.split(",") if name.startswith("+"))
 
 
 class Cache(NullCache):

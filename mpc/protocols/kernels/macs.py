@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.packing import FULL, plus
 
 # Bytes, or numbers, of a leaf that are folded at once, in whole AES blocks: sums of a tree stay in
 # the first-level cache.
@@ -21,7 +22,6 @@ _TILE = 1 << 11
 _COLUMNS = 1 << 10
 # Bytes of an AES block.
 _BLOCK = 16
-FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @kernel(*(f"{ring}[2] b1 {ring}[1]! {ring}[2]!" for ring in ("u1", "u2")))
@@ -128,12 +128,6 @@ def _add_where(words: Words, masks: Words, tops: np.uint64, out: Words) -> None:
 def slots(slot: int) -> np.uint64:
     """Return a word with 1 in each slot."""
     return FULL // (FULL >> np.uint64(64 - slot))
-
-
-@callee
-def plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
-    """Return the sums of slots whose top bits are `tops`: no carry leaves its slot."""
-    return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
 
 
 @kernel(*(f"{ring}[2] i8 u8[2]!" for ring in ("u1", "u2")))

@@ -11,11 +11,31 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 
+FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@callee
+def plus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
+    """Return a word's entries, whose top bits are `tops`, plus another's.
+
+    Top bits are added without their carry, so no carry leaves its entry.
+    """
+    return ((one & ~tops) + (other & ~tops)) ^ ((one ^ other) & tops)
+
+
+@callee
+def minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
+    """Return a word's entries minus another's.
+
+    Top bits are subtracted without their borrow, so no borrow leaves its entry.
+    """
+    return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
+
 
 @kernel(*(f"{ring}[1] i8 u8[1]!" for ring in RINGS))
 def pack_values(values: NDArray[Any], bits: int, words: Words) -> None:
     """Write the low `bits` bits (1..64) of each value into `words`, which must be zero before."""
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    mask = FULL >> np.uint64(64 - bits)
     position = 0
     for i in range(values.shape[0]):
         value = np.uint64(values[i]) & mask
@@ -30,7 +50,7 @@ def pack_values(values: NDArray[Any], bits: int, words: Words) -> None:
 @kernel(*(f"u8[1] i8 {ring}[1]!" for ring in RINGS))
 def unpack_values(words: Words, bits: int, values: NDArray[Any]) -> None:
     """Undo `pack_values`: fill `values` (any unsigned dtype that holds `bits` bits)."""
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - bits)
+    mask = FULL >> np.uint64(64 - bits)
     position = 0
     for i in range(values.shape[0]):
         word = position >> 6
@@ -155,26 +175,3 @@ def unpack_bits(words: Words, bits: NDArray[np.uint8]) -> None:
         word = words[i]
         for j in range(min(64, bits.shape[0] - 64 * i)):
             bits[64 * i + j] = (word >> np.uint64(j)) & np.uint64(1)
-
-
-@callee
-def gather(values: Words, bit: int) -> np.uint64:
-    """Return bit `bit` of each of 64 values, as one word.
-
-    The values stand side by side, so that all planes are taken from the registers.
-    """
-    word = np.uint64(0)
-    for j in range(64):
-        word |= ((values[j] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(j)
-    return word
-
-
-@kernel("u8[2] u8[2]!")
-def bit_planes(keys: Words, planes: Words) -> None:
-    """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
-    near = np.empty(64, np.uint64)
-    for i in range(planes.shape[1]):
-        for j in range(64):
-            near[j] = keys[64 * i + j, 0]
-        for k in range(planes.shape[0]):
-            planes[k, i] = gather(near, k)

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 from securemedian.mpc.protocols.kernels.native.processor import SLICES
-from securemedian.mpc.protocols.kernels.native.slicing import word_of_planes
-from securemedian.mpc.protocols.kernels.packing import gather
+from securemedian.mpc.protocols.kernels.native.slicing import word_of_key_planes, word_of_planes
+from securemedian.mpc.protocols.kernels.packing import FULL as FULL
 
-FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Words of a plane that are added at once: few enough for the first-level cache, in all planes.
 _TILE = 64
 
@@ -35,8 +34,29 @@ def split(values: NDArray[Any], planes: Words) -> None:
         if SLICES:
             word_of_planes(some, count, flat[i:], words)
         else:
-            for k in range(count):
-                planes[k, i] = gather(some, k)
+            gather(some, planes[:, i])
+
+
+@callee
+def gather(values: NDArray[Any], out: Words) -> None:
+    """Set out[k] to bit k of each of 64 values, as one word."""
+    for k in range(out.shape[0]):
+        word = np.uint64(0)
+        for j in range(64):
+            word |= ((values[j] >> np.uint64(k)) & np.uint64(1)) << np.uint64(j)
+        out[k] = word
+
+
+@kernel("u8[2] u8[2]!")
+def split_keys(keys: Words, planes: Words) -> None:
+    """Set bit j of planes[k, i] to bit k of keys[64 i + j, 0]."""
+    flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
+    for i in range(words):
+        if SLICES:
+            word_of_key_planes(flat[128 * i :], planes.shape[0], out[i:], words)
+        else:
+            # side by side, so that all planes are taken from the registers
+            gather(keys[64 * i : 64 * i + 64, 0].copy(), planes[:, i])
 
 
 @kernel(*(f"u8[2] {ring}[1]!" for ring in RINGS))

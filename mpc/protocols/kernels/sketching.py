@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import callee, kernel
-from securemedian.mpc.protocols.kernels.native.processor import COMPILES
+from securemedian.mpc.protocols.kernels.jit import COMPILES, callee, kernel
 from securemedian.mpc.protocols.kernels.native.signing import eight_rows
 
 # Coordinates per byte of R.

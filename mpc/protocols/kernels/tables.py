@@ -9,6 +9,7 @@ import numpy as np
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.packing import FULL
 
 # Words of a plane that are worked on at once.
 _TILE = 64
@@ -106,7 +107,7 @@ def reply_leaves(
                         one[i] ^= swap
                         other[i] ^= swap
         # 1{leaf = i}, of ever more bits of the leaf
-        same[0] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        same[0] = FULL
         for j in range(levels):
             bit = leaves[j, start:end]
             for low in range(1 << j):

@@ -20,8 +20,8 @@ from securemedian.mpc.protocols.kernels.jit import RINGS, callee, kernel
 from securemedian.mpc.protocols.kernels.native.dealt import unpack_vectors
 from securemedian.mpc.protocols.kernels.native.fetching import fetch, fetch_to_write
 from securemedian.mpc.protocols.kernels.native.processor import FETCHES, LINE
+from securemedian.mpc.protocols.kernels.packing import FULL, minus
 
-FULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 # Machine words of vectors.
 WORDS = ("u4", "u8")
 # Vectors that a loop works on while they are in the cache.
@@ -268,15 +268,6 @@ def _rotate(value: np.uint64, up: np.uint64, width: np.uint64) -> np.uint64:
 
 
 @callee
-def _minus(one: np.uint64, other: np.uint64, tops: np.uint64) -> np.uint64:
-    """Return a word's entries minus another's.
-
-    Top bits are subtracted without their borrow, so no borrow leaves its entry.
-    """
-    return ((one | tops) - (other & ~tops)) ^ ((one ^ ~other) & tops)
-
-
-@callee
 def turn(
     vectors: NDArray[Any], turns: NDArray[np.uint8], bits: int, per_word: int, out: NDArray[Any]
 ) -> None:
@@ -368,7 +359,7 @@ def _subtract(
         one, other = np.uint64(ones[i]), np.uint64(others[i])
         if negated:
             one, other = other, one
-        out[i] = _minus(one, other, tops)
+        out[i] = minus(one, other, tops)
 
 
 @callee
@@ -389,7 +380,7 @@ def _turn_and_subtract(
         one, other = _rotate(np.uint64(words[i]), up, width), np.uint64(others[i])
         if negated:
             one, other = other, one
-        out[i] = _minus(one, other, tops)
+        out[i] = minus(one, other, tops)
 
 
 @kernel(*(f"u8[1] u8[1] i8 i8 i8 {word}[2]!" for word in WORDS))

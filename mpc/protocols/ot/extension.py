@@ -21,8 +21,7 @@ import numpy as np
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.kernels import packing
-from securemedian.mpc.protocols.kernels.native import processor, slicing
+from securemedian.mpc.protocols.kernels import planes as kernels
 from securemedian.mpc.protocols.kernels.native.processor import LINE
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
@@ -157,9 +156,7 @@ def blocks_of(count: int) -> Iterator[slice]:
 def bit_planes(keys: Blocks, width: int) -> Words:
     """Return bits 0..`width`-1 of every key, packed: (width, len(keys) / 64)."""
     planes = np.empty((width, len(keys) // 64), np.uint64)
-    # whatever AES is used: there is none in it
-    kernels = slicing if processor.FEATURES else packing
-    kernels.bit_planes(keys, planes)
+    kernels.split_keys(keys, planes)
     return planes
 
 

@@ -57,7 +57,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Blocks, Words
-from securemedian.mpc.protocols.kernels import extension, lpn, packing
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.kernels import extension, lpn
 from securemedian.mpc.protocols.kernels.native import aes
 from securemedian.mpc.protocols.kernels.native import trees as native_trees
 from securemedian.mpc.protocols.ot.extension import (
@@ -355,9 +356,7 @@ class FerretReceiver(_Ferret, RandomOtReceiver):
         choices, rows = self._softspoken.correlate(count)
         blocks = np.empty((count, 2), np.uint64)
         extension.transpose_and_tweak(rows, np.uint64(0), np.uint64(0), blocks)
-        bits = np.empty(count, np.uint8)
-        packing.unpack_bits(choices, bits)
-        blocks[:, 0] = (blocks[:, 0] & ~np.uint64(1)) | bits
+        blocks[:, 0] = (blocks[:, 0] & ~np.uint64(1)) | ring.unpack(choices, 1, count)
         return blocks
 
     def make(self, grow: Grow, masks: Blocks, outputs: Blocks) -> None:

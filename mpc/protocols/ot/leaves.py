@@ -6,6 +6,7 @@ columns while its rows are in the cache.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from securemedian.mpc.arrays import Blocks, Words
 from securemedian.mpc.protocols.kernels import extension as kernels
 from securemedian.mpc.protocols.kernels.native import leaves as native
-from securemedian.mpc.protocols.kernels.native import weighing
 from securemedian.mpc.protocols.kernels.native.aes import round_keys
 from securemedian.mpc.protocols.kernels.native.emit import ROUNDS
 from securemedian.mpc.protocols.kernels.native.processor import use_native
@@ -35,6 +35,11 @@ class Rows:
     weights: Words | None = field(default=None, repr=False)
     sums: Words | None = field(default=None, repr=False)
 
+    def weigh(self) -> None:
+        """Add the rows, times their weights if there are any, to their sums."""
+        if self.weights is not None and self.sums is not None:
+            kernels.weigh(self.strips, self.weights, self.sums)
+
 
 @dataclass(frozen=True)
 class Tweaked:
@@ -45,19 +50,36 @@ class Tweaked:
     stream: np.uint64
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The arrays that a call writes besides rows, all of them made of the columns of the rows.
+
+    keys       (64 w, 2): the columns' hashes; a sender's come in pairs, the second with the hash
+               inputs' `difference`, as `Hash` makes them
+    columns    (64 w,): the low words of the columns
+    hashes     (64 w,): the low words of keys
+    planes     (l, w or more): the lowest bits of keys, in words `at` to `at` + w - 1 of bit planes
+    """
+
+    difference: Words | None = field(default=None, repr=False)
+    keys: Sequence[Blocks] = field(default=(), repr=False)
+    columns: Words | None = field(default=None, repr=False)
+    hashes: Sequence[Words] = field(default=(), repr=False)
+    at: int = 0
+    planes: Sequence[Words] = field(default=(), repr=False)
+
+
 class Leaves(ABC):
     """The streams of all leaves of one lane. Every call takes their next bits, w words of each.
 
     An end is the receiver's if it has `choices` (w,), which it writes along with its `corrections`
     (128/k - 1, w). It is the sender's if it has `masks` (128,), all ones for each bit of Delta that
-    is set. The sender misses the first leaf of each tree, and reads the corrections. A sender's
-    keys come in pairs, as `Hash` makes them with a `difference`. Fewer trees than 128/k have k rows
-    each.
+    is set. The sender misses the first leaf of each tree, and reads the corrections. Fewer trees
+    than 128/k have k rows each.
     """
 
     def __init__(self, trees: list[list[bytes]]) -> None:
-        self._scratch = Scratch()
-        self._rows = len(trees) * (len(trees[0]).bit_length() - 1)
+        self._row_count = len(trees) * (len(trees[0]).bit_length() - 1)
 
     @abstractmethod
     def rows(
@@ -67,87 +89,19 @@ class Leaves(ABC):
 
     @abstractmethod
     def strips(self, words: int) -> tuple[int, int, int]:
-        """Return the shape of the strips into which `keys` cuts rows of so many words."""
+        """Return the shape of the strips into which `make` cuts rows of so many words."""
 
-    def weigh(self, strips: Words, weights: Words, sums: Words) -> None:
-        """Add rows in strips, times weights, to their sums, as `extension.weigh` does."""
-        # whatever AES is used: there is none in it
-        (weighing if use_native(True) else kernels).weigh(strips, weights, sums)
-
-    def keys(
+    @abstractmethod
+    def make(
         self,
         tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        keys0: Blocks,
-        difference: Words | None = None,
-        keys1: Blocks | None = None,
+        wanted: Wanted,
     ) -> None:
-        """Write rows, and hash their columns: keys (64 w, 2)."""
-        here = self._strip(choices, masks, corrections, rows)
-        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
-
-    def low_words(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        out: Words,
-        difference: Words | None = None,
-        hashes0: Words | None = None,
-        hashes1: Words | None = None,
-    ) -> None:
-        """Write rows, and the low words of their columns: out (64 w,). So of hashes, if wanted."""
-        here = self._strip(choices, masks, corrections, rows)
-        kernels.low_words(here, out)
-        if hashes0 is None:
-            return
-        keys0, keys1 = (self._scratch.array(name, out.size, 2) for name in ("keys0", "keys1"))
-        tweaked.hash.columns(here, tweaked.index, tweaked.stream, keys0, difference, keys1)
-        for hashes, keys in ((hashes0, keys0), (hashes1, keys1)):
-            if hashes is not None:
-                hashes[:] = keys[:, 0]
-
-    def _strip(
-        self, choices: Words | None, masks: Words | None, corrections: Words, rows: Rows
-    ) -> Words:
-        """Write rows to the first strip, weigh what has to be weighed, and return it."""
-        here = rows.strips[0]
-        if choices is not None:
-            self._weigh(rows)
-        self.rows(choices, masks, corrections, here)
-        if masks is not None:
-            self._weigh(rows)
-        return here
-
-    def _weigh(self, rows: Rows) -> None:
-        if rows.weights is not None and rows.sums is not None:
-            self.weigh(rows.strips, rows.weights, rows.sums)
-
-    def planes(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        at: int,
-        planes0: Words,
-        difference: Words | None = None,
-        planes1: Words | None = None,
-    ) -> None:
-        """Do as `keys` does, and keep the lowest bits: words `at` to `at` + w - 1 of bit planes."""
-        words = corrections.shape[1]
-        keys0 = self._scratch.array("keys0", 64 * words, 2)
-        keys1 = None if planes1 is None else self._scratch.array("keys1", 64 * words, 2)
-        self.keys(tweaked, choices, masks, corrections, rows, keys0, difference, keys1)
-        for keys, planes in ((keys0, planes0), (keys1, planes1)):
-            if keys is not None and planes is not None:
-                planes[:, at : at + words] = bit_planes(keys, len(planes))
+        """Write rows and weigh them, and write what is wanted of their columns."""
 
 
 class PortableLeaves(Leaves):
@@ -155,6 +109,7 @@ class PortableLeaves(Leaves):
 
     def __init__(self, trees: list[list[bytes]], nonce: int) -> None:
         super().__init__(trees)
+        self._scratch = Scratch()
         self._trees = [
             [Stream(leaf, nonce=nonce) if leaf else None for leaf in tree] for tree in trees
         ]
@@ -181,7 +136,38 @@ class PortableLeaves(Leaves):
                 np.bitwise_xor(leaves[0], choices, out=corrections[block - 1])
 
     def strips(self, words: int) -> tuple[int, int, int]:
-        return 1, self._rows, words
+        return 1, self._row_count, words
+
+    def make(
+        self,
+        tweaked: Tweaked,
+        choices: Words | None,
+        masks: Words | None,
+        corrections: Words,
+        rows: Rows,
+        wanted: Wanted,
+    ) -> None:
+        here = rows.strips[0]
+        if choices is not None:
+            rows.weigh()
+        self.rows(choices, masks, corrections, here)
+        if masks is not None:
+            rows.weigh()
+        if wanted.columns is not None:
+            kernels.low_words(here, wanted.columns)
+        outputs, words = len(wanted.keys or wanted.hashes or wanted.planes), here.shape[1]
+        if not outputs:
+            return
+        keys = wanted.keys or [
+            self._scratch.array(f"keys{i}", 64 * words, 2) for i in range(outputs)
+        ]
+        second = keys[1] if outputs == 2 else None
+        given = here, tweaked.index, tweaked.stream, keys[0], wanted.difference, second
+        tweaked.hash.columns(*given)
+        for key, low in zip(keys, wanted.hashes, strict=False):
+            low[:] = key[:, 0]
+        for key, planes in zip(keys, wanted.planes, strict=False):
+            planes[:, wanted.at : wanted.at + words] = bit_planes(key, len(planes))
 
 
 class NativeLeaves(Leaves):
@@ -199,79 +185,67 @@ class NativeLeaves(Leaves):
     def rows(
         self, choices: Words | None, masks: Words | None, corrections: Words, rows: Words
     ) -> None:
-        given = *self._next(rows.shape[1]), choices, masks, corrections
-        here, weights, sums = _weighed(Rows(rows[None]), rows.shape[1])
-        native.expand(*given, here[0], weights, sums)
+        self._expand(choices, masks, corrections, Rows(rows[None]), None, Wanted())
 
     def strips(self, words: int) -> tuple[int, int, int]:
-        return -(-words // native.STRIP), self._rows, native.STRIP
+        return -(-words // native.STRIP), self._row_count, native.STRIP
 
-    def keys(
+    def make(
         self,
         tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        keys0: Blocks,
-        difference: Words | None = None,
-        keys1: Blocks | None = None,
+        wanted: Wanted,
     ) -> None:
-        given = *self._next(corrections.shape[1]), choices, masks, corrections
-        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
-        native.expand_to_keys(*given, *kept, *hashing, difference, keys0, keys1)
+        self._expand(choices, masks, corrections, rows, tweaked, wanted)
 
-    def planes(
+    def _expand(
         self,
-        tweaked: Tweaked,
         choices: Words | None,
         masks: Words | None,
         corrections: Words,
         rows: Rows,
-        at: int,
-        planes0: Words,
-        difference: Words | None = None,
-        planes1: Words | None = None,
+        tweaked: Tweaked | None,
+        wanted: Wanted,
     ) -> None:
-        given = *self._next(corrections.shape[1]), choices, masks, corrections
-        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
-        native.expand_to_planes(*given, *kept, *hashing, at, difference, planes0, planes1)
-
-    def low_words(
-        self,
-        tweaked: Tweaked,
-        choices: Words | None,
-        masks: Words | None,
-        corrections: Words,
-        rows: Rows,
-        out: Words,
-        difference: Words | None = None,
-        hashes0: Words | None = None,
-        hashes1: Words | None = None,
-    ) -> None:
-        given = *self._next(corrections.shape[1]), choices, masks, corrections
-        kept, hashing = _weighed(rows, corrections.shape[1]), self._hashing(tweaked)
-        native.expand_to_words(*given, *kept, *hashing, difference, out, hashes0, hashes1)
-
-    def _next(self, words: int) -> tuple[Words, np.uint64, np.uint64]:
-        """Return the round keys, the nonce and the first block of the next `words` words."""
         first = np.uint64(self._used)
-        self._used += words // BLOCK_WORDS
-        return self._round_keys, self._nonce, first
+        self._used += corrections.shape[1] // BLOCK_WORDS
+        keys, difference, tweak = None, None, (np.uint64(0), np.uint64(0))
+        if tweaked is not None and (wanted.keys or wanted.hashes or wanted.planes):
+            keys, difference = tweaked.hash.round_keys, wanted.difference
+            assert keys is not None, "both take the processor's own AES, or neither"
+            tweak = np.uint64(tweaked.index), tweaked.stream
+        weights, sums = rows.weights, rows.sums
+        if weights is None or sums is None:
+            weights = np.zeros(corrections.shape[1], np.uint64)
+            sums = np.zeros((rows.strips.shape[1], 2), np.uint64)
+        native.expand(
+            self._round_keys,
+            self._nonce,
+            first,
+            choices,
+            masks,
+            corrections,
+            rows.strips,
+            weights,
+            sums,
+            *tweak,
+            keys,
+            difference,
+            *_two(wanted.keys),
+            wanted.columns,
+            *_two(wanted.hashes),
+            wanted.at,
+            *_two(wanted.planes),
+        )
 
-    def _hashing(self, tweaked: Tweaked) -> tuple[np.uint64, np.uint64, Words]:
-        """Return a tweak and the hash's round keys."""
-        keys = tweaked.hash.round_keys
-        assert keys is not None, "both take the processor's own AES, or neither"
-        return np.uint64(tweaked.index), tweaked.stream, keys
 
-
-def _weighed(rows: Rows, words: int) -> tuple[Words, Words, Words]:
-    """Return what kernels take for rows of so many words: with weights of 0 if there are none."""
-    if rows.weights is None or rows.sums is None:
-        sums = np.zeros((rows.strips.shape[1], 2), np.uint64)
-        return rows.strips, np.zeros(words, np.uint64), sums
-    return rows.strips, rows.weights, rows.sums
+def _two(arrays: Sequence[Words]) -> tuple[Words | None, Words | None]:
+    """Return one array or two as kernels take them: None stands for one that is not there."""
+    first, second, *_ = *arrays, None, None
+    return first, second
 
 
 def expander(trees: list[list[bytes]], nonce: int, native_aes: bool) -> Leaves:

@@ -53,7 +53,7 @@ from securemedian.mpc.protocols.ot.extension import (
     checked_block,
 )
 from securemedian.mpc.protocols.ot.hash import Hash
-from securemedian.mpc.protocols.ot.leaves import Rows, Tweaked, expander
+from securemedian.mpc.protocols.ot.leaves import Rows, Tweaked, Wanted, expander
 from securemedian.mpc.protocols.prg import SEED_BYTES, Stream
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
 
@@ -138,7 +138,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         choices = self._scratch.array("choices", checked_block(count) // 64)
         keys, corrections = self._scratch.array("keys", count, 2), self._corrections(count)
         number, rows = self._rows(count)
-        self._leaves.keys(self._tweaked(), choices, None, corrections, rows, keys)
+        wanted = Wanted(keys=[keys])
+        self._leaves.make(self._tweaked(), choices, None, corrections, rows, wanted)
         self._sent(corrections, _Kept(choices.copy(), rows.strips, number))
         return choices, keys
 
@@ -149,7 +150,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
             mine = choices[words]
             corrections = self._corrections(64 * mine.size)
             number, rows = self._rows(64 * mine.size)
-            self._leaves.planes(self._tweaked(), mine, None, corrections, rows, words.start, planes)
+            wanted = Wanted(at=words.start, planes=[planes])
+            self._leaves.make(self._tweaked(), mine, None, corrections, rows, wanted)
             # a view of what is new in each call
             self._sent(corrections, _Kept(mine, rows.strips, number))
         return choices, planes
@@ -170,8 +172,8 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         count = checked_block(len(out))
         choices, corrections = np.empty(count // 64, np.uint64), self._corrections(count)
         number, rows = self._rows(count)
-        given = self._tweaked(), choices, None, corrections, rows, out
-        self._leaves.low_words(*given, None, hashes)
+        wanted = Wanted(columns=out, hashes=[] if hashes is None else [hashes])
+        self._leaves.make(self._tweaked(), choices, None, corrections, rows, wanted)
         self._sent(corrections, _Kept(choices, rows.strips, number))
         return choices
 
@@ -215,14 +217,14 @@ class SoftSpokenReceiver(_SoftSpoken, RandomOtReceiver):
         self._weighing.begin(seed.tobytes())
         for kept in self._portion:
             weights = self._weighing.coefficients(kept.choices.size, kept.number == _ALONE)
-            self._leaves.weigh(kept.choices.reshape(1, 1, -1), weights, self._weighing.choices)
+            Rows(kept.choices.reshape(1, 1, -1), weights, self._weighing.choices).weigh()
             self._weighted.append((kept, weights))
         self._portion.clear()
 
     def _weigh_rest(self, weighing: Weighing) -> None:
         """Weigh the rows whose memory no call has taken."""
         for kept, weights in self._weighted:
-            self._leaves.weigh(kept.strips, weights, weighing.rows)
+            Rows(kept.strips, weights, weighing.rows).weigh()
         self._weighted.clear()
 
     def prove(self) -> None:
@@ -283,7 +285,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         corrections = self._corrections(count)
         keys0, keys1 = (self._scratch.array(name, count, 2) for name in ("keys0", "keys1"))
         given = self._tweaked(), None, self._masks, corrections, self._rows(count)
-        self._leaves.keys(*given, keys0, self.sigma_delta, keys1)
+        self._leaves.make(*given, Wanted(self.sigma_delta, keys=[keys0, keys1]))
         self.index += count
         return keys0, keys1
 
@@ -292,7 +294,8 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         for words in blocks_of(count):
             ots = 64 * (words.stop - words.start)
             given = self._tweaked(), None, self._masks, self._corrections(ots), self._rows(ots)
-            self._leaves.planes(*given, words.start, planes0, self.sigma_delta, planes1)
+            wanted = Wanted(self.sigma_delta, at=words.start, planes=[planes0, planes1])
+            self._leaves.make(*given, wanted)
             self.index += ots
         return planes0, planes1
 
@@ -312,7 +315,8 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
         """
         count = checked_block(len(out))
         given = self._tweaked(), None, self._masks, self._corrections(count), self._rows(count)
-        self._leaves.low_words(*given, out, self.sigma_delta, hashes0, hashes1)
+        hashes = [each for each in (hashes0, hashes1) if each is not None]
+        self._leaves.make(*given, Wanted(self.sigma_delta, columns=out, hashes=hashes))
         self.index += count
 
     def _rows(self, count: int) -> Rows:
@@ -332,7 +336,7 @@ class SoftSpokenSender(_SoftSpoken, RandomOtSender):
             return
         if weighing.portions == 1:
             rows, weights = self.correlate(ALIGN), weighing.coefficients(ALIGN // 64, True)
-            self._leaves.weigh(rows[None], weights, weighing.rows)
+            Rows(rows[None], weights, weighing.rows).weigh()
         self._channel.send("ot.challenge", np.frombuffer(weighing.seed, np.uint8))
         weighing.end()
 

@@ -144,7 +144,7 @@ class Adapting(Protocol):
 class Noise:
     """The noise of a result; by default there is none."""
 
-    # what a result costs each client (`privacy`)
+    # the cost of a result for each client (`privacy`)
     rho: float = math.inf
     # the standard deviation in each number of the result, times the clients
     deviation: float = 0.0
@@ -225,7 +225,7 @@ class Form:
     tosses: bool = False
     # whether the servers prove the result to each other before they sign it
     audited: bool = False
-    # of what clients deal ahead of their uploads
+    # the shape of dealings, which clients send ahead of their uploads
     dealing: Dealing | None = None
     # the check of whole uploads, whose verdicts are a bit per client
     check: Survey | None = None
@@ -233,7 +233,7 @@ class Form:
     values: ValueCheck | None = None
     # why a client whose upload fails either is left out
     fault: str = "a value of its update is out of range"
-    # what `compute` needs of all coordinates
+    # the survey of all coordinates that `compute` needs
     survey: Survey | None = None
 
     @property
@@ -327,7 +327,8 @@ class Chunk:
         if len(dealt) < len(self.uploads):
             raise LocalProtocolError("a round of dealt uploads was given one that was not dealt")
         with party.reading_uploads():
-            return dealing.counts(party.number, dealt, self.weights, bits, self.begin, self.end)
+            given = party.number, dealt, self.weights, bits, self.begin, self.end
+            return dealing.histogram(*given, cumulative=True)
 
     def rows(self, party: Party) -> RingShare:
         """Return this party's additive shares of uploads of one row each, shape (n, dim)."""

@@ -210,7 +210,7 @@ class Bucketed(Grouped, Counting):
         found = median(party, RingShare(side_by_side), chunk.total, bits, self.schedule, rank=0)
         results = found.reshape(self.groups, chunk.dim)
         results[~enough] = self.buckets
-        return PublicValues(results)
+        return _buckets(results)
 
     def _sums(self, party: Party, chunk: Chunk, bits: int) -> Ring:
         """Return shares of H(-1) = 0, H(0), .., H(k b - 1) = n, shape (k b + 1, dim)."""
@@ -270,7 +270,7 @@ def median(
     # H - k: only one party takes k off its share
     rank = rank if party.number == 0 else 0
     find = _scan if schedule == "scan" else _bisect
-    return PublicValues(find(party, counts, rank, bits))
+    return _buckets(find(party, counts, rank, bits))
 
 
 def _reached(party: Party, centred: RingShare, bits: int) -> PublicBits:
@@ -302,6 +302,11 @@ def _bisect(party: Party, counts: RingShare, rank: int, bits: int) -> NDArray[np
         reached = _reached(party, RingShare(compared), bits)
         searching.go_up(reached, 1 << step, thresholds, found)
     return found
+
+
+def _buckets(found: NDArray[np.uint16]) -> PublicValues:
+    """Return bucket indices that opened bits gave, as opened values."""
+    return PublicValues(found)
 
 
 def steps(buckets: int) -> int:

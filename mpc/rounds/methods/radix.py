@@ -418,15 +418,28 @@ def _select_together(
     """Return the elements of ranks that share their OTs, from `zeros` as `Selection` takes them."""
     words = words_of(dim)
     selection = Selection(party, zeros, words, bits, ranks, weights)
-    # bit planes of the results
-    found = PublicWords(np.zeros((len(zeros), len(ranks), words), np.uint64))
-    # above the first bit stand 1s, which rule nobody out
-    opened = PublicWords(np.full((len(ranks), words), kernels.FULL))
+    found = _unknown(len(zeros), len(ranks), words)
+    opened = _nothing_opened(len(ranks), words)
     for bit in reversed(range(len(zeros))):
         signs = compare.msb_of_planes(party, selection.reached(bit, opened))
         opened = open_rows(party, XorBits(signs.reshape(-1, words)), dim)
         found[bit] = opened
-    results = [PublicValues(np.empty(dim, ring.dtype(len(found)))) for _ in ranks]
+    return _elements(found, dim)
+
+
+def _unknown(width: int, ranks: int, words: int) -> PublicWords:
+    """Return bit planes of results (width, ranks, words), of which no bit is known yet."""
+    return PublicWords(np.zeros((width, ranks, words), np.uint64))
+
+
+def _nothing_opened(ranks: int, words: int) -> PublicWords:
+    """Return what stands for the bits above the first (ranks, words): 1s, which rule nobody out."""
+    return PublicWords(np.full((ranks, words), kernels.FULL))
+
+
+def _elements(found: PublicWords, dim: int) -> list[PublicValues]:
+    """Return the words (dim,) of each rank, of their bit planes (width, ranks, words)."""
+    results = [PublicValues(np.empty(dim, ring.dtype(len(found)))) for _ in found[0]]
     for rank, values in enumerate(results):
         kernels.join(np.ascontiguousarray(found[:, rank]), values)
     return results

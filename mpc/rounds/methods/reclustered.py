@@ -161,6 +161,10 @@ class Reclustered(Clustered, SizedFixedPoint):
             ends = self._dropped(len(flat))
             found = trimmed_mean.kept_sum(party, flat, bits, ends, self.batch_limit(chunk))
         opened: PublicValues = open_ring(party, summed(found, self.reclusterings), bits)
+        return self._rescaled(opened, bits, clients)
+
+    def _rescaled(self, opened: PublicValues, bits: int, clients: int) -> PublicValues:
+        """Return opened sums of aggregates, `_scaled`."""
         return PublicValues(ring.reduce(self._scaled(ring.signed(opened, bits), clients), bits))
 
     def _scaled(self, opened: NDArray[np.int64], clients: int) -> NDArray[np.int64]:

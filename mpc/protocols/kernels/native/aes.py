@@ -6,17 +6,16 @@ from llvmlite import ir
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
+    I64,
     KEY_WORDS,
     ROUND_CONSTANTS,
     ROUNDS,
     Vectors,
     inline,
     offset,
+    tiles,
 )
-from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, VECTOR
-
-# Words that are made at once.
-_TILE = ABREAST * VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import ABREAST
 
 
 def _emit_schedule(builder: ir.IRBuilder, key: ir.Value, out: ir.Value) -> None:
@@ -52,20 +51,17 @@ def _emit_stream(
     keys: ir.Value,
     nonce: ir.Value,
     counter: ir.Value,
+    blocks: ir.Value,
     out: ir.Value,
-    *,
-    lanes: int,
-    abreast: int,
 ) -> None:
-    """Write `abreast` vectors of the stream under one key."""
-    v = Vectors(builder, lanes)
-    v.stores(v.encrypt(v.counters(nonce, counter, abreast), keys), out)
+    """Write so many blocks of the stream under one key."""
+    b = builder
+    for v, abreast, block in tiles(b, blocks, ABREAST):
+        found = v.encrypt(v.counters(nonce, b.add(counter, block), abreast), keys)
+        v.stores(found, offset(b, out, b.shl(block, ir.Constant(I64, 1))))
 
 
-_stream_tile, _stream_block = (
-    inline(_emit_stream, 4, lanes=lanes, abreast=abreast)
-    for lanes, abreast in ((LANES, ABREAST), (1, 1))
-)
+_stream = inline(_emit_stream, 5)
 
 
 @kernel("u8[1] u8 u8 u8[1]!")
@@ -73,13 +69,8 @@ def stream(key: Words, nonce: np.uint64, counter: np.uint64, out: Words) -> None
     """Write the stream of an AES key (2,) from block number `counter` on."""
     keys, block = np.empty(KEY_WORDS, np.uint64), np.empty(2, np.uint64)
     _schedule(key, keys)
-    start, count = 0, out.shape[0]
-    while start + _TILE <= count:
-        _stream_tile(keys, nonce, counter + np.uint64(start // 2), out[start:])
-        start += _TILE
-    while start < count:
-        _stream_block(keys, nonce, counter + np.uint64(start // 2), block)
-        # the last block may be wanted in half
-        for i in range(min(2, count - start)):
-            out[start + i] = block[i]
-        start += 2
+    whole = out.shape[0] // 2
+    _stream(keys, nonce, counter, whole, out)
+    if out.shape[0] > 2 * whole:
+        _stream(keys, nonce, counter + np.uint64(whole), 1, block)
+        out[2 * whole] = block[0]

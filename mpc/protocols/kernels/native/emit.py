@@ -11,10 +11,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, errors
 from numba.extending import intrinsic
 
-from securemedian.mpc.protocols.kernels.native.processor import GFNI
+from securemedian.mpc.protocols.kernels.jit import TOOLS, TypingError
+from securemedian.mpc.protocols.kernels.native.processor import GFNI, LANES
 
 # AES-128's constants of the key schedule, one per round (FIPS 197).
 ROUND_CONSTANTS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)
@@ -23,8 +23,6 @@ ROUNDS = len(ROUND_CONSTANTS)
 KEY_WORDS = 2 * (ROUNDS + 1)
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-# numba's own helpers have no types
-_TOOLS: Any = cgutils
 
 
 class Vectors:
@@ -39,7 +37,7 @@ class Vectors:
         """Call an instruction, by LLVM's name."""
         signature = ir.FunctionType(kind, [argument.type for argument in arguments])
         module = self.builder.module
-        function = _TOOLS.get_or_insert_function(module, signature, name)
+        function = TOOLS.get_or_insert_function(module, signature, name)
         return self.builder.call(function, arguments)
 
     @property
@@ -65,7 +63,7 @@ class Vectors:
 
     def memory(self, vectors: int) -> ir.Value:
         """Return the address of memory: registers, if every access is at a fixed place."""
-        found = _TOOLS.alloca_once(self.builder, self.words, size=vectors)
+        found = TOOLS.alloca_once(self.builder, self.words, size=vectors)
         return self.builder.bitcast(found, I64.as_pointer())
 
     def constant(self, words: Sequence[int]) -> ir.Value:
@@ -316,10 +314,27 @@ def bits_at(builder: ir.IRBuilder, octets: ir.Value, k: ir.Value) -> ir.Value:
 @contextmanager
 def loop(builder: ir.IRBuilder, stop: ir.Value, start: int = 0) -> Iterator[ir.Value]:
     """Emit a loop with a counter from `start` to below `stop`."""
-    with _TOOLS.for_range_slice(
+    with TOOLS.for_range_slice(
         builder, ir.Constant(I64, start), stop, ir.Constant(I64, 1), I64
     ) as (counter, _):
         yield counter
+
+
+def tiles(
+    builder: ir.IRBuilder, blocks: ir.Value, abreast: int = 1
+) -> Iterator[tuple[Vectors, int, ir.Value]]:
+    """Emit loops over blocks of 128 bits: over tiles of `abreast` vectors, and then block by block.
+
+    The caller writes the body of each loop, with its vectors, how many they are, and the number of
+    the first block.
+    """
+    done: ir.Value = ir.Constant(I64, 0)
+    for lanes, vectors in dict.fromkeys(((LANES, abreast), (1, 1))):
+        size = ir.Constant(I64, lanes * vectors)
+        count = builder.udiv(builder.sub(blocks, done), size)
+        with loop(builder, count) as i:
+            yield Vectors(builder, lanes), vectors, builder.add(done, builder.mul(i, size))
+        done = builder.add(done, builder.mul(count, size))
 
 
 def inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
@@ -345,9 +360,9 @@ def inline(emit: Callable[..., None], count: int, **fixed: Any) -> Any:
     def typing(_: Any, *given: Any) -> Any:
         arrays = [kind for kind in given if isinstance(kind, types.Array)]
         if any(kind.layout != "C" for kind in arrays):
-            raise errors.TypingError(f"{emit.__name__} takes contiguous arrays, not {given}")
+            raise TypingError(f"{emit.__name__} takes contiguous arrays, not {given}")
         if any(isinstance(kind, types.Optional) for kind in given):
-            raise errors.TypingError(f"{emit.__name__} takes arrays or None, known before it runs")
+            raise TypingError(f"{emit.__name__} takes arrays or None, known before it runs")
         kept = (*arrays, types.none)
         kinds = [kind if kind in kept else types.uint64 for kind in given]
         return types.void(*kinds), generate

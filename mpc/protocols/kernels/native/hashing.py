@@ -2,15 +2,19 @@
 
 A sender hashes each input twice, the second time with a difference (2,) of hash inputs, and has two
 outputs. A receiver has no difference and no second output: both are None.
+
+Columns are those of `words` words of rows that are `stride` words apart. Column i, and block i, is
+hashed under the tweak (index + i, stream).
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
 from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import callee, kernel
+from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I32,
     I64,
@@ -19,10 +23,10 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     inline,
     loop,
     offset,
+    tiles,
 )
 from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
-from securemedian.mpc.protocols.kernels.native.optional import after
-from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LANES, LINE, VECTOR
+from securemedian.mpc.protocols.kernels.native.processor import GFNI, HASHED, LINE
 
 # `Vectors.transposed` leaves column t * _STEP + i * _APART of a lane in byte i of vector t.
 _STEP, _APART = (16, 1) if GFNI else (1, 8)
@@ -70,28 +74,23 @@ def _write_hashes(
     v: Vectors,
     blocks: list[ir.Value],
     order: list[list[int]],
-    at: ir.Value,
-    index: ir.Value,
-    stream: ir.Value,
+    first: ir.Value,
     keys: ir.Value,
     difference: ir.Value | None,
     outs: list[ir.Value],
 ) -> None:
-    """Write the hashes of blocks under tweaks (index + place, stream), each to its place.
+    """Write the hashes of blocks whose tweaks are `first` + place, each to its place.
 
-    The place of lane l of vector i is at + order[i][l].
+    The place of lane l of vector i is order[i][l].
     """
-    b = v.builder
-    first = v.fill(b.add(index, at), stream)
     for some, hashed in emit_hashes(v, blocks, order, first, difference, keys):
         for number, vector in enumerate(hashed):
-            places = some[number % len(some)]
-            start = offset(b, outs[number // len(some)], b.mul(at, ir.Constant(I64, 2)))
+            places, out = some[number % len(some)], outs[number // len(some)]
             if places == list(range(places[0], places[0] + v.lanes)):
-                v.store(vector, offset(b, start, 2 * places[0]))
+                v.store(vector, offset(v.builder, out, 2 * places[0]))
             else:
                 for lane, place in enumerate(places):
-                    v.store(v.lane(vector, lane), offset(b, start, 2 * place))
+                    v.store(v.lane(vector, lane), offset(v.builder, out, 2 * place))
 
 
 def _columns(v: Vectors, rows: ir.Value, stride: ir.Value) -> Callable[[ir.Value], list[ir.Value]]:
@@ -145,104 +144,132 @@ def _write_columns(v: Vectors, pairs: list[ir.Value], t: ir.Value, out: ir.Value
             b.store(b.extract_element(vector, ir.Constant(I32, at)), offset(b, begin, place))
 
 
-def _emit_transpose(
-    builder: ir.IRBuilder, rows: ir.Value, stride: ir.Value, out: ir.Value, *, lanes: int
-) -> None:
-    """Write the columns of a vector of 64 rows, one word each."""
-    b, v = builder, Vectors(builder, lanes)
-    tile = v.memory(64)
+def _times(builder: ir.IRBuilder, value: ir.Value, by: int) -> ir.Value:
+    return builder.mul(value, ir.Constant(I64, by))
 
-    def slot(t: ir.Value, group: ir.Value) -> ir.Value:
-        at = b.add(b.mul(t, ir.Constant(I64, 8)), group)
-        return offset(b, tile, b.mul(at, ir.Constant(I64, 2 * v.lanes)))
 
-    with loop(b, ir.Constant(I64, 8)) as group:
-        first = offset(b, rows, b.mul(b.mul(group, ir.Constant(I64, 8)), stride))
-        eight = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
-        for t, vector in enumerate(v.transposed(eight)):
-            v.store(vector, slot(ir.Constant(I64, t), group))
-    with loop(b, ir.Constant(I64, 8)) as t:
-        vectors = [v.load(slot(t, ir.Constant(I64, group))) for group in range(8)]
-        found = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
-        _write_columns(v, [b.bitcast(vector, v.words) for vector in found], t, out)
+def _tiles_of_columns(
+    builder: ir.IRBuilder,
+    rows: ir.Value,
+    words: ir.Value,
+    index: ir.Value,
+    difference: ir.Value | None,
+) -> Iterator[tuple[Vectors, ir.Value, ir.Value, ir.Value, Any]]:
+    """Emit loops over tiles of columns, whose bodies the caller writes.
+
+    Each has its vectors, the address of its rows, the number of its first column, the index of that
+    one, and the difference in all lanes.
+    """
+    b = builder
+    for v, _, block in tiles(b, b.lshr(words, ir.Constant(I64, 1))):
+        first = _times(b, block, 128)
+        apart = None if difference is None else v.broadcast(difference)
+        yield v, offset(b, rows, _times(b, block, 2)), first, b.add(index, first), apart
+
+
+def _outs(out0: ir.Value, out1: ir.Value | None) -> list[ir.Value]:
+    return [out0] if out1 is None else [out0, out1]
+
+
+def _first_tweak(v: Vectors, index: ir.Value, t: ir.Value, stream: ir.Value) -> ir.Value:
+    """Return the tweak that those of the columns from t * _STEP on are counted from."""
+    return v.fill(v.builder.add(index, _times(v.builder, t, _STEP)), stream)
 
 
 def _hashed(
     v: Vectors,
-    columns: Callable[[ir.Value], list[ir.Value]],
-    t: ir.Value,
-    index: ir.Value,
-    stream: ir.Value,
+    columns: list[ir.Value],
+    first: ir.Value,
     keys: ir.Value,
     difference: ir.Value | None,
 ) -> list[list[ir.Value]]:
     """Return the hashes of `_columns`, and with a difference those with it: 16 vectors each."""
-    b = v.builder
-    first = v.fill(b.add(index, b.mul(t, ir.Constant(I64, _STEP))), stream)
     hashes: list[list[ir.Value]] = [[] for _ in range(1 if difference is None else 2)]
-    for some, hashed in emit_hashes(v, columns(t), _sixteen(v.lanes), first, difference, keys):
+    for some, hashed in emit_hashes(v, columns, _sixteen(v.lanes), first, difference, keys):
         for number, vector in enumerate(hashed):
             hashes[number // len(some)].append(vector)
     return hashes
 
 
-def _emit_low_hashes(
+def _write_low_columns(v: Vectors, rows: ir.Value, stride: ir.Value, out: ir.Value) -> None:
+    """Transpose a vector of 64 rows, and write its columns, one word each."""
+    b, eight, tile = v.builder, ir.Constant(I64, 8), v.memory(64)
+    with loop(b, eight) as group:
+        first = offset(b, rows, b.mul(b.mul(group, eight), stride))
+        those = [v.load(offset(b, first, b.mul(stride, ir.Constant(I64, row)))) for row in range(8)]
+        for t, vector in enumerate(v.transposed(those)):
+            at = b.add(ir.Constant(I64, 8 * t), group)
+            v.store(vector, offset(b, tile, _times(b, at, 2 * v.lanes)))
+    with loop(b, eight) as t:
+        vectors = v.loads(offset(b, tile, _times(b, t, 16 * v.lanes)), 8)
+        found = v.interleave([b.bitcast(vector, v.bytes) for vector in vectors])
+        _write_columns(v, [b.bitcast(vector, v.words) for vector in found], t, out)
+
+
+def _emit_low_words(
     builder: ir.IRBuilder,
     rows: ir.Value,
     stride: ir.Value,
+    words: ir.Value,
     index: ir.Value,
     stream: ir.Value,
-    keys: ir.Value,
+    keys: ir.Value | None,
     difference: ir.Value | None,
-    out0: ir.Value,
+    out: ir.Value,
+    out0: ir.Value | None,
     out1: ir.Value | None,
-    *,
-    lanes: int,
 ) -> None:
-    """Hash columns as `_emit_columns` does, and write the low word of each hash."""
-    v = Vectors(builder, lanes)
-    columns = _columns(v, rows, stride)
-    outs = [out0] if out1 is None else [out0, out1]
-    apart = None if difference is None else v.broadcast(difference)
-    with loop(builder, ir.Constant(I64, 8)) as t:
-        hashes = _hashed(v, columns, t, index, stream, keys, apart)
-        for found, out in zip(hashes, outs, strict=True):
-            pairs = [v.low_words(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-            _write_columns(v, pairs, t, out)
+    """Write the low words of columns, and of their hashes if there is `out0`: (64 words,).
+
+    They are those of 128 rows, and without hashes of 64.
+    """
+    b, outs = builder, [each for each in (out0, out1) if each is not None]
+    for v, mine, at, its_index, apart in _tiles_of_columns(b, rows, words, index, difference):
+        _write_low_columns(v, mine, stride, offset(b, out, at))
+        if not outs:
+            continue
+        columns = _columns(v, mine, stride)
+        with loop(b, ir.Constant(I64, 8)) as t:
+            first = _first_tweak(v, its_index, t, stream)
+            hashes = _hashed(v, columns(t), first, keys, apart)
+            for found, to in zip(hashes, outs, strict=True):
+                pairs = [v.low_words(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+                _write_columns(v, pairs, t, offset(b, to, at))
 
 
 def _emit_columns(
     builder: ir.IRBuilder,
     rows: ir.Value,
     stride: ir.Value,
+    words: ir.Value,
     index: ir.Value,
     stream: ir.Value,
     keys: ir.Value,
     difference: ir.Value | None,
     out0: ir.Value,
     out1: ir.Value | None,
-    *,
-    lanes: int,
 ) -> None:
-    """Hash the 128 x `lanes` columns of a vector of each row, as `_write_hashes` does."""
-    v = Vectors(builder, lanes)
-    columns = _columns(v, rows, stride)
-    outs = [out0] if out1 is None else [out0, out1]
-    apart = None if difference is None else v.broadcast(difference)
-    with loop(builder, ir.Constant(I64, 8)) as t:
-        at = builder.mul(t, ir.Constant(I64, _STEP))
-        # an eighth of what follows these
-        for out in outs:
-            soon = builder.mul(builder.add(t, ir.Constant(I64, 8)), ir.Constant(I64, 32 * lanes))
-            for word in range(0, 32 * lanes, LINE // 8):
-                emit_fetch(builder, out, builder.add(soon, ir.Constant(I64, word)), write=1)
-        _write_hashes(v, columns(t), _sixteen(lanes), at, index, stream, keys, apart, outs)
+    """Hash the columns of 128 rows, and write the hashes: out (64 words, 2)."""
+    b, outs = builder, _outs(out0, out1)
+    for v, mine, at, its_index, apart in _tiles_of_columns(b, rows, words, index, difference):
+        columns = _columns(v, mine, stride)
+        to = [offset(b, out, _times(b, at, 2)) for out in outs]
+        with loop(b, ir.Constant(I64, 8)) as t:
+            # an eighth of what follows these
+            soon = _times(b, b.add(t, ir.Constant(I64, 8)), 32 * v.lanes)
+            for out in to:
+                for word in range(0, 32 * v.lanes, LINE // 8):
+                    emit_fetch(b, out, b.add(soon, ir.Constant(I64, word)), write=1)
+            first = _first_tweak(v, its_index, t, stream)
+            here = [offset(b, out, _times(b, t, 2 * _STEP)) for out in to]
+            _write_hashes(v, columns(t), _sixteen(v.lanes), first, keys, apart, here)
 
 
 def _emit_planes(
     builder: ir.IRBuilder,
     rows: ir.Value,
     stride: ir.Value,
+    words: ir.Value,
     index: ir.Value,
     stream: ir.Value,
     keys: ir.Value,
@@ -251,141 +278,71 @@ def _emit_planes(
     difference: ir.Value | None,
     out0: ir.Value,
     out1: ir.Value | None,
-    *,
-    lanes: int,
 ) -> None:
-    """Hash columns as `_emit_columns` does, and keep `count` bits, 8 at most, of each hash.
+    """Hash the columns of 128 rows, and keep `count` bits, 8 at most, of each hash.
 
-    Bit k of the hashes becomes 2 x `lanes` words of plane k, which are `step` words apart. Only the
+    Bit k of the hashes becomes plane k of `words` words, which are `step` words apart. Only the
     lowest bytes of the hashes are put side by side, and none goes to memory whole.
     """
-    b, v = builder, Vectors(builder, lanes)
-    columns = _columns(v, rows, stride)
-    outs = [out0] if out1 is None else [out0, out1]
-    apart = None if difference is None else v.broadcast(difference)
-    lowest = [v.memory(8) for _ in outs]
-    with loop(b, ir.Constant(I64, 8)) as t:
-        hashes = _hashed(v, columns, t, index, stream, keys, apart)
-        for found, memory in zip(hashes, lowest, strict=True):
-            place = b.mul(t, ir.Constant(I64, 2 * lanes))
-            octets = v.lowest([b.bitcast(vector, v.bytes) for vector in found])
-            v.store(b.bitcast(octets, v.words), offset(b, memory, place))
-    for memory, planes in zip(lowest, outs, strict=True):
-        bytes_ = [b.bitcast(vector, v.bytes) for vector in v.loads(memory, 8)]
-        if not GFNI:
-            bytes_ = v.interleave(bytes_)
-        # the 64 columns of half a lane
-        octets = [
-            v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
-            for lane in range(lanes)
-            for half in range(2)
-        ]
-        with loop(b, count) as k:
-            plane = offset(b, planes, b.mul(k, step))
-            for word, octet in enumerate(octets):
-                b.store(bits_at(b, octet, k), offset(b, plane, word))
+    b, outs = builder, _outs(out0, out1)
+    for v, mine, at, its_index, apart in _tiles_of_columns(b, rows, words, index, difference):
+        columns = _columns(v, mine, stride)
+        lowest = [v.memory(8) for _ in outs]
+        with loop(b, ir.Constant(I64, 8)) as t:
+            first = _first_tweak(v, its_index, t, stream)
+            hashes = _hashed(v, columns(t), first, keys, apart)
+            for found, memory in zip(hashes, lowest, strict=True):
+                octets = v.lowest([b.bitcast(vector, v.bytes) for vector in found])
+                v.store(b.bitcast(octets, v.words), offset(b, memory, _times(b, t, 2 * v.lanes)))
+        word = b.lshr(at, ir.Constant(I64, 6))
+        for memory, out in zip(lowest, outs, strict=True):
+            bytes_ = [b.bitcast(vector, v.bytes) for vector in v.loads(memory, 8)]
+            if not GFNI:
+                bytes_ = v.interleave(bytes_)
+            # the 64 columns of half a lane
+            octets = [
+                v.joined([v.bytes_of_lane(one, lane) for one in bytes_[4 * half : 4 * half + 4]])
+                for lane in range(v.lanes)
+                for half in range(2)
+            ]
+            with loop(b, count) as k:
+                plane = offset(b, offset(b, out, word), b.mul(k, step))
+                for i, octet in enumerate(octets):
+                    b.store(bits_at(b, octet, k), offset(b, plane, i))
 
 
 def _emit_blocks(
     builder: ir.IRBuilder,
     blocks: ir.Value,
+    count: ir.Value,
     index: ir.Value,
     stream: ir.Value,
     keys: ir.Value,
     difference: ir.Value | None,
     out0: ir.Value,
     out1: ir.Value | None,
-    *,
-    lanes: int,
-    abreast: int,
 ) -> None:
-    """Hash `abreast` vectors of blocks, as `_write_hashes` does."""
-    v = Vectors(builder, lanes)
-    loaded, order = [v.sigma(one) for one in v.loads(blocks, abreast)], in_a_row(lanes, abreast)
-    outs = [out0] if out1 is None else [out0, out1]
-    apart = None if difference is None else v.broadcast(difference)
-    _write_hashes(v, loaded, order, ir.Constant(I64, 0), index, stream, keys, apart, outs)
+    """Hash `count` blocks."""
+    b = builder
+    for v, vectors, at in tiles(b, count, HASHED):
+        word = _times(b, at, 2)
+        loaded = [v.sigma(one) for one in v.loads(offset(b, blocks, word), vectors)]
+        outs = [offset(b, out, word) for out in _outs(out0, out1)]
+        apart = None if difference is None else v.broadcast(difference)
+        first = v.fill(b.add(index, at), stream)
+        _write_hashes(v, loaded, in_a_row(v.lanes, vectors), first, keys, apart, outs)
 
 
-_transpose_tile, _transpose_block = (
-    inline(_emit_transpose, 3, lanes=lanes) for lanes in (LANES, 1)
-)
-_low_hashes_tile, _low_hashes_block = (
-    inline(_emit_low_hashes, 8, lanes=lanes) for lanes in (LANES, 1)
-)
-_columns_tile, _columns_block = (inline(_emit_columns, 8, lanes=lanes) for lanes in (LANES, 1))
-# (rows, stride, index, stream, round keys, count, step, difference, out0, out1): see `_emit_planes`
-hash_to_planes, hash_block_to_planes = (
-    inline(_emit_planes, 10, lanes=lanes) for lanes in (LANES, 1)
-)
-_blocks_tile, _blocks_one = (
-    inline(_emit_blocks, 7, lanes=lanes, abreast=abreast)
-    for lanes, abreast in ((LANES, HASHED), (1, 1))
-)
+# (rows, stride, words, index, stream, round keys, difference, out0, out1)
+hash_columns = inline(_emit_columns, 9)
+# (rows, stride, words, index, stream, round keys, difference, out, out0, out1)
+low_words = inline(_emit_low_words, 10)
+# (rows, stride, words, index, stream, round keys, count, step, difference, out0, out1)
+hash_to_planes = inline(_emit_planes, 11)
+_hash_blocks = inline(_emit_blocks, 8)
 
 # Hashes of keys, and with a difference those of both keys of each OT.
 _ENDS = ("u8[2] u8 u8 u8[2] none u8[2]! none", "u8[2] u8 u8 u8[2] u8[1] u8[2]! u8[2]!")
-
-
-@callee
-def hash_part(
-    rows: Words,
-    stride: int,
-    words: int,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    difference: Words | None,
-    out0: Words,
-    out1: Words | None,
-) -> None:
-    """Set out0[i] = H((index + i, stream), column i of 128 rows), for `words` words of each row.
-
-    out1[i] is the same with sigma(column) ^ difference. Rows are `stride` words apart, out0 (n, 2).
-    """
-    start = 0
-    while start < words:
-        here, at = rows[start:], index + np.uint64(64 * start)
-        to0, to1 = out0[64 * start :], after(out1, 64 * start)
-        if start + VECTOR <= words:
-            _columns_tile(here, stride, at, stream, round_keys, difference, to0, to1)
-            start += VECTOR
-        else:
-            _columns_block(here, stride, at, stream, round_keys, difference, to0, to1)
-            start += 2
-
-
-@callee
-def low_words(
-    rows: Words,
-    stride: int,
-    words: int,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    difference: Words | None,
-    out: Words,
-    out0: Words | None,
-    out1: Words | None,
-) -> None:
-    """Write the low words of columns, and of their hashes if there are `out0` and `out1`, (n,).
-
-    They are of `words` words of each row, as for `hash_part`, of 128 rows; without hashes of 64.
-    """
-    start = 0
-    while start < words:
-        here, at, to = rows[start:], index + np.uint64(64 * start), out[64 * start :]
-        to0, to1 = after(out0, 64 * start), after(out1, 64 * start)
-        if start + VECTOR <= words:
-            _transpose_tile(here, stride, to)
-            if out0 is not None:
-                _low_hashes_tile(here, stride, at, stream, round_keys, difference, to0, to1)
-            start += VECTOR
-        else:
-            _transpose_block(here, stride, to)
-            if out0 is not None:
-                _low_hashes_block(here, stride, at, stream, round_keys, difference, to0, to1)
-            start += 2
 
 
 @kernel(*_ENDS)
@@ -398,14 +355,8 @@ def hash_blocks(
     out0: Words,
     out1: Words | None,
 ) -> None:
-    """Do as `hash_part` does to blocks (n, 2)."""
-    count, start = blocks.shape[0], 0
-    while start < count:
-        here, at = blocks[start:], index + np.uint64(start)
-        to0, to1 = out0[start:], after(out1, start)
-        if start + HASHED * LANES <= count:
-            _blocks_tile(here, at, stream, round_keys, difference, to0, to1)
-            start += HASHED * LANES
-        else:
-            _blocks_one(here, at, stream, round_keys, difference, to0, to1)
-            start += 1
+    """Set out0[i] = H((index + i, stream), block i), for blocks (n, 2).
+
+    out1[i] is the same with sigma(block) ^ difference.
+    """
+    _hash_blocks(blocks, blocks.shape[0], index, stream, round_keys, difference, out0, out1)

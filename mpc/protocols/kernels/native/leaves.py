@@ -4,6 +4,8 @@ A receiver knows all leaves and writes its choices. A sender has a mask for each
 Of `choices` and `masks` one is None, and so kernels are compiled for either end.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from llvmlite import ir
 
@@ -16,31 +18,52 @@ from securemedian.mpc.protocols.kernels.native.emit import (
     inline,
     loop,
     offset,
+    tiles,
 )
 from securemedian.mpc.protocols.kernels.native.fetching import emit_fetch
 from securemedian.mpc.protocols.kernels.native.hashing import (
-    hash_block_to_planes,
-    hash_part,
+    hash_columns,
     hash_to_planes,
     low_words,
 )
 from securemedian.mpc.protocols.kernels.native.optional import after, beside, flat
 from securemedian.mpc.protocols.kernels.native.processor import ABREAST, LANES, LINE, VECTOR
 from securemedian.mpc.protocols.kernels.native.slicing import word_of_key_planes
-from securemedian.mpc.protocols.kernels.native.weighing import add_lanes
 
 # The largest k of SoftSpokenOT.
 _MOST_BITS = 8
-# Words of a row that are expanded at once.
-_TILE = ABREAST * VECTOR
 # Words of each row that are expanded and then hashed: so few that they stay in the second-level
 # cache in between.
 STRIP = 200
 
 
+def _at(builder: ir.IRBuilder, address: ir.Value, number: ir.Value, words: int) -> ir.Value:
+    """Return the address of an item of an array of items of so many words."""
+    return offset(builder, address, builder.mul(number, ir.Constant(I64, words)))
+
+
+def _add_leaves(
+    v: Vectors,
+    leaves: list[ir.Value],
+    keys: ir.Value,
+    counters: list[ir.Value],
+    sums: ir.Value,
+    folded: ir.Value,
+) -> None:
+    """Add leaves to the sum of those before them, and each sum to the row of its lowest bit."""
+    b, abreast = v.builder, len(counters)
+    its_keys = [_at(b, keys, leaf, KEY_WORDS) for leaf in leaves]
+    found = v.encrypt_under([counters] * len(leaves), its_keys, v.loads(sums, abreast))
+    v.stores(found[-1], sums)
+    for leaf, vectors in zip(leaves, found, strict=True):
+        lowest = b.cttz(b.add(leaf, ir.Constant(I64, 1)), ir.Constant(ir.IntType(1), 1))
+        row = _at(b, folded, lowest, 2 * v.lanes * abreast)
+        v.stores(v.xors(v.loads(row, abreast), vectors), row)
+
+
 def _emit_expand(
     builder: ir.IRBuilder,
-    count: ir.Value,
+    words: ir.Value,
     keys: ir.Value,
     bits: ir.Value,
     nonce: ir.Value,
@@ -52,11 +75,8 @@ def _emit_expand(
     added: ir.Value,
     masks: ir.Value | None,
     total: ir.Value | None,
-    *,
-    lanes: int,
-    abreast: int,
 ) -> None:
-    """Expand the 2^bits leaves of one tree and fold them: `count` tiles of `abreast` vectors.
+    """Expand the 2^bits leaves of one tree and fold them: `words` words of each row.
 
     At the receiver `total` becomes the sum of all leaves ^ `added`. The sender has no total and all
     leaves but the first: its row j becomes what the leaves fold to ^ masks[j] & `added`.
@@ -67,48 +87,30 @@ def _emit_expand(
 
     The values that a sender writes to a row, or that a receiver overwrites there, are weighed.
     """
-    b, v, one = builder, Vectors(builder, lanes), ir.Constant(I64, 1)
-    nothing, size = [v.constant([0] * 2 * lanes)] * abreast, 2 * lanes * abreast
-    folded, sums = v.memory((_MOST_BITS + 1) * abreast), v.memory(abreast)
-
-    def at(address: ir.Value, number: ir.Value, words: int) -> ir.Value:
-        return offset(b, address, b.mul(number, ir.Constant(I64, words)))
-
-    def read(address: ir.Value) -> list[ir.Value]:
-        return v.loads(address, abreast)
-
-    def add_leaves(leaves: list[ir.Value]) -> None:
-        its_keys = [at(keys, leaf, KEY_WORDS) for leaf in leaves]
-        found = v.encrypt_under([counters] * len(leaves), its_keys, read(sums))
-        v.stores(found[-1], sums)
-        for leaf, vectors in zip(leaves, found, strict=True):
-            lowest = b.cttz(b.add(leaf, one), ir.Constant(ir.IntType(1), 1))
-            row = at(folded, lowest, size)
-            v.stores(v.xors(read(row), vectors), row)
-
-    with loop(b, ir.Constant(I64, _MOST_BITS + 1)) as j:
-        v.stores(nothing, at(folded, j, size))
-    with loop(b, count) as tile:
-        block = b.add(counter, b.mul(tile, ir.Constant(I64, size // 2)))
-        counters = v.counters(nonce, block, abreast)
+    b, one, widest = builder, ir.Constant(I64, 1), Vectors(builder, LANES)
+    folded = widest.memory((_MOST_BITS + 1) * ABREAST)
+    with loop(b, ir.Constant(I64, (_MOST_BITS + 1) * ABREAST)) as i:
+        widest.store(widest.constant([0] * VECTOR), _at(b, folded, i, VECTOR))
+    for v, abreast, block in tiles(b, b.lshr(words, one), ABREAST):
+        nothing, size = [v.constant([0] * 2 * v.lanes)] * abreast, 2 * v.lanes * abreast
+        sums, first = v.memory(abreast), b.shl(block, one)
+        counters = v.counters(nonce, b.add(counter, block), abreast)
+        given = keys, counters, sums, folded
         v.stores(nothing, sums)
         if masks is not None:
             # the pair of the missing leaf
-            add_leaves([one])
+            _add_leaves(v, [one], *given)
         with loop(b, b.shl(one, b.sub(bits, one)), int(masks is not None)) as pair:
             even = b.shl(pair, one)
-            add_leaves([even, b.or_(even, one)])
-        here, correction = at(rows, tile, size), read(at(added, tile, size))
+            _add_leaves(v, [even, b.or_(even, one)], *given)
+        here, correction = offset(b, rows, first), v.loads(offset(b, added, first), abreast)
         if total is not None:
-            v.stores(v.xors(read(sums), correction), at(total, tile, size))
+            found = v.xors(v.loads(sums, abreast), correction)
+            v.stores(found, offset(b, total, first))
         with loop(b, bits) as higher:
             j = b.sub(b.sub(bits, one), higher)
-            row, own, weighed = (
-                offset(b, here, b.mul(j, stride)),
-                at(folded, j, size),
-                at(lane_sums, j, VECTOR),
-            )
-            found = v.xors(read(own), read(sums))
+            row, own = offset(b, here, b.mul(j, stride)), _at(b, folded, j, size)
+            found = v.xors(v.loads(own, abreast), v.loads(sums, abreast))
             v.stores(found, sums)
             # for the next tile
             v.stores(nothing, own)
@@ -116,8 +118,10 @@ def _emit_expand(
                 mask = b.load(offset(b, masks, j))
                 masked = [b.and_(vector, v.fill(mask, mask)) for vector in correction]
                 found = v.xors(found, masked)
-            lane_sum, given = v.load(weighed), read(row) if masks is None else found
-            for vector, weight in zip(given, read(at(weights, tile, size)), strict=True):
+            weighed = _at(b, lane_sums, j, VECTOR)
+            lane_sum, kept = v.load(weighed), v.loads(row, abreast) if masks is None else found
+            weight_of = v.loads(offset(b, weights, first), abreast)
+            for vector, weight in zip(kept, weight_of, strict=True):
                 lane_sum = b.xor(lane_sum, v.products(vector, weight))
             v.store(lane_sum, weighed)
             v.stores(found, row)
@@ -128,12 +132,9 @@ def _emit_expand(
                     emit_fetch(b, row, soon, write=0)
 
 
-# (tiles, round keys of a tree, bits, nonce, counter, rows, stride, weights, sums per lane, added,
+# (words, round keys of a tree, bits, nonce, counter, rows, stride, weights, sums per lane, added,
 # masks, total): see `_emit_expand`
-_expand_tiles, _expand_blocks = (
-    inline(_emit_expand, 12, lanes=lanes, abreast=abreast)
-    for lanes, abreast in ((LANES, ABREAST), (1, 1))
-)
+_expand = inline(_emit_expand, 12)
 
 
 @callee
@@ -150,16 +151,14 @@ def _expand_part(
     weights: Words,
     lane_sums: Words,
 ) -> None:
-    """Do as `expand` does for `words` words of each row, from word `first` on.
+    """Expand and fold `words` words of each row, from word `first` on, and weigh them.
 
     They become the first words of `rows`. `counter` is that of word 0. `lane_sums` (rows, VECTOR)
     have a sum for each lane.
     """
     bits, step, row = rows.shape[0] // leaves.shape[0], rows.shape[1], rows.reshape(-1)
     weight, lane_sum = weights[first:], lane_sums.reshape(-1)
-    tiles, block = words // _TILE, counter + np.uint64(first // 2)
-    done = tiles * _TILE
-    rest, rest_block = (words - done) // 2, block + np.uint64(done // 2)
+    block = counter + np.uint64(first // 2)
     if choices is not None:
         choices[first : first + words] = 0
     for tree in range(leaves.shape[0]):
@@ -173,192 +172,35 @@ def _expand_part(
         elif masks is not None:
             plus, total = correction, None
             its = np.zeros(bits, np.uint64) if tree == 0 else masks[tree * bits :]
-        _expand_tiles(tiles, keys, bits, nonce, block, to, step, weight, sums, plus, its, total)
-        _expand_blocks(
-            rest,
-            keys,
-            bits,
-            nonce,
-            rest_block,
-            to[done:],
-            step,
-            weight[done:],
-            sums,
-            plus[done:],
-            its,
-            after(total, done),
-        )
+        _expand(words, keys, bits, nonce, block, to, step, weight, sums, plus, its, total)
 
 
-@kernel(
-    "u8[4] u8 u8 u8[1]! none u8[2]! u8[2]! u8[1] u8[2]!",
-    "u8[4] u8 u8 none u8[1] u8[2] u8[2]! u8[1] u8[2]!",
-)
-def expand(
-    leaves: Words,
-    nonce: np.uint64,
-    counter: np.uint64,
-    choices: Words | None,
-    masks: Words | None,
-    corrections: Words,
+@callee
+def _planes_part(
     rows: Words,
-    weights: Words,
-    sums: Words,
-) -> None:
-    """Expand and fold the leaves of one end: V, the choices and the corrections, or W.
-
-    leaves (128/k, 2^k, 11, 2) are round keys; a sender does not use those of the first leaf of each
-    tree. `counter` counts the AES blocks of the streams that were used before. The rows (128, w)
-    are written, of fewer trees k for each. The receiver's choices (w,) and corrections (128/k - 1,
-    w) are written; the sender's corrections are read, and its masks (128,), as `extension.correct`
-    takes them.
-
-    The values that a sender writes to the rows, or that a receiver overwrites there, are added to
-    `sums` (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps
-    until it has weights are read while there is AES to do, without another pass over them.
-    """
-    lane_sums, words = np.zeros((rows.shape[0], VECTOR), np.uint64), rows.shape[1]
-    given = choices, masks, corrections
-    _expand_part(leaves, nonce, counter, *given, 0, words, rows, weights, lane_sums)
-    add_lanes(lane_sums, sums)
-
-
-@kernel(
-    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] none u8[2]! none",
-    "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] u8[1] u8[2]! u8[2]!",
-)
-def expand_to_keys(
-    leaves: Words,
-    nonce: np.uint64,
-    counter: np.uint64,
-    choices: Words | None,
-    masks: Words | None,
-    corrections: Words,
-    strips: Words,
-    weights: Words,
-    sums: Words,
+    stride: int,
+    words: int,
     index: np.uint64,
     stream: np.uint64,
-    round_keys: Words,
+    round_keys: Words | None,
+    count: int,
+    step: int,
     difference: Words | None,
-    keys0: Words,
-    keys1: Words | None,
-) -> None:
-    """Do as `expand` does, and hash the columns as `hash_part` does: keys (n, 2).
-
-    The rows go to `strips` (s, 128, STRIP), of which a sender may have one for all.
-    """
-    width, stride = corrections.shape[1], strips.shape[2]
-    lane_sums = np.zeros((128, VECTOR), np.uint64)
-    for first in range(0, width, stride):
-        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
-        row = rows.reshape(-1)
-        given = choices, masks, corrections
-        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
-        at, to0, to1 = index + np.uint64(64 * first), keys0[64 * first :], after(keys1, 64 * first)
-        hash_part(row, stride, words, at, stream, round_keys, difference, to0, to1)
-    add_lanes(lane_sums, sums)
-
-
-_RECEIVER = "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] none u8[1]!"
-_SENDER = "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] u8[1] u8[1]!"
-
-
-@kernel(
-    *(f"{_RECEIVER} {hashes}" for hashes in ("none none", "u8[1]! none")),
-    *(f"{_SENDER} {hashes}" for hashes in ("none none", "u8[1]! u8[1]!")),
-)
-def expand_to_words(
-    leaves: Words,
-    nonce: np.uint64,
-    counter: np.uint64,
-    choices: Words | None,
-    masks: Words | None,
-    corrections: Words,
-    strips: Words,
-    weights: Words,
-    sums: Words,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    difference: Words | None,
-    out: Words,
-    hashes0: Words | None,
-    hashes1: Words | None,
-) -> None:
-    """Do as `expand_to_keys` does, and keep the low words, of columns and of hashes: (n,).
-
-    Without hashes there may be 64 rows.
-    """
-    width, stride = corrections.shape[1], strips.shape[2]
-    lane_sums = np.zeros((strips.shape[1], VECTOR), np.uint64)
-    for first in range(0, width, stride):
-        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
-        row = rows.reshape(-1)
-        given = choices, masks, corrections
-        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
-        at, to = index + np.uint64(64 * first), out[64 * first :]
-        to0, to1 = after(hashes0, 64 * first), after(hashes1, 64 * first)
-        low_words(row, stride, words, at, stream, round_keys, difference, to, to0, to1)
-    add_lanes(lane_sums, sums)
-
-
-@kernel(
-    "u8[4] u8 u8 u8[1]! none u8[2]! u8[3]! u8[1] u8[2]! u8 u8 u8[2] i8 none u8[2]! none",
-    "u8[4] u8 u8 none u8[1] u8[2] u8[3]! u8[1] u8[2]! u8 u8 u8[2] i8 u8[1] u8[2]! u8[2]!",
-)
-def expand_to_planes(
-    leaves: Words,
-    nonce: np.uint64,
-    counter: np.uint64,
-    choices: Words | None,
-    masks: Words | None,
-    corrections: Words,
-    strips: Words,
-    weights: Words,
-    sums: Words,
-    index: np.uint64,
-    stream: np.uint64,
-    round_keys: Words,
-    begin: int,
-    difference: Words | None,
-    planes0: Words,
+    planes0: Words | None,
     planes1: Words | None,
 ) -> None:
-    """Do as `expand_to_keys` does, and keep the lowest bits of the keys in bit planes.
-
-    They go to the words of planes (.., w or more) from word `begin` on.
-    """
-    width, stride = corrections.shape[1], strips.shape[2]
-    count, step = planes0.shape
-    out0, out1 = planes0.reshape(-1)[begin:], after(flat(planes1), begin)
+    """Hash columns, and keep the lowest `count` bits in planes that are `step` words apart."""
+    if count <= 8:
+        given = rows, stride, words, index, stream, round_keys, count, step
+        hash_to_planes(*given, difference, planes0, planes1)
+        return
     near = np.empty((2, 64 * VECTOR, 2), np.uint64)
     near0, near1 = near[0], beside(planes1, near[1])
-    lane_sums = np.zeros((128, VECTOR), np.uint64)
-    for first in range(0, width, stride):
-        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
-        row = rows.reshape(-1)
-        given = choices, masks, corrections
-        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
-        start = 0
-        while start < words:
-            at, mine, to = index + np.uint64(64 * (first + start)), row[start:], first + start
-            some = VECTOR if start + VECTOR <= words else 2
-            to0, to1 = out0[to:], after(out1, to)
-            if count <= 8 and some == VECTOR:
-                hash_to_planes(
-                    mine, stride, at, stream, round_keys, count, step, difference, to0, to1
-                )
-            elif count <= 8:
-                hash_block_to_planes(
-                    mine, stride, at, stream, round_keys, count, step, difference, to0, to1
-                )
-            else:
-                hash_part(mine, stride, some, at, stream, round_keys, difference, near0, near1)
-                _write_planes(near0, some, count, step, to0)
-                _write_planes(near1, some, count, step, to1)
-            start += some
-    add_lanes(lane_sums, sums)
+    for start in range(0, words, VECTOR):
+        some, at = min(VECTOR, words - start), index + np.uint64(64 * start)
+        hash_columns(rows[start:], stride, some, at, stream, round_keys, difference, near0, near1)
+        _write_planes(near0, some, count, step, after(planes0, start))
+        _write_planes(near1, some, count, step, after(planes1, start))
 
 
 @callee
@@ -371,3 +213,86 @@ def _write_planes(
     low = keys.reshape(-1)
     for i in range(words):
         word_of_key_planes(low[128 * i :], count, planes[i:], step)
+
+
+def _signatures() -> Iterator[str]:
+    """Yield the types of `expand`: for either end, and for all that is wanted."""
+    for end, difference, second in (
+        ("u8[1]! none u8[2]!", "none", False),
+        ("none u8[1] u8[2]", "u8[1]", True),
+    ):
+
+        def pair(kind: str, second: bool = second) -> str:
+            return f"{kind} {kind if second else 'none'}"
+
+        given, no = f"u8[4] u8 u8 {end} u8[3]! u8[1] u8[2]! u8 u8", "none none"
+        hashed = f"u8[2] {difference}"
+        yield f"{given} {no} {no} none {no} i8 {no}"
+        yield f"{given} {no} {no} u8[1]! {no} i8 {no}"
+        yield f"{given} {hashed} {pair('u8[2]!')} none {no} i8 {no}"
+        yield f"{given} {hashed} {no} u8[1]! {pair('u8[1]!')} i8 {no}"
+        yield f"{given} {hashed} {no} none {no} i8 {pair('u8[2]!')}"
+
+
+@kernel(*_signatures())
+def expand(
+    leaves: Words,
+    nonce: np.uint64,
+    counter: np.uint64,
+    choices: Words | None,
+    masks: Words | None,
+    corrections: Words,
+    strips: Words,
+    weights: Words,
+    sums: Words,
+    index: np.uint64,
+    stream: np.uint64,
+    round_keys: Words | None,
+    difference: Words | None,
+    keys0: Words | None,
+    keys1: Words | None,
+    columns: Words | None,
+    hashes0: Words | None,
+    hashes1: Words | None,
+    begin: int,
+    planes0: Words | None,
+    planes1: Words | None,
+) -> None:
+    """Expand and fold the leaves of one end, and hash the columns: V, choices, corrections, or W.
+
+    leaves (128/k, 2^k, 11, 2) are round keys; a sender does not use those of the first leaf of each
+    tree. `counter` counts the AES blocks of the streams that were used before. The receiver's
+    choices (w,) and corrections (128/k - 1, w) are written; the sender's corrections are read, and
+    its masks (128,), all ones or 0. The rows go to strips (s, 128, any number of words), of which a
+    sender may have one for all; fewer trees have k rows each.
+
+    The values that a sender writes to the rows, or that a receiver overwrites there, are added to
+    `sums` (128, 2) with `weights` (w,), as `extension.weigh` does. So rows that a receiver keeps
+    until it has weights are read while there is AES to do, without another pass over them.
+
+    Of the columns it writes, if they are wanted: the hashes, as `hashing.hash_blocks` does, to keys
+    (64 w, 2); the low words of columns, and of hashes, (64 w,); the lowest bits of hashes to planes
+    (.., w or more), from word `begin` on. A receiver has no second output.
+    """
+    width, stride = corrections.shape[1], strips.shape[2]
+    lane_sums = np.zeros((strips.shape[1], VECTOR), np.uint64)
+    for first in range(0, width, stride):
+        words, rows = min(stride, width - first), strips[first // stride % strips.shape[0]]
+        given = choices, masks, corrections
+        _expand_part(leaves, nonce, counter, *given, first, words, rows, weights, lane_sums)
+        row, column, at = rows.reshape(-1), 64 * first, index + np.uint64(64 * first)
+        here = row, stride, words
+        if keys0 is not None:
+            to0, to1 = after(keys0, column), after(keys1, column)
+            hash_columns(*here, at, stream, round_keys, difference, to0, to1)
+        if columns is not None:
+            to, to0, to1 = columns[column:], after(hashes0, column), after(hashes1, column)
+            low_words(*here, at, stream, round_keys, difference, to, to0, to1)
+        if planes0 is not None:
+            count, step = planes0.shape
+            place = begin + first
+            to0, to1 = after(flat(planes0), place), after(flat(planes1), place)
+            _planes_part(*here, at, stream, round_keys, count, step, difference, to0, to1)
+    for r in range(sums.shape[0]):
+        for lane in range(VECTOR):
+            sums[r, lane & 1] ^= lane_sums[r, lane]

@@ -5,20 +5,11 @@ processor's name) in its cache on disk, so that a processor never loads what was
 another.
 """
 
-from numba import config
-from numba.core.registry import cpu_target
+from securemedian.mpc.protocols.kernels.jit import COMPILES, features
 
-
-def _features() -> frozenset[str]:
-    """Return the features of the x86-64 processor that numba compiles for, by LLVM's names."""
-    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
-    compiles = not config.DISABLE_JIT  # type: ignore[attr-defined]
-    if not compiles or not triple.startswith("x86_64"):
-        return frozenset()
-    return frozenset(name[1:] for name in features.split(",") if name.startswith("+"))
-
-
-FEATURES = _features()
+FEATURES = features()
+# Of processors with AES instructions, which also multiply without carries.
+_NATIVE = {"aes", "pclmul", "sse2"}
 # Blocks of 128 bits in a vector.
 if {"avx512f", "avx512bw", "avx512vl", "vaes", "vpclmulqdq"} <= FEATURES:
     LANES = 4
@@ -29,8 +20,8 @@ else:
 GFNI = "gfni" in FEATURES
 # Whether vectors cut words into bit planes.
 SLICES = bool(FEATURES)
-# Whether kernels are compiled.
-COMPILES = not config.DISABLE_JIT  # type: ignore[attr-defined]
+# Whether words are multiplied without carries.
+MULTIPLIES = FEATURES >= _NATIVE
 # Whether there are instructions that fetch memory ahead of its use: wherever kernels are compiled.
 FETCHES = COMPILES
 # Bytes of a line of the cache.
@@ -47,11 +38,8 @@ HASHED = 8
 
 
 def use_native(wanted: bool) -> bool:
-    """Return whether these kernels are to be used: wanted, on a processor with AES instructions.
-
-    Processors that have these also multiply without carries.
-    """
-    return wanted and {"aes", "pclmul", "sse2"} <= FEATURES
+    """Return whether these kernels are to be used: wanted, on a processor with AES instructions."""
+    return wanted and FEATURES >= _NATIVE
 
 
 def described() -> str:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from securemedian.mpc.arrays import Words
-from securemedian.mpc.protocols.kernels.jit import kernel
 from securemedian.mpc.protocols.kernels.native.emit import (
     I8,
     I32,
@@ -71,11 +69,3 @@ def _emit_bit_planes(
 word_of_planes = inline(_emit_bit_planes, 4, every=1)
 # of the low words of 64 keys
 word_of_key_planes = inline(_emit_bit_planes, 4, every=2)
-
-
-@kernel("u8[2] u8[2]!")
-def bit_planes(keys: Words, planes: Words) -> None:
-    """Do as `packing.bit_planes` does."""
-    flat, out, words = keys.reshape(-1), planes.reshape(-1), planes.shape[1]
-    for i in range(words):
-        word_of_key_planes(flat[128 * i :], planes.shape[0], out[i:], words)
