@@ -684,7 +684,8 @@ def what_is_received_is_uniform() -> None:
     round_, ears, numbers = heard()
     bits, dim = round_.shape.bits, 1 << 13
     for ear, other in zip(ears, (1, 0), strict=True):
-        sums = dealing.sums(other, round_.uploads[other], [1] * 3, 0, dim)
+        given = other, round_.uploads[other], [1] * 3, bits, 0, dim
+        sums = dealing.histogram(*given, cumulative=False)
         secret = np.cumsum(sums, axis=0, dtype=np.uint8)[1]
         known = {f"bit {t}": secret >> t & 1 for t in range(bits)}
         row, masks = (

@@ -107,7 +107,10 @@ class Bisection:
 
     def _sums(self, start: int, stop: int) -> RingShare:
         """Return this server's share of the cumulative histogram: (W-1, stop - start)."""
-        total = dealing.sums(self._number, self._uploads, [1] * len(self._uploads), start, stop)
+        ones = [1] * len(self._uploads)
+        given = self._number, self._uploads, ones, self._shape.bits, start, stop
+        # of all slots, not of buckets alone: clients fold them all
+        total = dealing.histogram(*given, cumulative=False)
         return RingShare(np.cumsum(total, axis=0, dtype=total.dtype))
 
     def toss(self) -> bytes:
