@@ -40,9 +40,17 @@ from securemedian.benchmarks.work import SWEPT, with_fraction
 from securemedian.clients import files
 from securemedian.clients.flags import add_methods, given_options
 from securemedian.common import terminal
-from securemedian.common.policy import OR_WAY_OUT, WAY_OUT, Security, add_switch, refuse, unbounded
+from securemedian.common.policy import (
+    OR_WAY_OUT,
+    WAY_OUT,
+    Security,
+    add_switch,
+    forbidden,
+    refuse,
+)
 from securemedian.laboratory import plots, report
 from securemedian.mpc.errors import ConfigError, InputError, PolicyRefused, SecureMedianError
+from securemedian.mpc.options import options_of
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.dealing import Dealing
@@ -51,7 +59,7 @@ from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import SeedUpload
 from securemedian.mpc.rounds.chunks import round_demand
 from securemedian.mpc.rounds.cost import Cost, joined
-from securemedian.mpc.rounds.methods.bucketed import SCHEDULES
+from securemedian.mpc.rounds.methods.bucketed import MALICIOUS, SCHEDULES
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
@@ -64,7 +72,8 @@ from securemedian.mpc.rounds.rehearsal import lone_party
 COSTS = ("M OTs", "MB", "rounds", "memory", "dealt", "sent", "seconds")
 SECONDS = ("ahead", "checking", "online", "transfer", "waiting")
 # beside the options that `bench median` has
-PLANNED = (*SWEPT, "noise_multiplier")
+# `security` is a flag of all methods here: what they do not have is left out
+PLANNED = (*(name for name in SWEPT if name != "security"), "noise_multiplier")
 LOOPBACK_RTT_MS = 0.1
 RTT_HELP = "from server to server and back (default: %(default)s, two processes on one machine)"
 # the values of options that are compared where none is given
@@ -237,6 +246,7 @@ def run(options: argparse.Namespace) -> None:
                 "more of them, like 4,8,16"
             )
         report.check_writable(options.plot)
+    security = options.security or Security.SEMI_HONEST
     protocol = ProtocolParams(options.field_bits, options.lanes, options.extension)
     link = LinkShape(options.bandwidth * 1e6, options.rtt / 1e3)
     console = terminal.console()
@@ -249,8 +259,7 @@ def run(options: argparse.Namespace) -> None:
                 params = build(clients)
                 if start is not None:
                     params.check_start(start)
-                if options.security == Security.BOUNDED:
-                    refuse(options.security, unbounded(params))
+                refuse(security, forbidden(security, params))
                 status.update(Text(f"{params.method.label}, {clients} clients"))
                 found.append(forecast(params, clients, protocol, link, byte, options.workers))
             except (ConfigError, InputError, PolicyRefused) as error:
@@ -289,11 +298,13 @@ def rounds(options: argparse.Namespace) -> Iterator[Callable[[int], RoundParams]
 
     It returns the round's parameters, and raises ConfigError if there can be no such round.
     """
-    given = given_options(options)
+    given = {name: value for name, value in given_options(options).items() if name != "security"}
     for name in METHODS if options.method is None else (options.method,):
         compared = {
             key: values for key, values in COMPARED.get(name, {}).items() if key not in given
         }
+        if options.security == MALICIOUS and "security" in options_of(METHODS[name]):
+            compared |= {"security": (MALICIOUS,)}
         for values in itertools.product(*compared.values()):
             chosen = with_fraction(name, given | dict(zip(compared, values, strict=True)))
             yield partial(_round, name, chosen, options.dim)
@@ -313,12 +324,12 @@ def forecast(
 ) -> Forecast:
     """Return the forecast of one round by the formula above; `byte` is `seconds_per_byte()`.
 
-    Raises ConfigError if the round is too large for any machine, or audited with what audits lack.
+    Raises ConfigError if the round is too large for any machine, or excludes workers or silent OT.
     """
     if params.form.audited and (workers or protocol.silent):
         raise ConfigError(
-            "an audited round takes neither workers nor silent OT: --audit with --workers or "
-            "--extension; leave out those, or --audit"
+            "a round with security malicious takes neither workers nor silent OT: --workers or "
+            "--extension; leave out those, or security malicious"
         )
     weights, ot = [1] * clients, seconds_per_ot(params, [1] * clients, protocol)
     if workers:

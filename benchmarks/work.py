@@ -66,6 +66,7 @@ SWEPT = (
     "chosen",
     "neighbours",
     "selection",
+    "security",
     "audit",
 )
 

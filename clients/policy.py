@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import ClassVar
 
-from securemedian.common.policy import COST, Policy, Security, check_security, refuse, unbounded
+from securemedian.common.policy import (
+    COST,
+    Policy,
+    Security,
+    check_security,
+    forbidden,
+    refuse,
+)
 from securemedian.common.status import RoundStatus
 from securemedian.mpc.errors import ConfigError, cut, quoted
 from securemedian.mpc.rounds.params import RoundParams
@@ -27,7 +34,8 @@ class ClientPolicy(Policy):
     # not be able to
     with_clients: list[str] = field(default_factory=list)
     without_clients: list[str] = field(default_factory=list)
-    # a word of `Security`: "bounded" takes part only where both servers have it, too
+    # a word of `Security`: "bounded" takes part only where both servers have it or "malicious".
+    # "malicious" looks at the round alone, whose parameters bind the servers
     security: str = Security.SEMI_HONEST
 
     def __post_init__(self) -> None:
@@ -45,7 +53,7 @@ class ClientPolicy(Policy):
     @property
     def bounded(self) -> bool:
         """Return whether it asks for servers that limit what one of them learns."""
-        return self.security != Security.SEMI_HONEST
+        return self.security == Security.BOUNDED
 
     @property
     def counts(self) -> bool:
@@ -76,35 +84,35 @@ class ClientPolicy(Policy):
         # NaN would hide the other server's
         told = [inf if isnan(epsilon) else epsilon for epsilon in each]
         listed = [status.clients for status in statuses]
-        refusals = self.refusals(params, begun, max(told, default=inf))
+        reasons = self.refusals(params, begun, max(told, default=inf))
         given = params.weights.get(key, 0)
         if params.weights and given != weight:
-            refusals.append(
+            reasons.append(
                 f"the weight {given} in a round: its client.toml states "
                 + (f"weight = {weight}" if weight else "none (weight = N)")
             )
         missing = [name for name in self.with_clients if not all(name in one for one in listed)]
         unwanted = [name for name in self.without_clients if any(name in one for one in listed)]
         if missing:
-            refusals.append(
+            reasons.append(
                 f"a round without {_listed(missing)}: its [policy] names them in with_clients"
             )
         if unwanted:
-            refusals.append(
+            reasons.append(
                 f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
             )
+        reasons += forbidden(self.security, params)
         if self.bounded:
-            refusals += unbounded(params)
             says = [status.one_malicious_server for status in statuses]
             without = [f"s{party}" for party, one in enumerate(says) if not one]
             if without or not says:
                 line, other = Security(self.security).line, Security.SEMI_HONEST.line
-                refusals.append(
+                reasons.append(
                     f"a round without {line} at {' and '.join(without) or 'both'}: its [policy] "
                     f"has that line. Write it into s0.toml and s1.toml, or {other} into [policy] "
                     f"of its client.toml: {COST}"
                 )
-        refuse(who, refusals)
+        refuse(who, reasons)
 
 
 def _listed(names: Sequence[str]) -> str:

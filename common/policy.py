@@ -27,7 +27,9 @@ from securemedian.mpc.rounds.privacy import DELTA
 class Security(StrEnum):
     """The words, and the rounds that each allows."""
 
-    # only those in which a deviating server learns no more than a bounded leak
+    # only those in which a deviating server learns nothing beyond the result
+    MALICIOUS = "malicious"
+    # only those in which it learns no more than a bounded leak
     BOUNDED = "bounded"
     # all, because both servers are trusted to follow the protocol
     SEMI_HONEST = "semi-honest"
@@ -45,8 +47,11 @@ WAY_OUT = (
     f"files (keygen --security {Security.SEMI_HONEST} writes all of them): {COST}"
 )
 OR_WAY_OUT = f", or {WAY_OUT}"
-# the name of `BOUNDED` in files of release 1.0, which release 1.1 still reads, and on the wire
+# the name of `BOUNDED` in files of release 1.0, which release 1.1 still reads, and on the wire,
+# where it is true of `MALICIOUS`, too
 SWITCH = "one_malicious_server"
+# whether both servers have `MALICIOUS`, on the wire
+STRICT = "malicious"
 
 
 def of_switch(bounded: object) -> Security:
@@ -64,8 +69,10 @@ def in_words(agreement: dict[str, Any]) -> dict[str, Any]:
     """Return what a server says that both must have, with `security` instead of `SWITCH`."""
     if SWITCH not in agreement:
         return agreement
-    others = {name: value for name, value in agreement.items() if name != SWITCH}
-    return others | {"security": str(of_switch(agreement[SWITCH]))}
+    others = {name: value for name, value in agreement.items() if name not in (SWITCH, STRICT)}
+    strict = agreement.get(STRICT) is True
+    word = Security.MALICIOUS if strict else of_switch(agreement[SWITCH])
+    return others | {"security": str(word)}
 
 
 def without_switch(values: Any, where: str) -> Any:
@@ -135,21 +142,29 @@ BOUNDED: dict[str, dict[str, Any]] = {
     "bucketed": {"schedule": "bisect", "uploads": "dealt", "groups": 1, "weights": {}},
     "mean": {"weights": {}},
 }
+# By word, what it permits. A mean opens more than its result if a server deviates.
+PERMITTED: dict[Security, dict[str, dict[str, Any]]] = {
+    Security.BOUNDED: BOUNDED,
+    Security.MALICIOUS: {"bucketed": BOUNDED["bucketed"] | {"security": str(Security.MALICIOUS)}},
+}
 
 
-def unbounded(params: RoundParams) -> list[str]:
-    """Return every reason why one malicious server could learn more of a round than is bounded."""
-    method = params.method
-    if method.name not in BOUNDED:
+def forbidden(security: str, params: RoundParams) -> list[str]:
+    """Return every reason why `security` forbids a round: one server could learn too much of it."""
+    word, method = Security(security), params.method
+    if word not in PERMITTED:
+        return []
+    permitted = PERMITTED[word]
+    if method.name not in permitted:
         return [
-            f"method {method.name}: {Security.BOUNDED.line} permits only "
-            f"{' and '.join(BOUNDED)}. Take {' or '.join(BOUNDED)}{OR_WAY_OUT}"
+            f"method {method.name}: {word.line} permits only {' and '.join(permitted)}. "
+            f"Take {' or '.join(permitted)}{OR_WAY_OUT}"
         ]
     return [
-        f"{name} {_size(value)}: {Security.BOUNDED.line} permits only {name} {_size(permitted)} of "
-        f"{method.name}. Take that (--{name} {_size(permitted)}){OR_WAY_OUT}"
-        for name, permitted in BOUNDED[method.name].items()
-        if (value := getattr(method, name)) != permitted
+        f"{name} {_size(value)}: {word.line} permits only {name} {_size(wanted)} of "
+        f"{method.name}. Take that (--{name} {_size(wanted)}){OR_WAY_OUT}"
+        for name, wanted in permitted[method.name].items()
+        if (value := getattr(method, name)) != wanted
     ]
 
 
@@ -219,7 +234,7 @@ class Policy:
     at_least: dict[str, float] = field(default_factory=dict)
     # how large epsilon may become (`mpc.rounds.privacy`), of all results of the cohort together
     max_epsilon: float | None = None
-    # whether it takes part only in rounds whose result the servers prove to each other
+    # what release 1.0 calls `security = "malicious"` of a client, and release 1.2 does not read
     audit: bool = field(default=False, metadata={"since": 2})
 
     def __post_init__(self) -> None:
@@ -328,7 +343,8 @@ class Policy:
             refusals.append(f"{what}: its [policy] has max_epsilon {self.max_epsilon:g}")
         if self.audit and not params.form.audited:
             refusals.append(
-                "a round without audit: its [policy] has audit = true, and bucketed --audit has it"
+                "a round without security malicious: its [policy] has audit = true, and "
+                "bucketed --security malicious has it"
             )
         return refusals
 

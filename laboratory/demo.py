@@ -21,6 +21,7 @@ from securemedian.laboratory.worker_options import (
     network,
 )
 from securemedian.mpc.errors import ConfigError, SecureMedianError
+from securemedian.mpc.rounds.methods.bucketed import MALICIOUS
 from securemedian.mpc.rounds.ranges.registry import policy_from
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from securemedian.laboratory.training_run import Scenario
 
 
+# Options that methods have here not: all clients weigh the same, S0 publishes the result to be
+# compared, and `security` may stand without a method.
+LEFT_OUT = "weights", "weight_cap", "result_to", "security", "audit"
 # for all uploads of a round
 ROUND_LIMIT_S = 300.0
 
@@ -45,8 +49,7 @@ def add_verbs(verbs: Any) -> None:
         ),
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
-    # in the demo all clients weigh the same, and S0 publishes the result to be compared
-    add_methods(verb, _add_options, leave_out=("weights", "weight_cap", "result_to"))
+    add_methods(verb, _add_options, leave_out=LEFT_OUT)
     verb.set_defaults(run=_demo, compiles=True)
 
 
@@ -63,6 +66,12 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
         default=8,
         metavar="T",
         help="how many rounds to train (default: %(default)s)",
+    )
+    verb.add_argument(
+        "--security",
+        choices=[MALICIOUS],
+        help=f"of servers, clients and rounds of bucketed: {MALICIOUS} (default: the strictest "
+        "that permits the method as it is)",
     )
     add_range(verb)
     add_data_options(verb)

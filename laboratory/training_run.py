@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.common.policy import Security, unbounded
+from securemedian.common.policy import Security, forbidden
 from securemedian.common.status import RoundStatus
 from securemedian.laboratory import models, plaintext
 from securemedian.laboratory.attacks import NO_ATTACK, Attack, Malformed
@@ -21,16 +21,18 @@ from securemedian.laboratory.data.base import rotate
 from securemedian.laboratory.servers import Ended, Service, ShowStatus, differs, servers_here
 from securemedian.laboratory.worker import Trainer, check_malleable, first_model
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.protocols.dealing import MAX_BUCKETS
+from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
+from securemedian.mpc.rounds.ranges.uniform import ConstantRange
 
 # not a verb of the command, because it records updates in the clear
 WORKER = "securemedian.laboratory.worker"
-# Longer than any honest client's vector of means and deviations of columns, in units in which
-# usual values are near 1.
-MEASURED_NORM = 16.0
+# Around the start, in which means of columns are 0 and deviations 1, in units in which usual values
+# are near 1.
+MEASURED_RANGE = ConstantRange(4.0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Scenario:
     @property
     def security(self) -> Security:
         """Return the strictest `security` that permits its rounds."""
-        return Security.SEMI_HONEST if unbounded(self.params) else Security.BOUNDED
+        return next(word for word in Security if not forbidden(word, self.params))
 
     def fault_of(self, index: int) -> Attack:
         return self.fault if index >= self.clients - self.faulty else NO_ATTACK
@@ -125,13 +127,16 @@ class TrainingRun:
     def measure(self, show: ShowStatus) -> None:
         """Let clients agree on what is average, where the network needs it (`models.measures`).
 
-        That takes a round of the mean, and its result is the start of the run. Raises
-        SecureMedianError if it is not the mean of what the workers recorded.
+        That takes a round of medians, which any `security` permits, and its result is the start of
+        the run. Raises SecureMedianError if it is not the median of what the workers recorded.
         """
         if not models.measures(self._scenario.model):
             return
-        params = replace(self._scenario.params, method=Mean(norm_bound=MEASURED_NORM))
-        ended = self._round(params, show)
+        asked = getattr(self._scenario.params.method, "security", Bucketed.security)
+        params = replace(
+            self._scenario.params, method=Bucketed(buckets=MAX_BUCKETS, security=asked)
+        )
+        ended = self._round(params, show, MEASURED_RANGE)
         if not ended.clear(*self._recorded(ended.status)):
             raise differs(ended.status.number)
         self._start = ended.results[0]
@@ -143,7 +148,7 @@ class TrainingRun:
         exact median of the same updates. `seconds` are those from opening to publishing,
         `protocol_seconds` the servers' once the uploads were in, `ahead_seconds` theirs before.
         """
-        ended = self._round(self._scenario.params, show)
+        ended = self._round(self._scenario.params, show, self._scenario.policy or policy_from({}))
         status, cost, accuracy = ended.status, ended.status.cost, self._scenario.accuracy
         updates, groups = self._recorded(status)
         several = ended.params.method.groups > 1
@@ -164,10 +169,10 @@ class TrainingRun:
             "unchanged_groups": status.unchanged_groups,
         }
 
-    def _round(self, params: RoundParams, show: ShowStatus) -> Ended:
+    def _round(self, params: RoundParams, show: ShowStatus, policy: RangePolicy) -> Ended:
         start, self._start = self._start, None
-        policy = None if start is None else self._scenario.policy
-        return self._service.round(params, show=show, model=start, range_policy=policy)
+        new = None if start is None else policy
+        return self._service.round(params, show=show, model=start, range_policy=new)
 
     def _recorded(self, status: RoundStatus) -> tuple[NDArray[np.float32], list[int]]:
         """Return the updates of those who are in a round, and the groups that they chose."""

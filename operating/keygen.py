@@ -20,6 +20,7 @@ from securemedian.common.keys import MARK, SIGNING_MARK, SigningKey
 from securemedian.common.policy import (
     BOUNDED,
     COST,
+    PERMITTED,
     WAY_OUT,
     Policy,
     Security,
@@ -269,8 +270,9 @@ key_file = "{name}.key_secret"
 state_dir = "{name}-state"
 # This server refuses rounds with fewer clients. For real data take 5 or more: docs/threat-model.md.
 min_clients = {min_clients}
-# "bounded": only rounds in which a deviating server learns little. "semi-honest": all rounds; a
-# deviating server could then read one client's value. The same at both: docs/servers.md.
+# "malicious": only rounds in which a deviating server learns nothing beyond the result.
+# "bounded": only those in which it learns little. "semi-honest": all rounds; a deviating server
+# could then read one client's value. The same at both: docs/servers.md.
 {security}
 {attempts}
 [peer]
@@ -298,8 +300,9 @@ CLIENT_POLICY = """\
 [policy]
 # with_clients = ["client-2"] # only rounds in which these can take part
 # without_clients = ["client-3"] # only rounds in which none of these can
-# "bounded": only rounds in which a deviating server learns little, with servers that have this
-# line, too. "semi-honest": all rounds; a deviating server could then read this client's value."""
+# "malicious": only rounds in which a deviating server learns nothing beyond the result.
+# "bounded": only those in which it learns little, with servers that have this line, too.
+# "semi-honest": all rounds; a deviating server could then read this client's value."""
 
 STATE = """\
 # With it a client goes on after a restart. For one process at a time; never copy it.
@@ -387,8 +390,10 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         choices=list(Security),
         metavar="WORD",
         help=(
-            f"`{Security.BOUNDED}`: servers and clients take part only in rounds in which a "
-            f"deviating server learns little (methods {' and '.join(BOUNDED)}). "
+            f"`{Security.MALICIOUS}`: servers and clients take part only in rounds in which a "
+            "deviating server learns nothing beyond the result (bucketed --security malicious). "
+            f"`{Security.BOUNDED}`: only in those in which it learns little "
+            f"(methods {' and '.join(BOUNDED)}). "
             f"`{Security.SEMI_HONEST}`: they take part in rounds of all methods but "
             f"{' and '.join(_left_out())}; {COST}. Give both servers the same "
             f"(default: {DEFAULT_SECURITY})"
@@ -512,9 +517,10 @@ def _say_floor(floor: int, security: str) -> None:
         f"a server refuses rounds with fewer than {floor} clients (min_clients in its .toml): "
         "both decide on it"
     )
-    methods = list(BOUNDED) if security == Security.BOUNDED else Policy().methods
-    tell(f"security is {security}: these files allow rounds of {', '.join(methods)}")
-    if security == Security.BOUNDED:
+    methods = PERMITTED.get(Security(security), Policy().methods)
+    strict = f" --security {security}" if security == Security.MALICIOUS else ""
+    tell(f"security is {security}: these files allow rounds of {', '.join(methods)}{strict}")
+    if security != Security.SEMI_HONEST:
         tell(f"for other methods {WAY_OUT}")
     else:
         tell(f"with it {COST}; for real data: keygen --security {Security.BOUNDED}")

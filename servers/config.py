@@ -10,6 +10,7 @@ from typing import Any
 from securemedian.common.addresses import check_endpoint, host_and_port, ports_of
 from securemedian.common.keys import check_key_places, check_public_key
 from securemedian.common.policy import (
+    STRICT,
     SWITCH,
     WAY_OUT,
     Policy,
@@ -214,7 +215,8 @@ class ServerConfig:
     # the fewest clients that this server ever computes with, whatever a round's own min_clients
     min_clients: int = MIN_CLIENTS
     # a word of `Security`: "bounded" refuses rounds of which one server that deviates could
-    # learn more than a bounded leak (`policy.BOUNDED`). The same at both servers
+    # learn more than a bounded leak (`policy.PERMITTED`), "malicious" those of which it could learn
+    # anything beyond the result. The same at both servers
     security: str = Security.SEMI_HONEST
     # how long this server waits after its start for the other one to appear, before it gives up
     peer_wait_s: float = 300.0
@@ -259,17 +261,17 @@ class ServerConfig:
                 "[engine] ports are S1's, because the workers of S0 connect: party = 0; leave "
                 "them out"
             )
-        check_security(self.security)
+        line = check_security(self.security).line
         if self.bounded and self.protocol.silent:
             raise ConfigError(
-                f"silent OT cannot detect a server that deviates, and {Security.BOUNDED.line} "
+                f"silent OT cannot detect a server that deviates, and {line} "
                 'excludes it: ot_extension = "silent"; set ot_extension = "softspoken" in '
                 f"[protocol] of s0.toml and s1.toml, or {WAY_OUT}"
             )
         if self.bounded and self.engine.kind == "ray":
             raise ConfigError(
                 "workers on Ray compute a lost shard, and open it, again without limit, and "
-                f'{Security.BOUNDED.line} excludes them: kind = "ray"; set kind = "threads" in '
+                f'{line} excludes them: kind = "ray"; set kind = "threads" in '
                 f"[engine] of s0.toml and s1.toml, or {WAY_OUT}"
             )
         for name in (
@@ -326,28 +328,27 @@ class ServerConfig:
 
     @property
     def bounded(self) -> bool:
-        """Whether it refuses what a deviating server could turn into more than a bounded leak."""
+        """Whether it limits what a server that deviates learns: "bounded" or "malicious"."""
         return self.security != Security.SEMI_HONEST
 
     def agreement(self) -> dict[str, Any]:
         """Return the fields that must be the same at both servers."""
         own = {SWITCH: self.bounded}
+        if self.security == Security.MALICIOUS:
+            own[STRICT] = True
         return own | self.protocol.agreement() | self.engine.agreement()
 
     def check_audits(self) -> None:
-        """Raise ConfigError unless this server can take part in audited rounds."""
-        if self.protocol.silent:
-            raise ConfigError(
-                f"{self.name} cannot audit a round with silent OT, in which nothing finds a "
-                'server that deviates: ot_extension = "silent"; set ot_extension = '
-                '"softspoken" at both servers, or leave audit out'
-            )
-        if self.engine.kind == "ray":
-            raise ConfigError(
-                f"{self.name} cannot audit a round that workers on Ray compute, each a part of "
-                'it: kind = "ray"; set kind = "threads" in [engine] at both servers, or leave '
-                "audit out"
-            )
+        """Raise ConfigError unless this server can take part in rounds with security malicious."""
+        for given, what, remedy in (
+            (self.protocol.silent, "silent OT", 'ot_extension = "softspoken" in [protocol]'),
+            (self.engine.kind == "ray", "workers on Ray", 'kind = "threads" in [engine]'),
+        ):
+            if given:
+                raise ConfigError(
+                    f"no round with security malicious has {what}: {self.name}; set {remedy} at "
+                    "both servers, or leave security malicious out"
+                )
 
     @property
     def pool_share_bytes(self) -> int:

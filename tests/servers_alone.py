@@ -47,7 +47,7 @@ DIM = 4
 PARAMS = RoundParams(Mean(norm_bound="off"), dim=DIM, max_clients=3)
 # a round in which clients deal
 DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
-AUDITED = RoundParams(Bucketed(audit=True), dim=DIM, max_clients=3)
+AUDITED = RoundParams(Bucketed(security="malicious"), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
 # the digest of what a round starts from, of which S1 knows nothing else
 START = "0" * 64

@@ -75,7 +75,7 @@ def test_an_audited_round_publishes_the_same(pair: Pair, opened: ExitStack) -> N
             client.submit(update(number), round_id)
         found.append(results(clients, round_id))
         record = clients[0].receipt(round_id).record
-        assert record.params.get("audit", False) is audit and len(record.included) == 3
+        assert ("security" in record.params) is audit and len(record.included) == 3
         assert not clients[0]._journal.upheld
     assert all(np.array_equal(found[0][0], one) for one in found[0] + found[1])
 
@@ -178,7 +178,7 @@ def test_a_server_that_deviates_once_it_is_bound_is_found(
     programs = {"s1": ("tests.rogue.serve", how)}
     service = opened.enter_context(servers_here(tmp_path, 4, programs=programs))
     coordinator = service.coordinator
-    method = Bucketed(audit=True)
+    method = Bucketed(security="malicious")
     round_id = coordinator.open_round(
         RoundParams(method, dim=DIM, max_clients=4), MODEL, ConstantRange(1.0)
     )

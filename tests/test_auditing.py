@@ -426,7 +426,7 @@ def test_a_plan_has_the_audit_of_a_round() -> None:
 
 def test_an_audited_round_is_bound_before_it_runs() -> None:
     nothing: Any = None
-    params = RoundParams(Bucketed(audit=True), dim=64, max_clients=3)
+    params = RoundParams(Bucketed(security="malicious"), dim=64, max_clients=3)
     computation = ThreadComputation(0, SMALL, bytes(16), [], nothing)
     with pytest.raises(LocalProtocolError, match="before its folds were compared"):
         computation.run_round(RoundInput(params, [], []), nothing)

@@ -390,28 +390,9 @@ def test_a_policy_asks_for_an_audit(policy: Policy) -> None:
     policy.check(AUDITED, 0, "s0")
     for method in ({"method": "bucketed"}, {"method": "mean"}):
         params = RoundParams.from_dict({"dim": DIM, "max_clients": 3} | method)
-        with pytest.raises(PolicyRefused, match=r"s0 refuses a round without audit: its \[policy"):
+        with pytest.raises(PolicyRefused, match="round without security malicious: its"):
             policy.check(params, 0, "s0")
     assert policy.to_dict()["audit"] is True and "audit" not in Policy().to_dict()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"uploads": "unverified"}, "audit takes uploads dealt only: uploads unverified"),
-        (
-            {"schedule": "scan"},
-            "audit takes schedule bisect only: schedule scan;",
-        ),
-        ({"groups": 2}, "audit takes groups 1 only: groups 2;"),
-        ({"ring_bits": 17}, "cannot be audited: 17 bits"),
-    ],
-)
-def test_what_cannot_be_audited_is_refused_in_words(options: dict[str, Any], words: str) -> None:
-    given = {"method": "bucketed", "dim": DIM, "max_clients": 3} | options
-    RoundParams.from_dict(given)
-    with pytest.raises(ConfigError, match=words):
-        RoundParams.from_dict(given | {"audit": True})
 
 
 @pytest.mark.parametrize("how", ["silent", "ray"])

@@ -497,7 +497,7 @@ def test_a_plan_counts_the_check_of_dealings() -> None:
 
 
 def test_the_ots_of_an_audit_are_seconds_of_the_check() -> None:
-    params = RoundParams(Bucketed(audit=True), dim=3000, max_clients=4)
+    params = RoundParams(Bucketed(security="malicious"), dim=3000, max_clients=4)
     given = params, 4, ProtocolParams(), LinkShape(1e9, 0)
     audited = predict_audit(params, [1] * 4, ProtocolParams()).ots
     found = forecast.forecast(*given, 1e-9)

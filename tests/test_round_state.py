@@ -102,7 +102,7 @@ PLAIN: dict[str, Any] = {"method": "bucketed", "uploads": "unverified"}
 DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 VALUES: dict[str, Any] = {"method": "trimmed-mean"}
 # dealings, and then folds
-AUDITED: dict[str, Any] = DEALT | {"audit": True}
+AUDITED: dict[str, Any] = DEALT | {"security": "malicious"}
 
 
 def params(**changes: Any) -> RoundParams:
@@ -723,7 +723,8 @@ PINNED = {
     "plain": "93b5a02b0852c10791a4a08d363c305eada44e51815c7b62e1debf76dc000609",
     "dealt": "8bd38afee8404cff3c76887f409ea766aa8d4293773253f7b226e86f9a5c7712",
     "values": "12b0496468efa532d0d8936bf61a03bc1b7bd87cfa2033e92d94834739299ae6",
-    "audited": "996de666c2917a81d5ebca66fb3c14ac9552e85abde6f0173004f1e36e4460f3",
+    # of release 1.1, which has this `security` instead of `audit`
+    "audited": "8f18ad9c28cdfd1f3b5fff1b18cad336f710cb130ac27595930a4423ab86086d",
 }
 
 

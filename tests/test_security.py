@@ -12,7 +12,7 @@ from securemedian import cli
 from securemedian.clients.client import Client
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.policy import ClientPolicy
-from securemedian.common.policy import BOUNDED, Policy, unbounded
+from securemedian.common.policy import BOUNDED, Policy, Security, forbidden
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.canonical import build
@@ -34,6 +34,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "mean without": {"method": "mean", "norm_bound": "off"},
     "mean with noise": {"method": "mean", "norm_bound": 3.0, "noise_multiplier": 1.0},
 }
+# with security malicious
+STRICT: dict[str, dict[str, Any]] = {
+    "buckets": {"method": "bucketed", "security": "malicious"},
+    "as release 1.0 spells it": {"method": "bucketed", "audit": True},
+}
 BAD: dict[str, dict[str, Any]] = {
     "schedule scan": {"method": "bucketed", "schedule": "scan"},
     "uploads unverified": {"method": "bucketed", "uploads": "unverified"},
@@ -50,12 +55,47 @@ def params(given: dict[str, Any]) -> RoundParams:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_it_permits(name: str) -> None:
-    assert unbounded(params(GOOD[name])) == []
+    assert forbidden("bounded", params(GOOD[name])) == []
+    assert forbidden("semi-honest", params(GOOD[name])) == []
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_malicious_permits_rounds_with_it_alone(name: str) -> None:
+    asked = params(STRICT[name])
+    assert asked.form.audited and asked.method.label == "bucketed b=16 bisect malicious"
+    # one spelling is told and signed, which clients of release 1.0 refuse
+    assert asked.to_dict()["security"] == "malicious" and "audit" not in asked.to_dict()
+    assert asked.wire == 3 and RoundParams.from_dict(asked.to_dict()) == asked
+    for word in Security:
+        assert forbidden(word, asked) == []
+
+
+@pytest.mark.parametrize("name", [*GOOD, *BAD])
+def test_malicious_refuses_all_else_by_name(name: str) -> None:
+    given = params(BAD.get(name) or GOOD[name])
+    named = "method mean" if given.method.name == "mean" else name
+    expected = {named if name in BAD or "mean" in name else ""} - {""}
+    if given.method.name == "bucketed":
+        expected |= {"security semi-honest"}
+    said = forbidden("malicious", given)
+    line = 'security = "malicious" permits only '
+    assert {each.partition(f": {line}")[0] for each in said} == expected
+    assert all(line in each and "Take " in each for each in said)
+
+
+@pytest.mark.parametrize("name", ["schedule scan", "uploads unverified", "groups 2", "weights 3"])
+def test_a_round_with_it_takes_nothing_else(name: str) -> None:
+    option = name.split()[0]
+    for spelling in ({"security": "malicious"}, {"audit": True}):
+        with pytest.raises(ConfigError, match=f"security malicious takes {option} .* only: "):
+            params(BAD[name] | spelling)
+    with pytest.raises(ConfigError, match="takes counts of at most 16 bits: 17 bits; let fewer"):
+        params(STRICT["buckets"] | {"ring_bits": 17})
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_it_refuses_all_else_by_name_with_the_way_out(name: str) -> None:
-    (said,) = unbounded(params(BAD[name]))
+    (said,) = forbidden("bounded", params(BAD[name]))
     assert said.startswith(f'{name}: security = "bounded" permits only ')
     assert "Take " in said
     # the files, the line, the flag, and what it costs
@@ -112,6 +152,36 @@ def test_both_servers_must_have_it(tmp_path: Path) -> None:
     assert said in s1.sent[-1].reason
 
 
+@pytest.mark.parametrize("theirs", ["semi-honest", "bounded"])
+def test_both_servers_must_have_malicious(tmp_path: Path, theirs: str) -> None:
+    s0 = Server(0, tmp_path, params(STRICT["buckets"]), security="malicious")
+    s0.hear(hello(one_malicious_server=theirs == "bounded"))
+    s0.ask_to_open()
+    assert s0.replies[-1].fields["code"] == "parameters-differ"
+    said = f"security: 'malicious' here, {theirs!r} there"
+    assert said in s0.replies[-1].fields["message"]
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_server_with_malicious_opens_rounds_with_it_alone(tmp_path: Path, party: int) -> None:
+    asked = [params(given) for given in (GOOD["buckets"], GOOD["mean"], STRICT["buckets"])]
+    for number, one in enumerate(asked):
+        server = Server(party, tmp_path / str(number), one, security="malicious")
+        server.hear(hello(one_malicious_server=True, malicious=True))
+        if party == 0:
+            server.ask_to_open()
+        else:
+            one = replace(one, method=one.method.settled(None))
+            given = one.to_dict(), bytes(16), True, False, START
+            server.hear(Open("1-0000000a", 1, *given, one_malicious_server=True))
+        last = server.sent[-1]
+        if one.form.audited:
+            assert isinstance(last, Opened if party else Open)
+        else:
+            refused = last.reason if party else server.replies[-1].fields["message"]
+            assert f"s{party} refuses " in refused and 'security = "malicious" perm' in refused
+
+
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
@@ -123,9 +193,10 @@ def test_both_servers_must_have_it(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_server_cannot_have_with_it(given: dict[str, Any], remedy: str) -> None:
-    server = replace(config.load(Path("docs/samples/s0.toml")), security="bounded")
-    with pytest.raises(ConfigError, match=f"set {remedy}"):
-        replace(server, **given)
+    for word in ("bounded", "malicious"):
+        server = replace(config.load(Path("docs/samples/s0.toml")), security=word)
+        with pytest.raises(ConfigError, match=f'security = "{word}" .*set {remedy}'):
+            replace(server, **given)
 
 
 def test_a_client_asks_for_it() -> None:
@@ -148,6 +219,13 @@ def test_a_client_asks_for_it() -> None:
     with pytest.raises(PolicyRefused, match='schedule scan: security = "bounded" permits'):
         policy.check_round(params(BAD["schedule scan"]), 0, "a", told(True, True))
     ClientPolicy().check_round(good, 0, "a")
+    # "malicious" needs no server's word, because both compute what the parameters say
+    policy, strict = ClientPolicy(security="malicious"), params(STRICT["buckets"])
+    assert not policy.needs_statuses
+    policy.check_round(strict, 0, "a")
+    for given in (good, params(GOOD["mean"])):
+        with pytest.raises(PolicyRefused, match='security = "malicious" permits only'):
+            policy.check_round(given, 0, "a", told(True, True))
 
 
 def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +236,13 @@ def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> 
     assert "left out: bounded refuses schedule scan: " in out
     # once, and no line in brackets is taken for markup
     assert out.count("and into [policy] of the clients' files") == 1
+    # of bucketed it forecasts the rounds that the word permits
+    assert cli.main([*given[:-1], "malicious", "bucketed"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "bucketed b=16 bisect malicious" in out
+    assert "left out: security malicious takes schedule bisect only: schedule scan;" in out
+    assert cli.main([*given[:-1], "malicious", "mean"]) == 2
+    assert 'mean: security = "malicious" permits only bucketed' in capsys.readouterr().err
     # and with the flag of release 1.0
     for flags in (given, [*given[:-2], "--one-malicious-server"]):
         assert cli.main([*flags, "radix"]) == 2
@@ -170,6 +255,7 @@ def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> 
         ([], "bounded"),
         (["--security", "bounded"], "bounded"),
         (["--security", "semi-honest"], "semi-honest"),
+        (["--security", "malicious"], "malicious"),
         # the flags of release 1.0
         (["--one-malicious-server"], "bounded"),
         (["--no-one-malicious-server"], "semi-honest"),
@@ -178,7 +264,7 @@ def test_plan_leaves_out_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> 
 def test_keygen_writes_it_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: list[str], word: str
 ) -> None:
-    on = word == "bounded"
+    on = word != "semi-honest"
     assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3", *flag]) == 0
     for name in ("s0", "s1"):
         made = config.load(tmp_path / "all" / f"{name}.toml")
@@ -188,7 +274,8 @@ def test_keygen_writes_it_and_says_so(
     assert client.policy.security == word
     assert client.policy.methods == Policy().methods
     out = capsys.readouterr().out
-    allowed = "bucketed, mean" if on else ", ".join(Policy().methods)
+    strict = {"bounded": "bucketed, mean", "malicious": "bucketed --security malicious"}
+    allowed = strict.get(word, ", ".join(Policy().methods))
     assert f"security is {word}: these files allow rounds of {allowed}\n" in out
     assert "a deviating server could then read one client's value" in out
     for role in (["s1"], ["client", "--name", "a"]):
@@ -222,7 +309,7 @@ def test_files_of_release_1_0_are_read(
         with pytest.raises(ConfigError, match="neither true nor false: 'yes'; write"):
             read('one_malicious_server = "yes"\n')
         with pytest.raises(
-            ConfigError, match="invalid security: .*; take one of bounded, semi-honest"
+            ConfigError, match="invalid security: .*; take one of malicious, bounded, semi-honest"
         ):
             read('security = "malicious server"\n')
         read(old)

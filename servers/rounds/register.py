@@ -10,7 +10,7 @@ from math import inf, isfinite
 from typing import Any
 
 from securemedian.common.model_form import ModelForm
-from securemedian.common.policy import Security, of_switch, refuse, unbounded
+from securemedian.common.policy import Security, forbidden, of_switch, refuse
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     MAX_QUOTE,
@@ -194,10 +194,10 @@ class Register:
         `commit` stores it with its first transition. Raises RoundBusy if this server stops,
         PolicyRefused, and NotStored if the disk is full. Raises PeerProtocolError if S0 asks for a
         round with another `security`, and InputError for the form of another model. Raises
-        ConfigError if it cannot audit an audited round, or if uploads are too long. It also does so
-        if `max_clients`, the participants or the clients on its list are fewer than the round
-        needs. Raises ClientsDiffer if they leave out clients of an earlier attempt that must take
-        part again, or if this server does not list a participant.
+        ConfigError if it lacks what security malicious needs, or if uploads are too long. It also
+        does so if `max_clients`, the participants or the clients on its list are fewer than the
+        round needs. Raises ClientsDiffer if they leave out clients of an earlier attempt that must
+        take part again, or if this server does not list a participant.
         """
         config = self._config
         if self.closed:
@@ -218,8 +218,7 @@ class Register:
                 f"with {of_switch(asked.one_malicious_server).line}; write the same line into "
                 "s0.toml and s1.toml"
             )
-        if config.bounded:
-            refuse(config.name, unbounded(params))
+        refuse(config.name, forbidden(config.security, params))
         if params.form.audited:
             config.check_audits()
         if asked.model_form:

@@ -333,7 +333,7 @@ def run(
 ) -> dict[str, Any]:
     """Return the row of one attack, which runs in a round of its own."""
     if audited:
-        attack = replace(attack, method=Bucketed(audit=True))
+        attack = replace(attack, method=Bucketed(security="malicious"))
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
         folder = Path(made)
         settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})

@@ -37,7 +37,7 @@ DIMS = {DEFAULT_COHORT: 3000, "stroke": 2000}
 # the methods of the rounds, in turn
 METHODS = (
     Bucketed(),
-    Bucketed(audit=True),
+    Bucketed(security="malicious"),
     Radix(),
     Pairwise(),
     # bounded by default

@@ -223,7 +223,7 @@ class Form:
     hidden: bool = False
     # whether the servers toss a coin for a closed round, which `compute` is given
     tosses: bool = False
-    # whether the servers prove the result to each other before they sign it
+    # whether one server that deviates learns nothing beyond the result: clients fold their uploads
     audited: bool = False
     # the shape of dealings, which clients send ahead of their uploads
     dealing: Dealing | None = None

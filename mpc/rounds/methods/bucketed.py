@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicBits, PublicValues, Ring, RingShare
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import MAX_QUOTE, ConfigError, cut
 from securemedian.mpc.options import check_whole, option
 from securemedian.mpc.protocols import compare, ring
 from securemedian.mpc.protocols.audit.macs import MAX_BITS
@@ -58,6 +58,10 @@ from securemedian.mpc.rounds.methods.reveal import open_bits, stacked
 
 SCHEDULES = ("scan", "bisect")
 UPLOADS = ("dealt", "unverified")
+MALICIOUS = "malicious"
+SECURITY = ("semi-honest", MALICIOUS)
+# what a round with security malicious takes, by option
+TAKEN: dict[str, Any] = {"uploads": "dealt", "schedule": "bisect", "groups": 1, "weights": {}}
 # The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
 # in which group.
 MAX_SLOTS = 64
@@ -91,13 +95,17 @@ class Bucketed(Grouped, Counting):
         "2^-BITS at most (default: 40, which is also the least; at most 128)",
         metavar="BITS",
     )
+    security: str = option(
+        "semi-honest",
+        choices=SECURITY,
+        text="malicious: one server that deviates learns nothing beyond the result, and what it "
+        "publishes is right. Clients answer once more while they wait. Needs uploads dealt, "
+        "schedule bisect, one group and no weights. semi-honest (default): how much one learns "
+        "is up to the other options and the servers' `security`",
+        since=3,
+    )
     audit: bool = option(
-        False,
-        text="each server proves to the other one, before anything is signed, that the result is "
-        "that of the uploads. Of a server that asks other questions, each bit that it wants beyond "
-        "the result is found with a chance of one half. Clients answer once more while they wait. "
-        "Needs uploads dealt, schedule bisect and one group (default: no)",
-        since=2,
+        False, text="what release 1.0 calls security malicious; release 1.2 has no --audit", since=3
     )
 
     def __post_init__(self) -> None:
@@ -105,7 +113,10 @@ class Bucketed(Grouped, Counting):
         check_whole("buckets", self.buckets, 3, 1 << 16)
         check_whole("check_bits", self.check_bits, 40, 128)
         if self.audit:
-            self._check_auditable()
+            object.__setattr__(self, "security", MALICIOUS)
+            object.__setattr__(self, "audit", False)
+        if self.audited:
+            self._check_taken()
         if self.hidden:
             self._check_slots()
         elif self.uploads == "dealt" and self.buckets > MAX_BUCKETS:
@@ -114,13 +125,13 @@ class Bucketed(Grouped, Counting):
                 "radix with encoding buckets, whose words are always valid"
             )
 
-    def _check_auditable(self) -> None:
-        needed = {"uploads": "dealt", "schedule": "bisect", "groups": 1}
-        for name, value in needed.items():
+    def _check_taken(self) -> None:
+        for name, value in TAKEN.items():
             if (given := getattr(self, name)) != value:
+                taken, said = (cut(str(each or "none"), MAX_QUOTE) for each in (value, given))
                 raise ConfigError(
-                    f"audit takes {name} {value} only: {name} {given}; take that, or leave "
-                    "audit out"
+                    f"security {MALICIOUS} takes {name} {taken} only: {name} {said}; take that, or "
+                    "leave security out"
                 )
 
     def _check_slots(self) -> None:
@@ -139,11 +150,16 @@ class Bucketed(Grouped, Counting):
     def check_round(self, max_clients: int) -> None:
         super().check_round(max_clients)
         bits = self._dealt_bits(max_clients)
-        if self.audit and bits > MAX_BITS:
+        if self.audited and bits > MAX_BITS:
             raise ConfigError(
-                f"counts of more than {MAX_BITS} bits cannot be audited: {bits} bits; "
-                "let fewer clients take part, or leave audit out"
+                f"security {MALICIOUS} takes counts of at most {MAX_BITS} bits: {bits} bits; "
+                "let fewer clients take part, or leave security out"
             )
+
+    @property
+    def audited(self) -> bool:
+        """Return whether one server that deviates learns nothing beyond the result."""
+        return self.security == MALICIOUS
 
     @property
     def slots(self) -> int:
@@ -170,7 +186,7 @@ class Bucketed(Grouped, Counting):
             self.groups,
             buckets=self.buckets,
             hidden=self.hidden,
-            audited=self.audit,
+            audited=self.audited,
         )
         if not dealt:
             return form
@@ -249,8 +265,8 @@ class Bucketed(Grouped, Counting):
 
     @property
     def detail(self) -> str:
-        audited = " audited" if self.audit else ""
-        return f"b={self.buckets} {self.schedule}{self.grouping}{audited}"
+        against = f" {MALICIOUS}" if self.audited else ""
+        return f"b={self.buckets} {self.schedule}{self.grouping}{against}"
 
 
 def median(
