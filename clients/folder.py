@@ -1,9 +1,13 @@
-"""A client's part in the audit of a round: it answers what the servers are bound to.
+"""A client's second part in a round with security malicious: it answers for its upload.
 
-Once the uploads of an audited round are closed, each server is bound to the sum that it computes
-with, and both toss a coin. Each client folds its upload as the coin says, under the masks that it
-has given the servers with the upload. It sends the fold of one server's half to the other server,
-which compares the sum of them. It may be asked again, for another binding, until the round ends.
+Once the uploads are closed, each server is bound to the sum that it computes with, and both toss a
+coin. Each client folds its upload as the coin says, under the masks that it has given the servers
+with the upload. It sends the fold of one server's half to the other server, which compares the sum
+of them. It may be asked again, for another binding, until a server has opened something.
+
+SECURITY: a client folds once for a binding, and only if both servers name the same binding, coin
+and set of clients, so that all who fold answer for one sum. A server names them only to a client
+that is in the set.
 """
 
 from contextlib import suppress
@@ -20,6 +24,8 @@ from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload, WordsUpload
 
 ENDED = "published", "failed"
+# of a binding, its coin and the digest of its clients
+_LENGTHS = [SESSION_BYTES, SEED_BYTES, 32]
 
 
 class Folder:
@@ -55,8 +61,14 @@ class Folder:
         """Return what a server says that it is bound to."""
         said = self._member.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
         match said:
-            case {"state": str(), "binding": bytes(binding), "coin": bytes(coin), "folded": bool()}:
-                if not binding or (len(binding), len(coin)) == (SESSION_BYTES, SEED_BYTES):
+            case {
+                "state": str(),
+                "binding": bytes(binding),
+                "coin": bytes(coin),
+                "set": bytes(clients),
+                "folded": bool(),
+            }:
+                if not binding or [*map(len, (binding, coin, clients))] == _LENGTHS:
                     return said
         raise PeerProtocolError(f"S{party} does not say what it is bound to in round {round_id}")
 
@@ -72,13 +84,14 @@ class Folder:
         if other["binding"] != binding or (one["folded"] and other["folded"]):
             # one of them has gone on, or both have answers
             return
-        if other["coin"] != coin:
-            raise PeerProtocolError(
-                f"S0 and S1 name different coins in round {round_id}: one of them does not tell "
-                "the truth, and nothing was sent"
-            )
-        self._journal.note_fold(round_id, binding, coin)
-        self._member.report(f"round {round_id}: answering for the audit")
+        for name, what in (("coin", "coins"), ("set", "sets of clients")):
+            if other[name] != one[name]:
+                raise PeerProtocolError(
+                    f"S0 and S1 name different {what} in round {round_id}: one of them does not "
+                    "tell the truth, and nothing was sent"
+                )
+        self._journal.note_fold(round_id, binding, coin + one["set"])
+        self._member.report(f"round {round_id}: answering for the upload")
         held, fields = self._held(upheld), {"round": round_id, "binding": binding}
         for party, said in enumerate((one, other)):
             if not said["folded"]:

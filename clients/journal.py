@@ -154,7 +154,8 @@ class _Kept:
     draw: Draw | None = None
     made: Submission | None = None
     sent: Sent | None = None
-    # in an audited round that may not have ended, and there by binding the coin of the answer
+    # in an audited round that may not have ended, and there by binding the coin and set of the
+    # answer
     upheld: Upheld | None = None
     coins: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     # whether the file has this
@@ -368,17 +369,17 @@ class Journal:
         if (kept := self._rounds.pop(round_id, None)) and kept.sent:
             self._rounds[round_id] = _Kept(sent=kept.sent)
 
-    def note_fold(self, round_id: str, binding: bytes, coin: bytes) -> None:
-        """Note that a binding is answered under a coin, before it is. Raises ConfigError.
+    def note_fold(self, round_id: str, binding: bytes, under: bytes) -> None:
+        """Note that a binding is answered `under` a coin and set, before it is. Raises ConfigError.
 
-        SECURITY: raises PeerProtocolError if it was answered under another one, because two folds
-        under the same masks would give the client's shares away.
+        SECURITY: raises PeerProtocolError if it was answered under others, because two folds under
+        the same masks would give the client's shares away.
         """
         kept = self._rounds[round_id]
-        if kept.coins.setdefault(binding, coin) != coin:
+        if kept.coins.setdefault(binding, under) != under:
             raise PeerProtocolError(
-                f"the servers name another coin for what they are bound to in round {round_id} "
-                "than before: nothing was sent"
+                "the servers name another coin or set for what they are bound to in round "
+                f"{round_id} than before: nothing was sent"
             )
         kept.written = False
         self._write(round_id)

@@ -165,7 +165,7 @@ MUTATIONS = {
     "journal rotates_no_other": Change(
         _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
-    "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, coin) != coin", "False"),
+    "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, under) != under", "False"),
     "dealing guards_alone": Change(
         "mpc/protocols/dealing.py", "bool(same) and each.guarded", "bool(same)"
     ),

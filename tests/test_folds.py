@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.upload import ShareHalf
@@ -15,6 +16,7 @@ from securemedian.common.deviations import Deviation
 from securemedian.common.keys import SigningKey
 from securemedian.common.policy import Policy
 from securemedian.mpc.arrays import Words
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     BadUpload,
     ChannelTimeout,
@@ -112,7 +114,7 @@ def test_clients_are_asked_once_both_are_bound(tmp_path: Path, party: int) -> No
     server = Server(party, tmp_path, AUDITED)
     round_id = pass_dealings(server)
     first, second, _ = server.keys
-    nothing = {"state": "checking", "binding": b"", "coin": b"", "folded": False}
+    nothing = {"state": "checking", "binding": b"", "coin": b"", "set": b"", "folded": False}
     assert server.ask(first, "bound", round=round_id).fields.items() >= nothing.items()
     assert fold(server, first).fields["code"] == RoundClosed.code
     # the seed of masks that came with the upload
@@ -122,6 +124,10 @@ def test_clients_are_asked_once_both_are_bound(tmp_path: Path, party: int) -> No
     folds = asked(server)
     said = server.ask(first, "bound", round=round_id).fields
     assert (said["binding"], said["coin"], said["folded"]) == (BINDING, COIN, False)
+    # of all who are asked, in their order
+    assert (
+        said["set"] == folds.set == digest("set", *server.keys) != digest("set", *server.keys[1:])
+    )
     assert fold(server, first, COIN).fields["code"] == RoundClosed.code
     assert fold(server, first, array=FOLD[1:]).fields["code"] == BadUpload.code
     for _ in range(2):
@@ -433,7 +439,7 @@ def test_what_folds_are_made_of_outlasts_the_process_until_the_round_ends(
     assert made.upheld and found.draw.entropy()(32) == made.upheld.draw.entropy()(32)
     assert (found.shape, found.masks, found.draw.index) == (shape(), made.upheld.masks, 1)
     assert np.array_equal(found.rotations, made.upheld.rotations)
-    # under the same coin again, and never under another
+    # under the same coin and set again, and never under others
     journal.note_fold("1-a", BINDING, COIN)
     journal.note_fold("1-a", COIN, COIN)
     with pytest.raises(PeerProtocolError, match="another coin"):
@@ -446,3 +452,114 @@ def test_what_folds_are_made_of_outlasts_the_process_until_the_round_ends(
     if confirmed:
         assert made.upheld.draw.secret not in (tmp_path / "1-a.kept").read_bytes()
     journal.close()
+
+
+# What a client answers
+
+
+class TwoServers:
+    """What both servers say that they are bound to, and the folds that they get."""
+
+    def __init__(self) -> None:
+        bound = {"state": "checking", "binding": BINDING, "coin": COIN, "folded": False}
+        self.bound: list[dict[str, Any]] = [bound | {"set": SET} for _ in (0, 1)]
+        self.got: list[tuple[int, bytes, bytes]] = []
+
+    def ask(
+        self,
+        op: str,
+        fields: dict[str, Any],
+        arrays: Any = None,
+        timeout_s: float = 0.0,
+        party: int = 0,
+    ) -> wire.Message:
+        if op == "bound":
+            return wire.Message("bound", dict(self.bound[party]))
+        self.got.append((party, fields["binding"], arrays["fold"].tobytes()))
+        self.bound[party]["folded"] = True
+        return wire.Message("folded", {})
+
+    def report(self, text: str) -> None:
+        """Print nothing."""
+
+
+SET = digest("set", "a", "b", "c")
+OTHERS = {"coin": BINDING, "set": digest("set", "a", "c")}
+
+
+@pytest.fixture
+def both() -> TwoServers:
+    return TwoServers()
+
+
+@pytest.fixture
+def folder(both: TwoServers) -> Folder:
+    journal = Journal(None)
+    journal.keep(submission())
+    member: Any = both
+    return Folder(journal, member)
+
+
+def test_a_client_folds_once_for_what_both_servers_name(folder: Folder, both: TwoServers) -> None:
+    folder.tend()
+    assert [(party, binding) for party, binding, _ in both.got] == [(0, BINDING), (1, BINDING)]
+    # each server gets the fold of the other one's half
+    assert both.got[0][2] != both.got[1][2]
+    folder.tend()
+    assert len(both.got) == 2
+    # a server that has lost its fold gets the same bytes again
+    both.bound[1]["folded"] = False
+    folder.tend()
+    assert both.got[2] == both.got[1] and len(both.got) == 3
+    # of another binding there are others
+    for said in both.bound:
+        said.update(binding=COIN, folded=False)
+    folder.tend()
+    assert len(both.got) == 5 and both.got[3][2] != both.got[0][2]
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "other"), [*OTHERS.items(), ("binding", COIN)], ids=[*OTHERS, "binding"]
+)
+def test_a_client_folds_for_nothing_that_one_server_names_alone(
+    folder: Folder, both: TwoServers, party: int, name: str, other: bytes
+) -> None:
+    both.bound[party][name] = other
+    if name == "binding":
+        # it may have gone on
+        folder.tend()
+    else:
+        with pytest.raises(PeerProtocolError, match=f"name different {name}s"):
+            folder.tend()
+    assert not both.got
+
+
+@pytest.mark.parametrize(("name", "other"), OTHERS.items(), ids=OTHERS)
+def test_a_client_folds_never_again_for_a_binding_under_others(
+    folder: Folder, both: TwoServers, name: str, other: bytes
+) -> None:
+    folder.tend()
+    for said in both.bound:
+        said.update({name: other, "folded": False})
+    with pytest.raises(PeerProtocolError, match="name another coin or set"):
+        folder.tend()
+    assert len(both.got) == 2
+
+
+@pytest.mark.parametrize(
+    "said", [{"set": b""}, {"coin": b"short"}, {"binding": b"1"}, {"folded": 1}, {"set": "a" * 32}]
+)
+def test_a_client_folds_for_nothing_of_another_form(
+    folder: Folder, both: TwoServers, said: dict[str, Any]
+) -> None:
+    both.bound[1].update(said)
+    with pytest.raises(PeerProtocolError, match="S1 does not say what it is bound to"):
+        folder.tend()
+    assert not both.got
+
+
+def test_a_client_forgets_a_round_that_has_ended(folder: Folder, both: TwoServers) -> None:
+    both.bound[0]["state"] = "published"
+    folder.tend()
+    assert not both.got and not folder._journal.upheld

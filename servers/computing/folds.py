@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from securemedian.mpc.arrays import Words
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import BadUpload, DuplicateUpload, RoundClosed
 from securemedian.mpc.protocols.channel import Channel
 
@@ -23,6 +24,8 @@ class Folds:
     def __init__(self, clients: Sequence[str], words: int) -> None:
         """Ask these clients for nothing yet; each of their folds has so many words."""
         self.clients = tuple(clients)
+        # which clients these are, as each is told before it folds
+        self.set = digest("set", *clients)
         # the id of the binding and what was tossed for it, while clients are asked
         self.binding = self.coin = b""
         self._words = words

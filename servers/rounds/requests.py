@@ -550,15 +550,17 @@ class Requests:
     def _bound(self, call: Call) -> Answer:
         """Tell whether an audited round asks the caller for a fold.
 
-        `state` of the round, `binding` (16 bytes, the id of the servers' binding) and `coin` (16
-        bytes), both empty unless it does, `folded` (whether the fold is here).
+        `state` of the round, `binding` (16 bytes, the id of the servers' binding), `coin` (16
+        bytes) and `set` (SHA-256 of the keys of the clients that it asks), all empty unless it
+        does, `folded` (whether the fold is here).
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round
-        said: dict[str, Any] = {"binding": b"", "coin": b"", "folded": False}
+        said: dict[str, Any] = {"binding": b"", "coin": b"", "set": b"", "folded": False}
         folds = self._folds(server_round)
         if folds and key in folds.clients and folds.binding:
-            said = {"binding": folds.binding, "coin": folds.coin, "folded": folds.has(key)}
+            said = {"binding": folds.binding, "coin": folds.coin, "set": folds.set}
+            said["folded"] = folds.has(key)
         return Answer({"state": server_round.state.value} | said)
 
     def _folds(self, server_round: ServerRound) -> Folds | None:
