@@ -20,7 +20,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
-from securemedian.mpc.protocols.audit import binding, comparing
+from securemedian.mpc.protocols.audit import ands, binding, comparing
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, bucket_size
 from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
@@ -821,6 +821,154 @@ def passing(
     honest, passed = run_both(run)
     assert honest == trials
     return int(passed)
+
+
+# Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
+
+
+def cancelling(opener: Opener, who: int, words: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Return which of the errors (n, bytes) change no hash of what `who` opens with these words.
+
+    It is linear. The first error is among them, and n is above 128.
+    """
+
+    def hashed(error: np.ndarray) -> int:
+        tag: Any = opener._hash(who, words)._tags[0]
+        tag.authenticate_additional_data(np.ascontiguousarray(error).data.cast("B"))
+        tag.finalize()
+        return int.from_bytes(tag.tag, "big")
+
+    none, basis = hashed(np.zeros_like(errors[0])), dict[int, tuple[int, int]]()
+    # the first error last, so that it is one of those that cancel
+    for number in (*range(1, len(errors)), 0):
+        left, used = hashed(errors[number]) ^ none, 1 << number
+        while left and left.bit_length() in basis:
+            other, others = basis[left.bit_length()]
+            left, used = left ^ other, used ^ others
+        if left:
+            basis[left.bit_length()] = left, used
+    assert not left
+    return np.array([used >> number & 1 for number in range(len(errors))], bool)
+
+
+def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
+
+    It commits to 8 in coordinate 0 of the first step, and where only padding is, to turn the sign.
+    """
+    round_, dim = Round(np.full((5, 24), 7), lanes=1), 24
+    true_prove, true_make, true_masked = Lane._prove_bits, Lane._make_bits, Lane._masked
+    off = np.zeros((4, 64), np.uint8)
+
+    def make(self: Lane, *given: Any) -> None:
+        with monkeypatch.context() as patch:
+            if self.party.number == 1:
+                zeros = partial(np.zeros, dtype=np.uint64)
+                patch.setattr(self.party.randomness, "words", zeros, raising=False)
+            true_make(self, *given)
+
+    def prove(self: Lane, values: np.ndarray, t: int) -> Any:
+        if self.party.number == 0 or t:
+            return true_prove(self, values, t)
+        rows, length = bisect.partners_of(256)
+        guards = 3 * rows * (length - 256)
+        places = [3 * 64, *(64 * step + i for step in range(4) for i in range(dim, 64))]
+        errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
+        for error, place in zip(errors, places, strict=True):
+            error[guards + place :: 256][:rows] = 8
+        words = np.zeros(-(-rows * length // 64), np.uint64)
+        off.reshape(-1)[places] = 8 * cancelling(self.opener, 1, words, errors)
+        true = self.prover
+        claims = np.zeros(rows * length, np.uint8)
+        self.prover = Cheat(true, [off.reshape(-1), claims])  # type: ignore[assignment]
+        found = true_prove(self, values, t)
+        self.prover = true
+        return found
+
+    def masked(self: Lane, step: int, *given: Any) -> Any:
+        return [
+            each ^ off[step, :dim] * self.party.number for each in true_masked(self, step, *given)
+        ]
+
+    for name, changed in (("_make_bits", make), ("_prove_bits", prove), ("_masked", masked)):
+        monkeypatch.setattr(Lane, name, changed)
+    errors: dict[int, BaseException] = {}
+    assert not rogue_run(round_, errors) and off[3, 0] == 8
+    assert isinstance(errors[0], PeerDeviated) and "random bits 0" in str(errors[0])
+
+
+def test_folds_that_differ_do_not_cancel() -> None:
+    """A client knows the key when it folds: it sends another fold, whose errors cancel in it."""
+    round_ = Round(RNG.integers(0, 16, (4, 64)), lanes=1)
+
+    def run(number: int) -> None:
+        one = round_.bind(number)
+        coin = one.toss()
+        folds = round_.folds(number, coin)
+        if number == 0:
+            opener = Opener(round_.pairs[0][0], 0, one._lanes[0].opener._context)
+            opener._count = one._lanes[0].opener._count
+            opener.mix(coin)
+            off = np.zeros(15 * 2560, np.uint8)
+            errors = np.zeros((130, off.size), np.uint8)
+            np.fill_diagonal(errors, 8)
+            # of a component, and those of all others have the same factor
+            whole = np.pad(errors, ((0, 0), (0, 47 * off.size)))
+            off[:130] = 8 * cancelling(opener, 1, np.frombuffer(coin, np.uint64), whole)
+            folds[2] = ring.pack(ring.unpack(folds[2], 4, off.size) ^ off, 4)
+        assert one.compare(folds) == [True, True, False, True]
+
+    run_both(run)
+
+
+def test_keys_depend_on_all_that_was_tossed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each kind of commitment, and at both servers."""
+    mixed: list[list[bytes]] = [[], []]
+    true_toss, true_mix, seeds = dealing.toss, Opener.mix, [list[bytes](), list[bytes]()]
+
+    def toss(channel: Channel, number: int, *given: Any) -> bytes:
+        seeds[number].append(true_toss(channel, number, *given))
+        return seeds[number][-1]
+
+    def mix(self: Opener, seed: bytes) -> None:
+        before = self._context
+        true_mix(self, seed)
+        assert self._context != before
+        mixed[self._number].append(seed)
+
+    monkeypatch.setattr(Opener, "mix", mix)
+    for module in (dealing, ands, bisect):
+        monkeypatch.setattr(module, "toss", toss)
+    round_ = Round(RNG.integers(0, 16, (4, 64)), lanes=1)
+    run_both(round_.run)
+    # of bits, buckets of ANDs, and folds
+    assert mixed[0] == mixed[1] == seeds[0] and len(mixed[0]) == 3 + 1 + 1
+
+
+def test_a_server_names_the_coin_of_its_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it could choose the key of its digest."""
+    round_, true = Round(RNG.integers(0, 16, (4, 64)), lanes=1), Opener.tell
+
+    def tell(self: Opener, label: str, mine: np.ndarray, *given: Any) -> Any:
+        if (label, self._number) == ("bisect.folds", 1):
+            mine = mine ^ np.uint64(1)
+            self.begin(mine)
+            self.add_own(owns.pop())
+        return true(self, label, mine, *given)
+
+    owns: list[np.ndarray] = []
+    true_add = Opener.add_own
+
+    def add_own(self: Opener, array: np.ndarray) -> None:
+        if self._number == 1:
+            owns.append(array)
+        true_add(self, array)
+
+    monkeypatch.setattr(Opener, "tell", tell)
+    monkeypatch.setattr(Opener, "add_own", add_own)
+    errors: dict[int, BaseException] = {}
+    assert not rogue_run(round_, errors)
+    assert "the sums of the clients' shares" in str(errors[0])
 
 
 def test_a_digest_is_good_for_one_place() -> None:

@@ -220,6 +220,7 @@ class Lane:
         partner_tags = self.prover.commit(claims, bits, slot)[1]
         partner_keys = self.verifier.accept(claims.size, bits, slot)
         seed = toss(self.party.channel, self.party.number, self._entropy)
+        self.opener.mix(seed)
         # the proved bits are not turned
         turns = np.array(rotations(seed, each + 1, length)[1:])
         rows = zip(claims.reshape(each, length), turns.tolist(), strict=True)
@@ -294,7 +295,11 @@ class Lane:
             self._masks = None
 
     def folds(self, coin: bytes) -> tuple[Words, Words]:
-        """Return this lane's part of the tags and keys of fold(X) + R, as `Binder.folds` does."""
+        """Return this lane's part of the tags and keys of fold(X) + R, as `Binder.folds` does.
+
+        The coin was tossed after all that the lane is to open was fixed, by both.
+        """
+        self.opener.mix(coin)
         return self.binder.folds(coin)
 
     def run(self, rank: int, opened: Mark) -> NDArray[np.uint16]:

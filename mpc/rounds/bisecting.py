@@ -16,12 +16,13 @@ Nothing of it may be used after that: the next one has a session of its own.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import RingShare, Words
+from securemedian.mpc.arrays import Ring, RingShare, Words
 from securemedian.mpc.errors import (
     InputError,
     LocalProtocolError,
@@ -166,11 +167,14 @@ class Bisection:
         theirs = binding.weighted(folds, [1] * len(folds), self._shape)
         keys -= lane.verifier.constant(theirs.reshape(-1))
         coin = np.frombuffer(self._coin, np.uint64)
+        wanted = hashed(ring.reduce(keys, bits))
         lane.opener.begin(coin)
-        lane.opener.add_own(ring.reduce(tags, bits))
-        wanted = ring.reduce(keys, bits)
+        lane.opener.add_own(hashed(ring.reduce(tags, bits)))
         # the coin names the fold, and both send it along
-        _, right = lane.opener.tell("bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted))
+        named, right = lane.opener.tell(
+            "bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted)
+        )
+        right &= bool((named == coin).all())
         theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
         return right and theirs_right[0] == 1
 
@@ -239,3 +243,12 @@ class Bisection:
 def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
     """Return what a client sends to the other server than `number`: see `binding.fold`."""
     return binding.fold(number, upload, session_id, coin, mask, cumulative=True)
+
+
+def hashed(macs: Ring) -> Words:
+    """Return SHA-256 of the MACs of folds.
+
+    SECURITY: clients know the key of the opener's hash when they choose their folds. Errors that
+    cancel in it would be folds that fit whatever a server has committed to.
+    """
+    return np.frombuffer(sha256(np.ascontiguousarray(macs)).digest(), np.uint64)

@@ -145,6 +145,8 @@ class AndMaker:
         equality.settle("leaky ANDs")
         seed = toss(self._channel, self._number, self._entropy)
         openings = self._opener or equality
+        if self._opener is not None:
+            self._opener.mix(seed)
         found = self.combined(factors, rotations(seed, size, buckets), openings)
         openings.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))

@@ -7,11 +7,16 @@ what it opens and of the other's keys and Delta. It tells the other party nothin
 has sent before. A value that is not opened must not be compared so: its digest would let the other
 party test guesses of it (`audit.equality`).
 
-A digest is of a universal hash (`audit.equality.Compared`), whose key is a hash of what is opened.
-Say that some of it is wrong. The right tags are then a known function of Delta, which depends on
-it. For any two Delta they have the same hash for one key in 2^100, so that a forgery still has to
-guess Delta. A party gets another key only if it opens something else. The digest is bound to the
-session, the lane, the party and its number, too.
+A digest is of a universal hash (`audit.equality.Compared`), whose key is a hash of what is opened,
+and of all that was tossed before (`mix`). Say that some of what is opened is wrong. The right tags
+are then a known function of Delta, which depends on it. For any two Delta they have the same hash
+for one key in 2^100, so that a forgery still has to guess Delta. A party gets another key only if
+it opens something else. The digest is bound to the session, the lane, the party and its number.
+
+SECURITY: whoever knows the key can choose errors that cancel in the hash, whatever Delta is: the
+hash is linear. So nothing that is opened may be wrong in a way that was chosen after the key was
+known. What is opened is in the key. What it is compared with, the values, was committed to before
+a toss that is in the key, too.
 
 MACs of a message may go with the next one if that is as random as the first. A message that reveals
 more waits for `settle`.
@@ -54,6 +59,13 @@ class Opener:
     def _hash(self, who: int, words: Words) -> Compared:
         """Return the hash of the MACs of what party `who` opens."""
         return Compared(digest("opening", self._context, who, self._count, words.tobytes()))
+
+    def mix(self, seed: bytes) -> None:
+        """Make the keys of all that is opened from now on depend on a seed that was tossed.
+
+        SECURITY: before anything is opened that was committed to since the last seed.
+        """
+        self._context = digest(self._context, seed)
 
     def begin(self, mine: Words) -> None:
         """Begin the digest of what the next message opens, which goes with it.
