@@ -250,7 +250,7 @@ class Client(Member):
         next one that opens. `progress` gets the bytes sent and those in all, of the dealing and
         then of the upload.
 
-        In an audited round, call `result` or `attend` next: both servers ask once more.
+        In a round with security malicious, call `result` or `attend` next: both servers ask again.
 
         An update is shared once per round, because two sharings must not mix. A server that does
         not answer gets the same bytes again, for `retry_limit_s` of the configuration and in
@@ -315,8 +315,8 @@ class Client(Member):
     def attend(self, round_id: str = "", timeout_s: float | None = None) -> None:
         """Stay until a round, by default the one last submitted to, needs this client no more.
 
-        In an audited round a client is asked for something once more after its upload, and is left
-        out if it does not answer in time. Every wait answers, that of `result` too: this is for who
+        With security malicious a client is asked once more after its upload, and is left out if it
+        does not answer in time. Every wait answers, that of `result` too: this is for who
         waits for nothing else. Other rounds need nothing. Raises ChannelTimeout after `timeout_s`
         (default: `wait_timeout_s` of the configuration).
         """
@@ -326,7 +326,7 @@ class Client(Member):
             return None if round_id in self._journal.upheld else True
 
         what = f"round {round_id} did not end"
-        waiting = f"the end of round {round_id} from S0; it is audited, and is answered"
+        waiting = f"the end of round {round_id} from S0; it has security malicious, and is answered"
         self.wait(0, over, self.limit(timeout_s), what, waiting)
 
     def fit(

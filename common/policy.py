@@ -234,7 +234,7 @@ class Policy:
     at_least: dict[str, float] = field(default_factory=dict)
     # how large epsilon may become (`mpc.rounds.privacy`), of all results of the cohort together
     max_epsilon: float | None = None
-    # what release 1.0 calls `security = "malicious"` of a client, and release 1.2 does not read
+    # release 1.0's name for `security = "malicious"` of a client, which release 1.2 does not read
     audit: bool = field(default=False, metadata={"since": 2})
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ from securemedian.clients.config import ClientConfig
 from securemedian.common.addresses import host_of, listens_ipv6
 from securemedian.common.durable import is_locked, others_may
 from securemedian.common.keys import fingerprint, load_keys, load_signing_key
-from securemedian.common.policy import SWITCH, of_switch
+from securemedian.common.policy import SWITCH, Security, of_switch
 from securemedian.common.status import COMPILING
 from securemedian.common.terminal import Paragraphs, folded
 from securemedian.common.toml import read_toml
@@ -140,6 +140,9 @@ def examine(path: Path) -> Iterator[Finding]:
         if SWITCH in table:
             line = of_switch(table[SWITCH]).line
             yield _warning(f"{path} has {SWITCH}, which release 1.2 does not read: write {line}")
+    if config.policy.audit:
+        line = Security.MALICIOUS.line
+        yield _warning(f"{path} has audit, which release 1.2 does not read: write {line}")
     whose = config.name if isinstance(config, ServerConfig) else repr(config.name)
     yield _well(f"{path} is a complete configuration of {whose}")
     yield from _keys(config)

@@ -356,7 +356,7 @@ def test_a_round_that_is_not_audited_takes_neither_masks_nor_folds(tmp_path: Pat
     refused = s0.ask(s0.keys[0], "upload", arrays, **fields)
     assert (
         refused.fields["code"] == BadUpload.code
-        and "only audited rounds take" in refused.fields["message"]
+        and "for a round without security malicious: " in refused.fields["message"]
     )
     assert fold(s0, s0.keys[0]).fields["code"] == BadUpload.code
     assert s0.ask(s0.keys[0], "bound", round=round_id).fields["binding"] == b""
@@ -454,11 +454,11 @@ def test_what_folds_are_made_of_outlasts_the_process_until_the_round_ends(
     journal.close()
 
 
-# What a client answers
+# A client
 
 
 class TwoServers:
-    """What both servers say that they are bound to, and the folds that they get."""
+    """Both servers: the things they say that they are bound to, and the folds that they get."""
 
     def __init__(self) -> None:
         bound = {"state": "checking", "binding": BINDING, "coin": COIN, "folded": False}

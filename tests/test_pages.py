@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from securemedian import cli
-from securemedian.common.policy import BOUNDED, Policy
+from securemedian.common.policy import BOUNDED, PERMITTED, Policy, Security
 from securemedian.mpc.rounds.methods.registry import METHODS
 from tests.daemons import ROOT
 
@@ -131,4 +131,5 @@ def test_the_methods_that_fresh_keys_allow_are_those_of_the_readme() -> None:
     allowed = dict.fromkeys(METHODS, "neither")
     allowed |= dict.fromkeys(Policy().methods, "semi-honest")
     allowed |= dict.fromkeys(BOUNDED, "bounded, semi-honest")
+    allowed |= dict.fromkeys(PERMITTED[Security.MALICIOUS], "all")
     assert dict(table) == allowed

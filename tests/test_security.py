@@ -322,6 +322,17 @@ def test_files_of_release_1_0_are_read(
         )
 
 
+def test_doctor_names_the_line_that_replaces_an_old_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["keygen", str(tmp_path / "all"), "--clients", "3"]) == 0
+    path = tmp_path / "all" / "client-1.toml"
+    path.write_text(path.read_text().replace("[policy]\n", "[policy]\naudit = true\n"))
+    cli.main(["doctor", str(path)])
+    said = 'has audit, which release 1.2 does not read: write security = "malicious"'
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 def test_rounds_of_clients_that_ask_for_it(tmp_path: Path) -> None:
     """Ask as a Flower node or an NVFlare site does, too; the coordinator is told why."""

@@ -24,7 +24,7 @@ class Folds:
     def __init__(self, clients: Sequence[str], words: int) -> None:
         """Ask these clients for nothing yet; each of their folds has so many words."""
         self.clients = tuple(clients)
-        # which clients these are, as each is told before it folds
+        # the digest of their keys, which each is told before it folds
         self.set = digest("set", *clients)
         # the id of the binding and what was tossed for it, while clients are asked
         self.binding = self.coin = b""

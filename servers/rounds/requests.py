@@ -574,7 +574,9 @@ class Requests:
         """
         server_round = self._listed(call).server_round
         if not server_round.audited:
-            raise BadUpload(f"only audited rounds take folds: {server_round.round_id}; send none")
+            raise BadUpload(
+                f"a fold for a round without security malicious: {server_round.round_id}; send none"
+            )
         fold, folds = _array_of(call, "fold"), self._folds(server_round)
         if folds is None:
             raise RoundClosed(
@@ -750,12 +752,13 @@ def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
     if not server_round.audited:
         if masks is not None:
             raise BadUpload(
-                f"only audited rounds take masks: {server_round.round_id}; leave out `masks`"
+                f"masks for a round without security malicious: {server_round.round_id}; leave out "
+                "`masks`"
             )
         return None
     if masks is None or masks.dtype != np.uint8 or masks.shape != (SEED_BYTES,):
         raise BadUpload(
-            f"an upload for an audited round needs {SEED_BYTES} random bytes: "
+            f"an upload with security malicious needs {SEED_BYTES} random bytes: "
             f"{server_round.round_id}; send them as the array `masks`"
         )
     return masks.tobytes()

@@ -15,8 +15,8 @@ it opens something else. The digest is bound to the session, the lane, the party
 
 SECURITY: whoever knows the key can choose errors that cancel in the hash, whatever Delta is: the
 hash is linear. So nothing that is opened may be wrong in a way that was chosen after the key was
-known. What is opened is in the key. What it is compared with, the values, was committed to before
-a toss that is in the key, too.
+known. The key depends on what is opened, and on a toss. The values that it is compared with were
+committed to before that toss.
 
 MACs of a message may go with the next one if that is as random as the first. A message that reveals
 more waits for `settle`.

@@ -60,7 +60,7 @@ SCHEDULES = ("scan", "bisect")
 UPLOADS = ("dealt", "unverified")
 MALICIOUS = "malicious"
 SECURITY = ("semi-honest", MALICIOUS)
-# what a round with security malicious takes, by option
+# the values that a round with security malicious takes, by option
 TAKEN: dict[str, Any] = {"uploads": "dealt", "schedule": "bisect", "groups": 1, "weights": {}}
 # The most buckets of all groups together: more than MAX_BUCKETS, because nothing else hides who is
 # in which group.
@@ -105,7 +105,9 @@ class Bucketed(Grouped, Counting):
         since=3,
     )
     audit: bool = option(
-        False, text="what release 1.0 calls security malicious; release 1.2 has no --audit", since=3
+        False,
+        text="release 1.0's name for security malicious, which release 1.2 does not take",
+        since=3,
     )
 
     def __post_init__(self) -> None:
