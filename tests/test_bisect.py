@@ -829,7 +829,7 @@ def passing(
 def cancelling(opener: Opener, who: int, words: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """Return which of the errors (n, bytes) change no hash of what `who` opens with these words.
 
-    It is linear. The first error is among them, and n is above 128.
+    It is linear. The first error is among them. n is above 160, so that others make up for it.
     """
 
     def hashed(error: np.ndarray) -> int:
@@ -870,7 +870,7 @@ def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch)
     def prove(self: Lane, values: np.ndarray, t: int) -> Any:
         if self.party.number == 0 or t:
             return true_prove(self, values, t)
-        rows, length = bisect.partners_of(256)
+        rows, length = comparing.partners_of(256)
         guards = 3 * rows * (length - 256)
         places = [3 * 64, *(64 * step + i for step in range(4) for i in range(dim, 64))]
         errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
@@ -910,11 +910,11 @@ def test_folds_that_differ_do_not_cancel() -> None:
             opener._count = one._lanes[0].opener._count
             opener.mix(coin)
             off = np.zeros(15 * 2560, np.uint8)
-            errors = np.zeros((130, off.size), np.uint8)
+            errors = np.zeros((170, off.size), np.uint8)
             np.fill_diagonal(errors, 8)
             # of a component, and those of all others have the same factor
             whole = np.pad(errors, ((0, 0), (0, 47 * off.size)))
-            off[:130] = 8 * cancelling(opener, 1, np.frombuffer(coin, np.uint64), whole)
+            off[:170] = 8 * cancelling(opener, 1, np.frombuffer(coin, np.uint64), whole)
             folds[2] = ring.pack(ring.unpack(folds[2], 4, off.size) ^ off, 4)
         assert one.compare(folds) == [True, True, False, True]
 

@@ -251,4 +251,4 @@ def hashed(macs: Ring) -> Words:
     SECURITY: clients know the key of the opener's hash when they choose their folds. Errors that
     cancel in it would be folds that fit whatever a server has committed to.
     """
-    return np.frombuffer(sha256(np.ascontiguousarray(macs)).digest(), np.uint64)
+    return np.frombuffer(sha256(macs.tobytes()).digest(), np.uint64)

@@ -1,0 +1,262 @@
+"""The deviations of a server in a round with security malicious, by name.
+
+Each replaces functions of the authenticated bisect, for party 1 alone. That server sees no more than
+the other one opens: `Spoils` has the shares of signs that came, and its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit.ands import AndMaker
+from securemedian.mpc.protocols.audit.binding import Binder
+from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
+from securemedian.mpc.protocols.audit.macs import Prover
+from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.bisect import Lane
+from securemedian.mpc.protocols.boolean import unpack_bits
+from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.party import Session
+from securemedian.mpc.rounds import bisecting
+from securemedian.mpc.rounds.bisecting import Bisection
+from tests.rogue.hooks import Array
+
+# given an owner, the name of one of its functions, and what to make of that one
+Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+
+
+@dataclass
+class Spoils:
+    """The shares of signs that party 1 has of each step, (coordinates,), by lane."""
+
+    shares: dict[int, list[Array]] = field(default_factory=dict)
+    theirs: dict[int, list[Array]] = field(default_factory=dict)
+
+    def signs(self, lane: int) -> list[Array]:
+        """Return the signs of each step that were opened to it."""
+        pairs = zip_longest(self.shares.get(lane, []), self.theirs.get(lane, []))
+        return [own ^ other for own, other in pairs if other is not None]
+
+
+def spy(replace: Replace) -> Spoils:
+    """Keep the shares of signs of party 1, and those that it is told, whatever they prove."""
+    spoils = Spoils()
+
+    def init(true: Any) -> Any:
+        def init(self: Prover, session: Session, *given: Any) -> None:
+            true(self, session, *given)
+            self.of = session.party_id  # type: ignore[attr-defined]
+
+        return init
+
+    def sign(true: Any) -> Any:
+        def sign(self: Lane, own: Any, peers: Any) -> AuthenticatedBits:
+            found: AuthenticatedBits = true(self, own, peers)
+            if self.party.number == 1:
+                spoils.shares.setdefault(self._lane, []).append(found.bits.copy())
+                self.opener.lane = self._lane  # type: ignore[attr-defined]
+            return found
+
+        return sign
+
+    def tell(true: Any) -> Any:
+        def tell(self: Opener, label: str, mine: Array, *given: Any) -> Any:
+            theirs, right = true(self, label, mine, *given)
+            if self._number == 1 and label == "bisect.sign":
+                lane = self.lane  # type: ignore[attr-defined]
+                count = spoils.shares[lane][-1].size
+                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, count))
+            return theirs, right
+
+        return tell
+
+    replace(Prover, "__init__", init)
+    replace(Lane, "_sign", sign)
+    replace(Opener, "tell", tell)
+    return spoils
+
+
+def _is_1(self: Any) -> bool:
+    """Return whether this is a part of party 1."""
+    if isinstance(self, Binder):
+        return bool(self.prover.of == 1)  # type: ignore[attr-defined]
+    return bool((self.of if isinstance(self, Prover) else _number(self)) == 1)  # type: ignore[attr-defined]
+
+
+def _number(self: Any) -> int:
+    return int(self.party.number if isinstance(self, Lane) else self._number)
+
+
+def _of_1(owner: Any, name: str, rogue: Callable[..., Any]) -> Callable[[Replace], None]:
+    """Return a deviation: party 1 calls rogue(true, self, ..) where others call true(self, ..)."""
+
+    def make(true: Any) -> Any:
+        def either(self: Any, *given: Any, **named: Any) -> Any:
+            if _is_1(self):
+                return rogue(true, self, *given, **named)
+            return true(self, *given, **named)
+
+        return either
+
+    return lambda replace: replace(owner, name, make)
+
+
+def _another_rank(true: Any, self: Lane, step: int, rows: Array, rank: int) -> Any:
+    """Ask whether anybody is at or below: k - 1 more than there is."""
+    z, d = true(self, step, rows, rank)
+    other = ring.reduce(z + z.dtype.type(rank - 1), self.shape.bits)
+    return other, d ^ z ^ other
+
+
+def _another_row(true: Any, self: Lane, step: int, rows: Array, rank: int, *given: Any) -> Any:
+    return true(
+        self, step, np.minimum(rows ^ np.uint16(1), np.uint16(self.shape.buckets - 2)), rank, *given
+    )
+
+
+def _other_bits(true: Any, self: Lane, *given: Any) -> Any:
+    """Say of one bit of the number that it is another."""
+    z, d = true(self, *given)
+    return z, d ^ d.dtype.type(1)
+
+
+def _flipped(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
+    """Open another a ^ x in one coordinate."""
+    lie = a.bits.copy()
+    lie[0] ^= 1
+    return true(self, AuthenticatedBits(lie, a.macs, a.keys), b)
+
+
+def _flipped_on_lane_1(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
+    """Let one lane end while the other one goes on."""
+    return _flipped(true, self, *given) if self._lane else true(self, *given)
+
+
+def _guessed(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
+    """Open another a ^ x everywhere, and say that Delta is 1."""
+    macs = a.macs ^ np.uint64(1)
+    return true(self, AuthenticatedBits(a.bits ^ np.uint8(1), macs, a.keys), b)
+
+
+def _last_sign(true: Any, self: Lane, *given: Any) -> Any:
+    found = true(self, *given)
+    if not self._steps:
+        found.bits[:] ^= 1
+    return found
+
+
+def _other_sum(true: Any, self: Bisection, start: int, stop: int) -> RingShare:
+    """Be bound to a sum in which one more client is in the lowest bucket of each coordinate."""
+    found = true(self, start, stop)
+    return RingShare(ring.reduce(found + found.dtype.type(1), self._shape.bits))
+
+
+def _twice(true: Any, self: Binder, chunk: Any, change: Array) -> Any:
+    """Tell what is added to a, and tell it again."""
+    found = true(self, chunk, change)
+    true(self, chunk, change ^ change.dtype.type(1))
+    return found
+
+
+def _other_mask(true: Any, self: Binder, change: Array) -> Any:
+    return true(self, change ^ change.dtype.type(1))
+
+
+def _no(true: Any, self: Opener, label: str, *given: Any) -> Any:
+    """Say that the sums do not agree, so that the peer tells the folds that it makes."""
+    theirs, right = true(self, label, *given)
+    return theirs, right and label != "bisect.folds"
+
+
+def _no_bits(true: Any, self: Lane, values: Array, t: int) -> Any:
+    """Commit to numbers that are 2 more than the bits that are claimed."""
+    prover, commit = self.prover, self.prover.commit
+
+    def more(given: Array, *rest: Any) -> Any:
+        del prover.commit
+        return commit(given + np.uint8(2), *rest)
+
+    if self.shape.bits - t > 1:
+        prover.commit = more  # type: ignore[method-assign, assignment]
+    return true(self, values, t)
+
+
+def _wrong_block(true: Any, self: Prover, values: Array, *given: Any) -> Any:
+    """Authenticate other values in one of the 12 blocks: a guess that its 4 bits of Delta are 0."""
+    channel, send = self._channel, self._channel.send
+
+    def wrong(label: str, array: Array) -> None:
+        changed = array.copy()
+        changed[: changed.size // 12] ^= np.uint64(0x1111111111111111)
+        send(label, changed)
+
+    channel.send = wrong  # type: ignore[method-assign]
+    try:
+        return true(self, values, *given)
+    finally:
+        del channel.send
+
+
+def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
+    leaky[1].bits[-1] ^= 1
+    return true(self, leaky, *given)
+
+
+def _coin(replace: Replace) -> None:
+    """Wait for the peer's half of the coin, and open another than was committed to."""
+
+    def open_(true: Any) -> Any:
+        def open_(self: Channel, label: str, number: int, mine: Array, nonce: Array) -> Array:
+            if number == 0:
+                return np.asarray(true(self, label, number, mine, nonce))
+            self.exchange(label.replace("open", "commit"), np.zeros(4, np.uint64))
+            theirs = self.recv(label, mine.dtype, mine.shape)
+            self.send(label, theirs)
+            return theirs
+
+        return open_
+
+    replace(Channel, "open", open_)
+
+
+def told_fold(replace: Replace) -> None:
+    """Say that the sums do not agree, and tell a wrong fold of the own share of each client."""
+    _of_1(Opener, "tell", _no)(replace)
+
+    def fold(true: Any) -> Any:
+        def fold(number: int, *given: Any) -> Array:
+            return np.asarray(true(number, *given)) ^ np.uint64(number)
+
+        return fold
+
+    replace(bisecting, "fold", fold)
+
+
+def _another_row_of_all(replace: Replace) -> None:
+    for name in ("_masked", "_zeros"):
+        _of_1(Lane, name, _another_row)(replace)
+
+
+# name: the deviation, and how the honest server says that it has seen it
+ROWS: dict[str, tuple[Callable[[Replace], None], str]] = {
+    "rank": (_of_1(Lane, "_masked", _another_rank), "step 3 of lane"),
+    "row": (_another_row_of_all, "step 3 of lane"),
+    "masked": (_of_1(Lane, "_masked", _other_bits), "step 3 of lane"),
+    "and": (_of_1(Lane, "_multiply", _flipped), "step 3 of lane"),
+    "and-of-lane-1": (_of_1(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
+    "and-guess": (_of_1(Lane, "_multiply", _guessed), "step 3 of lane"),
+    "last-sign": (_of_1(Lane, "_sign", _last_sign), "step 0 of lane"),
+    "sum": (_of_1(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
+    "sum-twice": (_of_1(Binder, "shift", _twice), "bind"),
+    "mask": (_of_1(Binder, "shift_masks", _other_mask), "the sums of the clients' shares"),
+    "coin": (_coin, "committed"),
+    "no": (_of_1(Opener, "tell", _no), "the sums of the clients' shares"),
+    "no-bits": (_of_1(Lane, "_prove_bits", _no_bits), "random bits"),
+    "block": (_of_1(Prover, "_commit", _wrong_block), "random bits"),
+    "buckets": (_of_1(AndMaker, "combined", _buckets), "buckets of ANDs"),
+}

@@ -1,0 +1,150 @@
+"""A server that deviates in a round with security malicious: what it learns, and what is said."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securemedian.mpc.errors import ChannelClosed, PeerDeviated
+from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.channel import Channel
+from tests.parties import run_both
+from tests.rogue.attacks import entropy
+from tests.rogue.bisecting import ROWS, Spoils, spy, told_fold
+from tests.rogue.hooks import Array
+from tests.test_bisect import RNG, Round, rogue_run
+
+DIM = 4096
+
+
+def digits(buckets: Array, steps: int) -> Array:
+    """Return the first digits of buckets (d,): (steps, d), 1 where H(y) < k."""
+    return np.array([buckets >> step & 1 for step in reversed(range(4))][:steps], np.uint8)
+
+
+def beyond(round_: Round, spoils: Spoils, lanes: int) -> float:
+    """Return the bits per coordinate that party 1 learns which the median's digits do not tell."""
+    total, medians = 0.0, round_.medians()
+    for lane in range(lanes):
+        signs = np.array(spoils.signs(lane), np.uint8)
+        ends = range(lane * round_.chunk, DIM, lanes * round_.chunk)
+        own = np.concatenate([medians[i : i + round_.chunk] for i in ends])
+        if len(signs):
+            true = digits(own, 4)
+            both = np.concatenate([true, signs])
+            total += (entropy(both) - entropy(true)) * own.size / DIM
+    return total
+
+
+def attack(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[int, BaseException]]:
+    """Return what party 1 learns, in bits per coordinate, and how both servers end."""
+
+    def replace(owner: Any, function: str, make: Any) -> None:
+        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
+
+    round_ = Round(RNG.integers(0, 16, (5, DIM)), lanes=2, chunk=1024)
+    spoils, errors = spy(replace), dict[int, BaseException]()
+    if name:
+        ROWS[name][0](replace)
+    rogue_run(round_, errors)
+    return beyond(round_, spoils, 2), errors
+
+
+@pytest.mark.parametrize("name", ["", *ROWS])
+def test_a_rogue_server_learns_the_digits_of_the_median_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt, errors = attack(name, monkeypatch)
+    assert learnt == 0
+    if name:
+        assert isinstance(errors[0], PeerDeviated) and ROWS[name][1] in str(errors[0])
+    else:
+        assert not errors
+
+
+def test_it_would_learn_more_from_a_server_that_does_not_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Opener, "exchange", lambda *given: Opener.tell(*given)[0])
+    learnt, errors = attack("rank", monkeypatch)
+    assert learnt > 0.5 and not errors
+
+
+class Broken(Channel):
+    """A channel that breaks before message `left` of this end is sent."""
+
+    def __init__(self, channel: Channel, left: int) -> None:
+        super().__init__(channel._link)
+        self.left = left
+
+    def send(self, label: str, array: Array) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.close()
+            raise ChannelClosed("broken on purpose")
+        super().send(label, array)
+
+
+def test_whoever_breaks_off_learns_digits_of_one_set_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Server 1 breaks off at each message, and takes a client out if nothing was opened.
+
+    It gets a share of a sign only after server 0 has stored that it sends one, and no broken link
+    is a deviation.
+    """
+
+    def replace(owner: Any, function: str, make: Any) -> None:
+        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
+
+    spoils = spy(replace)
+    round_ = Round(RNG.integers(0, 16, (4, 40)), lanes=1)
+    medians, opened_first, whole = round_.medians(), 0, 0
+    for left in range(200):
+        spoils.shares.clear()
+        spoils.theirs.clear()
+        round_.marks.clear()
+        round_.again()
+        one, other = round_.pairs[0]
+        broken = Broken(other, left)
+        round_.pairs = [(one, broken)]
+        errors: dict[int, BaseException] = {}
+        rogue_run(round_, errors)
+        signs = spoils.signs(0)
+        if broken.left >= 0:
+            # it came to the end
+            whole = left
+            assert not errors
+            break
+        # server 0 may have all digits when the last share of server 1 is on its way
+        assert all(isinstance(error, ChannelClosed) for error in errors.values())
+        assert (np.array(signs, np.uint8) == digits(medians, len(signs))).all()
+        if "opened 0" in round_.marks:
+            opened_first = opened_first or left
+        else:
+            assert not signs
+            round_.again()
+            for found in run_both(partial(round_.run, who=[0, 1, 3])):
+                assert (found == round_.medians([0, 1, 3])).all()
+    # messages before the first sign, and after it
+    assert 40 < opened_first < whole - 3
+
+
+def test_a_server_that_tells_wrong_folds_takes_clients_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody is accused, because it might be the clients; and nothing was opened."""
+
+    def replace(owner: Any, function: str, make: Any) -> None:
+        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
+
+    round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(replace)
+    told_fold(replace)
+
+    def run(number: int) -> None:
+        one = round_.bind(number)
+        assert one.compare(round_.folds(number, one.toss())) == [False] * 3
+
+    run_both(run)
+    assert not spoils.signs(0) and "opened 0" not in round_.marks
