@@ -4,7 +4,7 @@ OTs, bytes and rounds are exact (`plan`). Seconds are an estimate for two server
 each, like this machine's, from a few rates that are measured here in about a second per method:
 
     seconds  = max(compute, transfer) + waiting
-    compute  = OTs x seconds per OT (AUDIT times as many for those of an audit)
+    compute  = OTs x seconds per OT (more for those of an audited round: AHEAD and AFTER)
                + coordinates x seconds per coordinate of the check of dealings
                + seconds of all other steps + bytes both ways x seconds per byte
     transfer = bytes of the busier direction / bandwidth
@@ -64,7 +64,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_dealings
-from securemedian.mpc.rounds.plan import predict, predict_audit, predict_shards
+from securemedian.mpc.rounds.plan import predict, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
 from securemedian.mpc.rounds.rehearsal import lone_party
 
@@ -85,9 +85,9 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
 # their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
-# the OTs of a round that cost as much as one of its audit does, with all that the audit computes.
-# 1.79 was measured with 4 clients and 1.70 with 16, on 100,000 coordinates
-AUDIT = 1.75
+# what an audited round takes ahead of its uploads and after them, with all that is computed: as the
+# seconds of so many OTs for each of its own. Measured on loaded cores, on 100,000 coordinates
+AHEAD, AFTER = 1.1, 0.33
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
@@ -342,16 +342,17 @@ def forecast(
     # a server checks dealings while it fills its pools
     each, memory = time_check(params.form.dealing) if params.form.dealing else (0.0, 0)
     checked = -(-params.dim // max(1, workers)) * clients * each
-    # the OTs of an audit are made in the check
-    audit = predict_audit(params, weights, protocol).ots if params.form.audited else 0
+    ahead, after = (AHEAD, AFTER) if params.form.audited else (1.0, 0.0)
     return Forecast(
         params,
         clients,
         total,
         memory_bytes=memory + max(plan.memory for plan in plans),
-        ahead_seconds=(cost.ots - audit) * ot,
-        checking_seconds=busiest.checking_seconds + checked + AUDIT * audit * ot,
-        online_seconds=busiest.online_seconds + (cost.bytes_sent + cost.bytes_received) * byte,
+        ahead_seconds=ahead * cost.ots * ot,
+        checking_seconds=busiest.checking_seconds + checked,
+        online_seconds=busiest.online_seconds
+        + after * cost.ots * ot
+        + (cost.bytes_sent + cost.bytes_received) * byte,
         transfer_seconds=8 * max(total.bytes_sent, total.bytes_received) / link.bits_per_second,
         waiting_seconds=total.rounds * (link.rtt_s / 2 + HOP_S),
         workers=workers,

@@ -21,10 +21,11 @@ from securemedian.benchmarks.link import AES, LOOPBACK, LinkShape, ShapedLink, S
 from securemedian.benchmarks.work import Point, run_point
 from securemedian.common.keys import KeyPair
 from securemedian.mpc.protocols.compiling import compile_kernels
+from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import SESSION_BYTES
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import allocator
-from securemedian.servers.computing.threads import SWITCH_S, establish
+from securemedian.servers.computing.threads import SWITCH_S, meet
 from securemedian.servers.network.transport import PEER_DOMAIN, PeerPort, ZmqLink, authenticate
 
 # for one message, and so long because the other process compiles its kernels first
@@ -49,9 +50,10 @@ def main() -> None:
     links = _lanes(port, LinkShape.parse(job["link"]), protocol.lanes)
     if party_id == 1:
         _say({"endpoint": port.endpoint})
-    session, channels = establish(party_id, links, bytes.fromhex(job["session"]), protocol)
+    channels = meet(party_id, links)
+    session = Session.establish(party_id, channels[0], bytes.fromhex(job["session"]), protocol)
 
-    def meet() -> None:
+    def wait() -> None:
         channels[0].exchange("ready", np.zeros(1, np.uint8))
 
     made = 0
@@ -60,11 +62,11 @@ def main() -> None:
             # new lanes each time, so that nothing is in stock from the repetition before
             parties = [session.party(made + lane, channel) for lane, channel in enumerate(channels)]
             made += len(parties)
-            spent = run_point(point, parties, protocol, meet)
+            spent = run_point(point, parties, protocol, wait)
             _say(
                 {"point": i, "repetition": repetition, "peak_bytes": _peak_bytes()} | asdict(spent)
             )
-    meet()
+    wait()
     for link in links:
         link.release()
     gate.stop()

@@ -27,16 +27,24 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtSender,
 )
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import Stream, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
-from securemedian.mpc.rounds.auditing import Auditor
+from securemedian.mpc.rounds.bisecting import Bisection
 from securemedian.mpc.rounds.chunks import evenly, round_demand
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.registry import METHODS
+from securemedian.mpc.rounds.methods.reveal import stacked
 from securemedian.mpc.rounds.params import RoundParams
-from securemedian.mpc.rounds.pipeline import check_dealings, check_values, fill, run_round, toss
+from securemedian.mpc.rounds.pipeline import (
+    Outcome,
+    check_dealings,
+    check_values,
+    fill,
+    run_round,
+    toss,
+)
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
@@ -199,7 +207,8 @@ def _median(
     else:
         uploads = _uploads(params.form.layout, party.number, params.max_clients, protocol)
     meet()
-    ahead = fill(parties, params, protocol, POOL_BYTES) if point.ahead else Cost()
+    fills = point.ahead and not params.form.audited
+    ahead = fill(parties, params, protocol, POOL_BYTES) if fills else Cost()
     meet()
     checking = Cost()
     if dealt:
@@ -212,14 +221,14 @@ def _median(
         checking = check_values(parties, params, protocol, uploads).cost
     early = checking.checking_seconds if dealt else 0.0
     meet()
-    auditor = _auditor(params, parties, protocol, uploads) if params.form.audited else None
-    meet()
     groups = evenly(params, len(uploads)) if params.method.visible else []
-    outcome = run_round(parties, params, protocol, uploads, groups=groups)
+    if params.form.audited:
+        outcome, bound = _bisected(params, parties, protocol, uploads, meet)
+        checking, early = bound.checked.after(checking), early + bound.ahead.ahead_seconds
+        ahead = bound.ahead
+    else:
+        outcome = run_round(parties, params, protocol, uploads, groups=groups)
     early += max(each.pool.spent.seconds for each in parties)
-    if auditor:
-        auditor.prove(params.method.public(outcome.values)[0])
-        checking = checking.after(auditor.cost.as_checking())
     before, start = run_before(params), time.perf_counter()
     if leads := party.number == 0 and params.form.buckets:
         values = params.method.public(outcome.values)
@@ -228,26 +237,35 @@ def _median(
     return Repetition(outcome.cost.after(checking).after(ahead), seconds, early)
 
 
-def _auditor(
+def _bisected(
     params: RoundParams,
     parties: Sequence[Party],
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
-) -> Auditor:
-    """Return the audit of a round up to its run; what clients do for it, the parties do untimed."""
-    channel, number = parties[0].channel, parties[0].number
-    drawn = np.frombuffer(os_entropy(16), np.uint64)
-    session = (drawn ^ channel.exchange("binding", drawn)).tobytes()
+    meet: Callable[[], None],
+) -> tuple[Outcome, Bisection]:
+    """Return the outcome of an audited round; what clients do for it, the parties do untimed."""
+    channels, number = [party.channel for party in parties], parties[0].number
+    drawn = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
+    session = (drawn ^ channels[0].exchange("binding", drawn)).tobytes()
+    found = Bisection.establish(number, channels, params, protocol, session)
     dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
-    masks = [os_entropy(16) for _ in dealt]
-    auditor = Auditor.bind(parties, params, protocol, dealt, None, masks, session)
-    coin = auditor.toss()
+    masks = [os_entropy(SEED_BYTES) for _ in dealt]
+    meet()
+    found.bind(dealt, masks, _mark_nothing)
+    coin = found.toss()
     own = [
         binding.fold(number, upload, session, coin, mask)
         for upload, mask in zip(dealt, masks, strict=True)
     ]
-    auditor.compare([channel.exchange("fold", each) for each in own])
-    return auditor
+    theirs = [channels[0].exchange("fold", each) for each in own]
+    meet()
+    found.compare(theirs)
+    return Outcome(stacked([found.run(_mark_nothing)]), found.ran), found
+
+
+def _mark_nothing() -> None:
+    """Mark nothing: no update is behind what is measured."""
 
 
 def run_before(params: RoundParams) -> run_state.RunState:

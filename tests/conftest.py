@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=60,
         metavar="N",
-        help="audits of honest servers in tests/test_auditing.py (default: %(default)s)",
+        help="rounds of honest servers in tests/test_bisect.py (default: %(default)s)",
     )
 
 
@@ -48,7 +48,7 @@ def fuzz_examples(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def honest_audits(pytestconfig: pytest.Config) -> int:
-    """Return how many small audits of honest servers must pass."""
+    """Return how many small rounds of honest servers must pass."""
     return int(pytestconfig.getoption("--honest-audits"))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import chain, product
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +23,14 @@ from securemedian.mpc.protocols.audit.ands import (
     rotations,
 )
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
-from securemedian.mpc.protocols.audit.equality import Equality
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
 from securemedian.mpc.protocols.ot.leaves import Tweaked
-from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import os_entropy
+from securemedian.mpc.protocols.party import Party, Session
+from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from tests.parties import deterministic_entropy, make_parties, run_both
 from tests.rates import check_rate
@@ -46,7 +46,11 @@ Halves = tuple[AuthenticatedBits, AuthenticatedBits]
 def makers(pair: Any = None, **given: Any) -> list[AndMaker]:
     """Return both parties' makers, of a lane of an audit's session."""
     pairs = [pair] if pair else None
-    return [AndMaker(lanes[0]) for lanes in make_parties(pairs=pairs, audit=True, **given)]
+    return [maker(lanes[0]) for lanes in make_parties(pairs=pairs, audit=True, **given)]
+
+
+def maker(party: Party, entropy: Entropy = os_entropy) -> AndMaker:
+    return AndMaker(party, Opener(party.channel, party.number, bytes(32)), entropy)
 
 
 def value(halves: Halves) -> np.ndarray:
@@ -102,12 +106,11 @@ def test_multiply(count: int) -> None:
     a, b = (shared_bits(both, each) for each in values)
 
     def run(j: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
-        triples, channel = both[j].triples(2 * count + 3), both[j]._channel
-        equality = Equality(channel, j)
-        product = both[j].multiply(a[j], b[j], triples, equality)
+        triples = both[j].triples(2 * count + 3)
+        product = both[j].multiply(a[j], b[j], triples)
         # and of what comes of it, with the next triples
-        again = both[j].multiply(product ^ a[j], b[j], triples, equality)
-        equality.settle("openings")
+        again = both[j].multiply(product ^ a[j], b[j], triples)
+        both[j]._opener.settle("products")
         assert len(triples) == 3
         return product, again
 
@@ -153,7 +156,7 @@ def test_triples_are_handed_out_once() -> None:
 def test_silent_ots_make_no_authenticated_bits() -> None:
     (lanes, _) = make_parties(extension="silent")
     with pytest.raises(LocalProtocolError, match="SoftSpokenOT alone"):
-        AndMaker(lanes[0])
+        maker(lanes[0])
 
 
 # A party's messages, for tests/test_masks.py
@@ -200,10 +203,10 @@ def buckets_received() -> None:
     turns = rotations(bytes(16), size, COUNT)
 
     def run(j: int) -> list[AuthenticatedBits]:
-        return both[j].combined(made[j].factors, turns, Equality(pair[j], j))
+        return both[j].combined(made[j].factors, turns)
 
     found = run_both(run)
-    received = pair[0].of("and.buckets").reshape(size - 1, -1)
+    received = pair[0].of("and.buckets")[:-DIGEST_WORDS].reshape(size - 1, -1)
     seen = {f"difference {i}": unpacked(row, COUNT) for i, row in enumerate(received)}
     check_uniform(seen, {"y": found[1][1].bits})
 
@@ -216,10 +219,10 @@ def openings_received() -> None:
     a, b = (shared_bits(both, zeros) for _ in range(2))
 
     def run(j: int) -> None:
-        both[j].multiply(a[j], b[j], both[j].triples(COUNT), Equality(pair[j], j))
+        both[j].multiply(a[j], b[j], both[j].triples(COUNT))
 
     run_both(run)
-    received = pair[0].of("and.openings").reshape(2, -1)
+    received = pair[0].of("and.openings")[:-DIGEST_WORDS].reshape(2, -1)
     seen = {name: unpacked(row, COUNT) for name, row in zip("de", received, strict=True)}
     check_uniform(seen, {"a": a[1].bits, "b": b[1].bits})
 
@@ -297,9 +300,9 @@ def test_a_wrong_bit_d_is_always_found() -> None:
 @pytest.mark.parametrize(
     ("label", "bits", "chosen", "said"),
     [
-        ("and.tables", 1, ..., "leaky ANDs"),
-        ("and.tops", 1 << 40, 3, "leaky ANDs"),
-        ("and.buckets", 1 << 20, (1, 0), "openings of buckets of ANDs"),
+        ("and.tables", 1, ..., "leaky ANDs do"),
+        ("and.tops", 1 << 40, 3, "leaky ANDs do"),
+        ("and.buckets", 1 << 20, 8, "openings of buckets of ANDs, openings do"),
     ],
 )
 def test_no_triples_are_made_with_who_deviates(
@@ -308,40 +311,49 @@ def test_no_triples_are_made_with_who_deviates(
     pair = flipping(label, bits, chosen)
     both = makers(pair)
     found = found_by(both, pair, lambda j: both[j].triples(500))
-    assert found == f"{said} do not agree"
+    assert found.endswith(f"{said} not agree")
 
 
-@pytest.mark.parametrize("place", [(0, 0), (0, 6), (1, 3)])
-def test_a_lie_in_what_is_multiplied_is_found(place: tuple[int, int]) -> None:
+@pytest.mark.parametrize("place", [0, 6, 10])
+def test_a_lie_in_what_is_multiplied_is_found(place: int) -> None:
     pair = flipping("and.openings", 1 << 50, place)
     both = makers(pair)
     a, b = (shared_bits(both, RNG.integers(0, 2, 435).astype(np.uint8)) for _ in range(2))
 
     def run(j: int) -> None:
-        equality = Equality(pair[j], j)
-        both[j].multiply(a[j], b[j], both[j].triples(435), equality)
-        equality.settle("openings")
+        both[j].multiply(a[j], b[j], both[j].triples(435))
+        both[j]._opener.settle("a product")
 
-    assert "openings do not agree" in found_by(both, pair, run)
+    assert "the MACs of a product, openings do not agree" in found_by(both, pair, run)
+
+
+class Keeping(Opener):
+    """An opener that keeps the MACs instead of comparing them."""
+
+    def __init__(self, channel: Channel, number: int, context: bytes) -> None:
+        super().__init__(channel, number, context)
+        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add_macs(self, own: Any, wanted: Any) -> None:
+        self.kept.append((own.copy(), wanted.copy()))
 
 
 def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     """One guess of 2^e: of 48 bits, here of 4."""
     monkeypatch.setattr(ands, "MAC_MASK", np.uint64(15))
-    pair = flipping("and.openings", 2**64 - 1, 0)
+    pair = flipping("and.openings", 2**64 - 1, slice(COUNT // 64))
     both = makers(pair)
+    openers = [Keeping(pair[j], j, bytes(32)) for j in (0, 1)]
+    for each, opener in zip(both, openers, strict=True):
+        each._opener = opener
     a, b = (shared_bits(both, np.zeros(COUNT, np.uint8)) for _ in range(2))
     guesses = RNG.integers(0, 16, COUNT, np.uint64)
-    collected = [Equality(pair[j], j) for j in (0, 1)]
-
-    def run(j: int) -> None:
-        both[j].multiply(a[j], b[j], both[j].triples(COUNT), collected[j])
-
-    run_both(run)
-    honest, rogue = ([*chain(*each._collected)] for each in collected)
-    # the MACs of party 0's d, party 1's d, party 0's e and party 1's e
-    assert all((honest[at] == rogue[at]).all() for at in (0, 2, 3))
-    passed = honest[1] == rogue[1] ^ guesses
+    run_both(lambda j: both[j].multiply(a[j], b[j], both[j].triples(COUNT)))
+    # of d and of e: those that a party sends, and those that it wants
+    honest, rogue = (opener.kept[-2:] for opener in openers)
+    for at, of in ((0, 0), (1, 0), (1, 1)):
+        assert (honest[at][of] == rogue[at][1 - of]).all()
+    passed = honest[0][1] == rogue[0][0] ^ guesses
     assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
     check_rate(int(passed.sum()), COUNT, 1 / 16)
 
@@ -394,7 +406,7 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
     tile = [*check, "and.tables", "and.tops"]
     settled = ["toss.commit", "toss.open", "audit.hidden", "audit.proof"]
-    wanted = tile * 3 + settled + ["toss.commit", "toss.open", "and.buckets"] + settled
+    wanted = tile * 3 + settled + ["toss.commit", "toss.open", "and.buckets", "opening.digest"]
     assert [end.sent for end in pair] == [wanted] * 2
 
 
@@ -405,7 +417,7 @@ def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) ->
     pair = recorders()
     lanes = make_parties(pairs=[pair], audit=True)
     before = [len(end.received) for end in pair]
-    run_both(lambda j: AndMaker(lanes[j][0]).triples(count))
+    run_both(lambda j: maker(lanes[j][0]).triples(count))
     wanted = [
         (label, np.dtype(dtype), shape)
         for sent, label, dtype, shape in ands.messages(count)
@@ -451,7 +463,7 @@ def test_buckets_are_of_turned_rows(size: int) -> None:
     pair, count = local_pair(20), 3000 // ALIGN * ALIGN
     both = makers(pair)
     made, turns = leaky(both, size * count), rotations(bytes(16), size, count)
-    found = run_both(lambda j: both[j].combined(made[j].factors, turns, Equality(pair[j], j)))
+    found = run_both(lambda j: both[j].combined(made[j].factors, turns))
     x, y, z = ((one, other) for one, other in zip(*found, strict=True))
     for halves in (x, y, z):
         check_macs(both, halves)
@@ -534,7 +546,7 @@ def test_both_paths_make_the_same() -> None:
             entropy = deterministic_entropy(70 + j)
             params = ProtocolParams(native_aes=native[j])
             session = Session.establish(j, pair[j], bytes(16), params, entropy, audit=True)
-            triples = AndMaker(session.party(0, pair[j]), entropy).triples(300)
+            triples = maker(session.party(0, pair[j]), entropy).triples(300)
             return [[factor.bits, factor.macs, factor.keys] for factor in triples.take(300)]
 
         found = run_both(run)

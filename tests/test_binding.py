@@ -1,26 +1,23 @@
 """The binding of what the servers sum to what the clients have sent."""
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from securemedian.mpc.errors import PeerDeviated
-from securemedian.mpc.protocols import dealing, ring
+from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.binding import (
     Binder,
-    compare,
+    Bound,
     fold,
     fold_shape,
     masks,
     places,
-    weighted,
+    total,
 )
-from securemedian.mpc.protocols.audit.comparing import around
-from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal
@@ -28,7 +25,6 @@ from securemedian.mpc.protocols.kernels import macs as portable
 from securemedian.mpc.protocols.kernels.native import macs as native
 from securemedian.mpc.protocols.kernels.native import processor
 from securemedian.mpc.protocols.share import SLICE_ALIGN, WordsUpload
-from tests.parties import run_both
 from tests.rates import check_rate
 from tests.test_macs import holds, in_rows, sessions
 from tests.uniformity import bits_of, check_uniform, looks_uniform
@@ -74,7 +70,7 @@ def plain(number: int, upload: DealtUpload) -> np.ndarray:
 
 
 def unpack(words: np.ndarray, shape: Dealing) -> np.ndarray:
-    return weighted([words], [1], shape)
+    return total([words], shape)
 
 
 def histogram(index: np.ndarray, shape: Dealing) -> np.ndarray:
@@ -83,7 +79,7 @@ def histogram(index: np.ndarray, shape: Dealing) -> np.ndarray:
     for table, g in enumerate(places(COIN, 0, shape.dim)):
         for j, y in enumerate(index):
             if y < shape.slots - 1:
-                found[y, table * binding.BUCKETS + int(g[j])] += 1
+                found[y:, table * binding.BUCKETS + int(g[j])] += 1
     return found
 
 
@@ -155,153 +151,44 @@ def test_columns_are_added_to_their_places(kernels: Any, slot: int, count: int) 
 # Servers
 
 
-class Collected(Equality):
-    """The values that a party would compare."""
+def one_way(
+    shape: Dealing, values: np.ndarray, run: int = 0, mac_bits: int = macs.MAC_BITS
+) -> tuple[Binder, np.ndarray, np.ndarray]:
+    """Return what holds tags of these values (W-1, d), and keys of them; R; and Delta."""
+    one, other = sessions(bits=mac_bits)
+    here, there = local_pair(20)
+    prover, verifier = Prover(one, run, here, mac_bits), Verifier(other, run, there, mac_bits)
+    binder = Binder(prover, verifier, shape)
 
-    def __init__(self) -> None:
-        self.arrays: list[Any] = []
+    def told(chunk: Bound, change: np.ndarray) -> Bound:
+        wide = np.zeros((len(change), chunk.padded), change.dtype)
+        wide[:, : chunk.dim] = change
+        return replace(chunk, change=ring.pack(ring.reduce(wide, shape.bits), shape.bits))
 
-    def add(self, array: Any) -> None:
-        self.arrays.append(array)
-
-
-def pairs_of_sessions(bits: int = 128) -> tuple[Any, Any]:
-    """Return the audit session of each party, with the prover of one direction."""
-    (prover0, verifier1), (prover1, verifier0) = sessions(bits=bits), sessions(bits=bits)
-    for prover, verifier in ((prover0, verifier0), (prover1, verifier1)):
-        prover.delta, prover.sender_leaves = verifier.delta, verifier.sender_leaves
-    return prover0, prover1
-
-
-Change = Callable[[int, int, np.ndarray], None]
-
-
-def change_nothing(number: int, start: int, values: np.ndarray) -> None:
-    pass
-
-
-def bound(
-    shape: Dealing,
-    clients: Sequence[Client],
-    weights: Sequence[int],
-    change: Change = change_nothing,
-    lanes: int = 2,
-    sent: Any = None,
-) -> list[str]:
-    """Return what each party says after F2 to F5, "" if all is right.
-
-    `change` changes its shares.
-    """
-    pair = pairs_of_sessions()
-    channels = [local_pair(20) for _ in range(lanes)]
-    sent = sent or [client.folds() for client in clients]
-    chunk = 3 * SLICE_ALIGN
-
-    def run(number: int) -> str:
-        uploads = [client.uploads()[number] for client in clients]
-        binders = []
-        for lane in range(lanes):
-            channel = channels[lane][number]
-            ends = Prover(pair[number], lane, channel), Verifier(pair[number], lane, channel)
-            binders.append(Binder(*ends, shape))
-        for at, start in enumerate(range(0, shape.dim, chunk)):
-            given = number, uploads, weights, shape.bits, start, min(start + chunk, shape.dim)
-            values = dealing.histogram(*given, cumulative=False)
-            change(number, start, values)
-            binders[at % lanes].commit(start, values)
-        rho = [masks(client.seeds[number], SESSION, shape) for client in clients]
-        binders[0].commit_masks(weighted(rho, weights, shape))
-        theirs = weighted([each[number] for each in sent], weights, shape)
-        equality = Equality(channels[0][number], number)
-        folds = [binder.folds(COIN) for binder in binders]
-        compare(equality, number, binders[0].verifier, folds, theirs, shape.bits)
-        try:
-            equality.settle("sums")
-        except PeerDeviated as error:
-            return str(error)
-        return ""
-
-    return list(run_both(run))
+    chunk, drawn = binder.draw(0, *values.shape)
+    binder.chunks.append(told(chunk, values - drawn))
+    rho = binder.draw_masks()
+    assert binder._masks
+    binder._masks = told(binder._masks, np.zeros_like(rho))
+    return binder, rho, other.delta[:mac_bits]
 
 
 @pytest.mark.parametrize(("buckets", "bits"), SHAPES)
-def test_right_sums_pass_with_any_weights(
-    buckets: int, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bind chunks of several pieces, and of one."""
+def test_tags_and_keys_are_folded(buckets: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one piece, and of several."""
     shape = Dealing(1000, buckets, bits)
-    clients = [Client(shape) for _ in range(3)]
-    assert bound(shape, clients, [1, 1, 1]) == ["", ""]
-    monkeypatch.setattr(macs, "PIECE", 64)
-    assert bound(shape, clients, [1, 7, 300], lanes=1) == ["", ""]
-
-
-@pytest.mark.parametrize("cheat", [0, 1])
-@pytest.mark.parametrize(("y", "j", "by"), [(0, 0, 1), (14, 999, 8)])
-def test_a_sum_that_is_wrong_in_one_place_is_found(cheat: int, y: int, j: int, by: int) -> None:
-    shape = Dealing(1000, 16, 4)
-    clients = [Client(shape) for _ in range(2)]
-
-    def change(number: int, start: int, values: np.ndarray) -> None:
-        if number == cheat and start <= j < start + values.shape[1]:
-            values[y, j - start] += np.uint8(by)
-
-    said = bound(shape, clients, [1, 1], change)
-    assert said == ["sums do not agree"] * 2
-
-
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_fold_that_is_wrong_is_found(server: int) -> None:
-    shape = Dealing(1000, 16, 4)
-    clients = [Client(shape) for _ in range(2)]
-    sent = [[each.copy() for each in client.folds()] for client in clients]
-    sent[1][server][77] ^= np.uint64(1)
-    assert all(bound(shape, clients, [1, 1], sent=sent))
-
-
-def test_weights_that_only_one_side_takes_are_found() -> None:
-    shape = Dealing(500, 16, 4)
-    clients = [Client(shape) for _ in range(2)]
-
-    def change(number: int, start: int, values: np.ndarray) -> None:
-        uploads = [client.uploads()[number] for client in clients]
-        stop = start + values.shape[1]
-        values[...] = dealing.histogram(number, uploads, [1, 2], shape.bits, start, stop, False)
-
-    assert all(bound(shape, clients, [1, 1], change))
-    assert not any(bound(shape, clients, [1, 2], change))
-
-
-@pytest.mark.parametrize(("buckets", "bits", "proved"), [(16, 4, 4), (12, 5, 4), (5, 9, 5)])
-def test_macs_about_a_bucket(
-    buckets: int, bits: int, proved: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of H(M) and H(M-1), in the slots of a smaller ring, too, in pieces and in one."""
-    shape, lane = Dealing(1000, buckets, bits), 0
-    pair = pairs_of_sessions()
-    channels = local_pair(20)
-    size = shape.slots - 1, 1000
-    held = [ring.reduce(RNG.integers(0, 1 << bits, size), bits) for _ in range(2)]
-    found = RNG.integers(0, buckets, 1000).astype(np.uint16)
-
-    def run(number: int) -> tuple[Any, Any]:
-        channel = channels[number]
-        ends = Prover(pair[number], lane, channel), Verifier(pair[number], lane, channel)
-        binder = Binder(*ends, shape)
-        chunk = binder.commit(0, held[number])
-        tags, keys = binder.around(chunk, found, buckets - 1, proved)
-        slot = macs.slot_of(proved)
-        return in_rows(tags, slot, proved), in_rows(keys, slot, proved)
-
+    values = ring.reduce(RNG.integers(0, 1 << bits, (shape.slots - 1, 1000)), bits)
     for piece in (macs.PIECE, 64):
         monkeypatch.setattr(macs, "PIECE", piece)
-        (tags0, keys0), (tags1, keys1) = run_both(run)
-        lane += 1
-        for number, tags, keys in ((0, tags0, keys1), (1, tags1, keys0)):
-            counts = around(held[number], found, buckets)
-            delta = pair[1 - number].delta[:48]
-            assert holds(tags, keys, delta, counts, proved)
-            assert not holds(tags, keys, delta, counts[::-1], proved)
+        binder, rho, delta = one_way(shape, values)
+        tags, keys = (in_rows(each, macs.slot_of(bits), bits) for each in binder.folds(COIN))
+        want = rho.astype(np.int64).reshape(len(values), binding.TABLES, -1)
+        for table, where in enumerate(places(COIN, 0, 1000)):
+            for y, row in enumerate(values):
+                np.add.at(want[y, table], where, row)
+        folded = ring.reduce(want.reshape(-1), bits)
+        assert holds(tags, keys, delta, folded, bits)
+        assert not holds(tags, keys, delta, folded[::-1], bits)
 
 
 # Rates
@@ -314,16 +201,10 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> int:
     """
     shape = Dealing(errors.shape[1], 4, 4)
     hits = 0
-    nothing = np.zeros(fold_shape(shape), np.uint8)
     for run in range(runs):
-        one, other = sessions(bits=mac_bits)
-        here, there = local_pair(20)
-        prover, verifier = Prover(one, run, here, mac_bits), Verifier(other, run, there, mac_bits)
-        binder = Binder(prover, verifier, shape)
-        binder.commit(0, errors)
-        binder.commit_masks(nothing)
+        binder, rho, _ = one_way(shape, errors, run, mac_bits)
         coin = RNG.bytes(16)
-        tags, keys = binder.folds(coin)
+        tags, keys = (macs.unpacked(each, 4, mac_bits) for each in binder.folds(coin))
         if guessed:
             # the fold of the errors
             where = places(coin, 0, errors.shape[1])
@@ -331,12 +212,9 @@ def passing(errors: np.ndarray, runs: int, mac_bits: int, guessed: bool) -> int:
             for y, table in product(range(len(errors)), range(len(where))):
                 np.add.at(total[y, table], where[table], errors[y])
             guess = RNG.integers(0, 2, (mac_bits, 1)).astype(np.uint8)
-            told = macs.unpacked(tags, 4, mac_bits) + guess * total.reshape(1, -1)
-            tags = macs.packed(told, 4)
-        collected = Collected()
-        # the keys are those of the only direction there is
-        compare(collected, 0, verifier, [(tags, keys)], nothing, 4)
-        hits += bool((collected.arrays[0] == collected.arrays[1]).all())
+            tags = tags + guess * total.reshape(1, -1)
+        wanted = keys - binder.verifier.constant(rho.reshape(-1))
+        hits += bool((ring.reduce(tags, 4) == ring.reduce(wanted, 4)).all())
     return hits
 
 

@@ -1,9 +1,10 @@
 """The authenticated bisect: results are numpy's, and a server that deviates learns nothing."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,30 +15,36 @@ import pytest
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.errors import (
     ChannelClosed,
+    ConfigError,
     InputError,
     LocalProtocolError,
     PeerDeviated,
     SecureMedianError,
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
-from securemedian.mpc.protocols.audit import ands, binding, comparing
+from securemedian.mpc.protocols.audit import ands, binding
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, bucket_size
-from securemedian.mpc.protocols.audit.binding import Binder
+from securemedian.mpc.protocols.audit.binding import Binder, fold
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.bisect import POOL, Lane, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel, local_pair
-from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, deal
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload, WordsUpload
-from securemedian.mpc.rounds.bisecting import Bisection, fold
+from securemedian.mpc.rounds.bisecting import Bisection, dealing_of
+from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
+from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
-from tests.parties import run_both
+from securemedian.mpc.rounds.plan import _check_of_dealings, predict
+from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.threads import ThreadComputation
+from tests.parties import check_planned, run_both
 from tests.rates import check_rate
 from tests.test_ot import Lying
 from tests.uniformity import check_uniform
@@ -183,6 +190,60 @@ def test_base_ots_and_any_processor() -> None:
     round_.sessions = sessions(native_aes=False)
     for found in run_both(round_.run):
         assert (found == round_.medians()).all()
+
+
+rotations = OwnDealing.rotations
+
+
+def turned(own: OwnDealing, index: np.ndarray) -> np.ndarray:
+    """Return rotations as `OwnDealing.rotations` does, also to slots beyond the last bucket."""
+    shape = own.shape
+    # those to slot 0 say where the vectors have their ones
+    packed = rotations(own, np.zeros(shape.dim, np.uint8))
+    turns = ring.unpack(packed[0], shape.slot_bits, shape.dim).astype(np.uint8)
+    turns = (turns + index.astype(np.uint8)) & np.uint8(shape.slots - 1)
+    words = ring.pack(turns, shape.slot_bits)
+    packed[0, : words.size] = words
+    return packed
+
+
+@pytest.mark.parametrize(("buckets", "lying"), [(10, 3), (17, 5), (3, 1)])
+def test_clients_beyond_the_last_bucket_set_no_server_against_the_other(
+    buckets: int, lying: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots beyond it, which a client may turn to all the same, count as the last."""
+    index = RNG.integers(0, buckets, (5, 64))
+    index[:lying] = RNG.integers(buckets, 1 << (buckets - 1).bit_length(), (lying, 64))
+    monkeypatch.setattr(OwnDealing, "rotations", turned)
+    round_ = Round(index, buckets)
+    for found in run_both(round_.run):
+        assert (found == np.minimum(round_.medians(), buckets - 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("clients", "dim", "lanes", "buckets"), [(3, 64, 2, 16), (9, 1000, 2, 5), (2, 130, 3, 16)]
+)
+def test_a_plan_has_all_that_is_said(clients: int, dim: int, lanes: int, buckets: int) -> None:
+    """Of each phase, with several chunks of a lane, and with pools of ANDs of several portions."""
+    round_ = Round(chosen(buckets, clients, dim), buckets, lanes=lanes)
+    protocol = ProtocolParams(lanes=lanes, chunk=192)
+
+    def run(number: int) -> Bisection:
+        given = number, round_.channels(number), round_.params
+        found = Bisection.establish(*given, protocol, round_.session_id)
+        found.bind(round_.uploads[number], round_.masks[number], lambda: None)
+        found.compare(round_.folds(number, found.toss()))
+        assert (found.run(lambda: None) == round_.medians()).all()
+        return found
+
+    ends = run_both(run)
+    audited = replace(round_.params, method=Bucketed(buckets=buckets, security="malicious"))
+    dealt = _check_of_dealings(round_.shape, clients)
+    planned = predict(audited, [1] * clients, protocol)
+    costs = [dealt.after(end.ran.after(end.checked).after(end.ahead)) for end in ends]
+    check_planned(planned.costs, costs)
+    for name in ("preprocessing_bytes_sent", "preprocessing_rounds", "checking_bytes_sent"):
+        assert {getattr(cost, name) for cost in costs} == {getattr(planned.costs[0], name)}
 
 
 @pytest.mark.timeout(0)
@@ -694,9 +755,9 @@ def what_is_received_is_uniform() -> None:
         )
         check_uniform(columns(row.reshape(3, -1)[1], bits), known)
         seeds = [binding.masks(s, round_.session_id, round_.shape) for s in round_.masks[other]]
-        total = binding.weighted(seeds, [1] * 3, round_.shape).reshape(-1)
+        total = binding.total(seeds, round_.shape).reshape(-1)
         check_uniform(columns(masks[: total.size], bits), columns(total, bits, "R"))
-        last = comparing.partners_of(2 * dim)[1]
+        last = bisect.partners_of(2 * dim)[1]
         h = unpack_bits(ear.of("bisect.claims")[0], last)[last - 2 * dim :]
         check_uniform({"h": h}, {"b": numbers[other] & 1})
         masked = ear.of("bisect.masked")
@@ -720,8 +781,8 @@ def test_what_is_received_is_uniform() -> None:
 
 def small_lanes(monkeypatch: pytest.MonkeyPatch, partners: int, mac_bits: int) -> list[Lane]:
     """Return lanes whose bits are in Z_4 and have few partners, one guard, and short MACs."""
-    monkeypatch.setattr(comparing, "GUARDS", 1)
-    found = comparing.partners_of
+    monkeypatch.setattr(bisect, "GUARDS", 1)
+    found = bisect.partners_of
     monkeypatch.setattr(bisect, "partners_of", lambda count: (partners, found(count)[1]))
     shape = Dealing(64, 4, 2)
     lanes = []
@@ -870,7 +931,7 @@ def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch)
     def prove(self: Lane, values: np.ndarray, t: int) -> Any:
         if self.party.number == 0 or t:
             return true_prove(self, values, t)
-        rows, length = comparing.partners_of(256)
+        rows, length = bisect.partners_of(256)
         guards = 3 * rows * (length - 256)
         places = [3 * 64, *(64 * step + i for step in range(4) for i in range(dim, 64))]
         errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
@@ -1029,3 +1090,40 @@ def test_small_models_take_larger_buckets_of_ands() -> None:
     for count in (1, 1000, POOL, 10 * POOL):
         for each in pools_of(count):
             assert each ** (bucket_size(each) - 1) << bucket_size(each) >= 1 << 40
+
+
+def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> None:
+    """The first lane that ends closes the channels of the others, one of which knows why."""
+
+    def lane(number: int) -> None:
+        if number == 0:
+            raise ChannelClosed("closed by another lane")
+        time.sleep(0.1)
+        raise PeerDeviated("found here")
+
+    with pytest.raises(PeerDeviated):
+        run_lanes([local_pair(20)[0] for _ in range(2)], lane)
+
+
+def test_an_audited_round_is_bound_before_it_runs() -> None:
+    nothing: Any = None
+    params = RoundParams(Bucketed(security="malicious"), dim=64, max_clients=3)
+    computation = ThreadComputation(0, ProtocolParams(), bytes(16), [], nothing)
+    with pytest.raises(LocalProtocolError, match="before its folds were compared"):
+        computation.run_round(RoundInput(params, [], []), nothing)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Mean(),
+        Bucketed(uploads="unverified"),
+        Bucketed(groups=2),
+        Bucketed(ring_bits=17),
+        Bucketed(weights=dict.fromkeys("abcd", 2)),
+    ],
+)
+def test_other_rounds_cannot_be_bisected(method: Any) -> None:
+    params = RoundParams(method, dim=64, max_clients=4)
+    with pytest.raises(ConfigError, match="security malicious takes bucketed"):
+        dealing_of(params)

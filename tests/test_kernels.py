@@ -15,7 +15,6 @@ import pytest
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.kernels import (
     bisecting,
-    comparing,
     extension,
     gaussian,
     lpn,
@@ -283,7 +282,7 @@ def unpacked(packed: np.ndarray, slot: int, components: int) -> np.ndarray:
 @pytest.mark.parametrize("slot", [4, 8, 16])
 def test_packed_tags(slot: int, components: int) -> None:
     """Over more elements than are in the cache, against plain numpy on components."""
-    count, top = comparing.BLOCK + 70, 1 << slot
+    count, top = bisecting.BLOCK + 70, 1 << slot
     width = -(-components * slot // 64)
 
     def random_tags() -> tuple[np.ndarray, np.ndarray]:
@@ -303,22 +302,21 @@ def test_packed_tags(slot: int, components: int) -> None:
     macs.pack(delta_bits, slot, delta)
     public = RNG.integers(0, top, count).astype(np.uint16)
     for given in (public,) if slot == 16 else (public, public.astype(np.uint8)):
-        comparing.add_constants(tags, given, delta[:, 0], slot, out)
+        bisecting.add_constants(tags, given, delta[:, 0], slot, out)
         want = (rows + delta_bits.astype(np.int64) * public) % top
         assert (unpacked(out, slot, components) == want).all()
 
-    lower_rows, lower = random_tags()
     turns = np.array([0, 1, 70, count - 1, 2 * count - 1])
     flips = RNG.integers(0, 2, (len(turns), count)).astype(np.uint8)
     for bits, start in product((2, slot - 1, slot), (0, 40)):
         found = np.empty((len(turns), width, count - start), np.uint64)
         for k in range(width):
             out, rows_of = np.empty((len(turns), count - start), np.uint64), [partners[k]] * 5
-            inputs = tags[k], lower[k], np.stack(rows_of), turns, flips
-            comparing.differences(*inputs, start, delta[k, 0], slot, bits, out)
+            inputs = tags[k], np.stack(rows_of), turns, flips
+            bisecting.differences(*inputs, start, delta[k, 0], slot, bits, out)
             found[:, k] = out
         for turn, flip, told in zip(turns, flips, found, strict=True):
-            d, b = rows - 2 * lower_rows, np.roll(others, -turn, axis=1)
+            d, b = rows, np.roll(others, -turn, axis=1)
             want = np.where(flip, d + b - delta_bits, d - b) % (1 << bits)
             assert (unpacked(told, slot, components) == want[:, start:]).all()
 
@@ -336,7 +334,7 @@ def test_packed_tags(slot: int, components: int) -> None:
         assert (unpacked(out, slot, components) == want).all()
 
     lowest = np.empty(count, np.uint64)
-    comparing.low_bits(tags, slot, lowest)
+    bisecting.low_bits(tags, slot, lowest)
     places = np.arange(components, dtype=np.uint64)[:, None]
     assert (lowest == ((rows & 1).astype(np.uint64) << places).sum(axis=0)).all()
 

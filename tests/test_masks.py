@@ -45,7 +45,6 @@ from tests import reference
 from tests import test_ands as authenticated
 from tests import test_binding as binding
 from tests import test_bisect as bisecting
-from tests import test_comparing as comparing
 from tests import test_dealing as dealings
 from tests import test_macs as macs
 from tests import test_output_shares as shares
@@ -698,17 +697,6 @@ MASKS: dict[str, Mask] = {
         (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
         (authenticated.openings_received,),
     ),
-    "partners on the bits of a share": Mask(
-        "the other party reads the bits of the share of every count that is compared",
-        (
-            (
-                "SignProver._make_partners",
-                "self._randomness.words(ring.packed_words(count, 1))",
-                "np.zeros(ring.packed_words(count, 1), np.uint64)",
-            ),
-        ),
-        (comparing.claims_received,),
-    ),
     # The authenticated bisect
     "a of a bound share": Mask(
         "the other party reads the share of every count, and so the counts",
@@ -756,7 +744,7 @@ MASKS: dict[str, Mask] = {
     ),
     "a scalar on a digest": Mask(
         "a server that deviates tries guesses of the other's digest, and so of what it holds",
-        (("Equality.settle", "scalar(self._entropy)", "bytes([1] + 31 * [0])"),),
+        (("settle", "scalar(entropy)", "bytes([1] + 31 * [0])"),),
         (shares.digests_are_hidden,),
     ),
     # Selections that stay shared: what hides them is that nobody opens them
@@ -892,12 +880,10 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "commit.ring": ("the nonce of a commitment",),
     "toss.commit": "a hash of what is opened next",
     "toss.open": "half of a seed that is public, and chosen after the dealings or the uploads",
-    "audit.claims": ("partners on the bits of a share",),
-    "audit.fold": ("masks of a client's folds",),
-    "audit.verdicts": "whose folds are not those of the servers, which both find",
     "audit.hidden": ("a scalar on a digest",),
     "audit.proof": "a hash of a point that the peer computes too, if the digests are the same",
     "mac.random": ("u on a committed value", "leaves under MACs"),
+    "bisect.sizes": "a size, which is public",
     "bisect.claims": ("partners on random bits",),
     "bisect.change": ("a of a bound share", "a of the masks of folds"),
     "bisect.folds": "the coin, and a digest that the peer computes too, if the clients are honest",
@@ -954,7 +940,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "places",
         "Stream(coin, nonce=table, block=start // 8).words(-(-out.size // 4))",
     ): "public places",
-    ("compare", "keys -= verifier.constant(theirs.reshape(-1))"): "keys of a verifier",
     (
         "Bisection._sums_agree",
         "keys -= lane.verifier.constant(theirs.reshape(-1))",

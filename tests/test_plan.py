@@ -41,7 +41,7 @@ from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
-from securemedian.mpc.rounds.plan import Plan, predict, predict_audit, predict_shards
+from securemedian.mpc.rounds.plan import Plan, predict, predict_shards
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.servers.network.control import SHA256_BYTES
 from tests.daemons import SETTINGS, Pair, running
@@ -496,14 +496,13 @@ def test_a_plan_counts_the_check_of_dealings() -> None:
     assert few[1] < many[1]
 
 
-def test_the_ots_of_an_audit_are_seconds_of_the_check() -> None:
+def test_an_audited_round_takes_its_ots_ahead() -> None:
     params = RoundParams(Bucketed(security="malicious"), dim=3000, max_clients=4)
-    given = params, 4, ProtocolParams(), LinkShape(1e9, 0)
-    audited = predict_audit(params, [1] * 4, ProtocolParams()).ots
-    found = forecast.forecast(*given, 1e-9)
-    assert 0 < audited < found.cost.ots
-    ot = found.ahead_seconds / (found.cost.ots - audited)
-    assert 1e-9 < ot < 1e-5 and found.checking_seconds > forecast.AUDIT * audited * ot
+    found = forecast.forecast(params, 4, ProtocolParams(), LinkShape(1e9, 0), 0.0)
+    ot = found.ahead_seconds / found.cost.ots / forecast.AHEAD
+    assert 1e-9 < ot < 1e-5
+    assert found.online_seconds == pytest.approx(forecast.AFTER * found.cost.ots * ot)
+    assert found.cost.preprocessing_bytes_sent > 0.9 * found.cost.bytes_sent
 
 
 def test_one_method_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

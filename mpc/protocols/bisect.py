@@ -39,42 +39,51 @@ the session. A second `bind` to the same a would tell a client's shares. Each di
 that are opened, or that are 0 if the party is honest, as `audit.opening` demands.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
-from securemedian.mpc.protocols.audit import macs
+from securemedian.mpc.protocols.audit import ands, macs
 from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, rotations
-from securemedian.mpc.protocols.audit.binding import Binder, Bound
+from securemedian.mpc.protocols.audit.binding import Binder, Bound, fold_shape, padded
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
-from securemedian.mpc.protocols.audit.comparing import partners_of
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
-from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
 from securemedian.mpc.protocols.channel import Channel
-from securemedian.mpc.protocols.dealing import Dealing, toss
+from securemedian.mpc.protocols.dealing import Dealing, toss, toss_messages
 from securemedian.mpc.protocols.kernels import bisecting as kernels
-from securemedian.mpc.protocols.kernels import comparing as proofs
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
+# SECURITY: any other number passes for a bit with a chance of 2^-CHECK_BITS
+CHECK_BITS = 40
+# The fewest partners of a row that are opened.
+GUARDS = 64
 # Elements that are compared at a time, while they are in the cache.
 TILE = 1 << 13
 # The fewest triples that are made at once, where a lane needs as many: of so many, a bucket has 3.
 POOL = 3 << 17
 # Portions of OTs of ANDs that are checked at once.
 PORTIONS = 8
+# Bytes of an AND while it is made: three leaky ones, and what comes of them.
+AND_BYTES = 280
 # Does something once, before the first message that depends on it is sent.
 Mark = Callable[[], None]
+# Takes the coordinates that are done.
+Report = Callable[[int], None]
+# Whether a message is sent or received, its label, dtype and shape.
+Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
 
 def steps_of(buckets: int) -> int:
@@ -82,10 +91,27 @@ def steps_of(buckets: int) -> int:
     return (buckets - 1).bit_length()
 
 
+def ands_of(shape: Dealing, dim: int) -> int:
+    """Return how many ANDs the signs of all steps take, in `dim` coordinates."""
+    return (shape.bits - 1) * steps_of(shape.buckets) * dim
+
+
 def pools_of(count: int) -> list[int]:
     """Return how many triples are made at a time, for `count` of them."""
-    pools = max(1, count // POOL)
+    pools = max(1, count // POOL) if count else 0
     return [count // pools + (i < count % pools) for i in range(pools)]
+
+
+def partners_of(count: int) -> tuple[int, int]:
+    """Return P and L: the rows of partners of `count` numbers, and the partners of each row."""
+    length = count + GUARDS
+    while any(length % divisor == 0 for divisor in range(2, math.isqrt(length) + 1)):
+        length += 1
+    return math.ceil(CHECK_BITS / math.log2(length)), length
+
+
+def report_nothing(_: int) -> None:
+    """Do nothing."""
 
 
 @dataclass
@@ -144,7 +170,7 @@ class Lane:
         self.prover = Prover(session, number, channel)
         self.verifier = Verifier(session, number, channel)
         self.binder = Binder(self.prover, self.verifier, shape)
-        self._ands = AndMaker(self.party, entropy, self.opener, PORTIONS)
+        self._ands = AndMaker(self.party, self.opener, entropy, PORTIONS)
         self._entropy, self._lane = entropy, number
         self._slot = slot_of(shape.bits)
         self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]
@@ -164,11 +190,14 @@ class Lane:
 
     # Ahead of time
 
-    def prepare(self, chunks: Sequence[tuple[int, int]], masks: bool) -> None:
+    def prepare(
+        self, chunks: Sequence[tuple[int, int]], masks: bool, report: Report = report_nothing
+    ) -> None:
         """Make all that needs no upload, for chunks [start, stop), while the peer does the same.
 
-        One lane of a session has the `masks` of clients' folds. Raises PeerProtocolError if the
-        peer did not follow the protocol.
+        One lane of a session has the `masks` of clients' folds. Each coordinate is reported when
+        its bits are made, and again when its ANDs are. Raises PeerProtocolError if the peer did not
+        follow the protocol.
         """
         if self._chunks or self._masks is not None:
             raise LocalProtocolError("a lane is prepared once")
@@ -178,14 +207,17 @@ class Lane:
             chunk = _Chunk(bound, shares, {}, {})
             self._make_bits(chunk)
             self._chunks.append(chunk)
+            report(stop - start)
         if masks:
             self._masks = self.binder.draw_masks()
-        total = (
-            (self.shape.bits - 1) * len(self._steps) * sum(stop - start for start, stop in chunks)
-        )
-        for count in pools_of(total) if total else ():
+        dim, made, told = sum(stop - start for start, stop in chunks), 0, 0
+        pools = pools_of(ands_of(self.shape, dim))
+        for count in pools:
             self.opener.what = f"the ANDs of lane {self._lane}"
             self._triples.extend(self._ands.triples(count))
+            made += count
+            report(dim * made // sum(pools) - told)
+            told = dim * made // sum(pools)
 
     def _make_bits(self, chunk: _Chunk) -> None:
         """Make the random bits of all steps of a chunk, and prove that they are bits."""
@@ -257,8 +289,8 @@ class Lane:
         """
         each, length = opened.shape
         guards = length - tags.shape[1]
-        # guards are partners of nothing; `lower` is for halves, which there are none of
-        nothing, lower = np.zeros(guards, np.uint64), np.zeros(length, np.uint64)
+        # guards are partners of nothing
+        nothing = np.zeros(guards, np.uint64)
         memory = np.empty(each * TILE, np.uint64)
         for first, stop in ((0, guards), (guards, length)):
             flips = np.ascontiguousarray(opened[:, first:stop])
@@ -267,7 +299,7 @@ class Lane:
                 upper = tags[k] if first else nothing
                 rows = partners[k].reshape(each, -1)
                 given = start, delta[k], self._slot, bits, out
-                proofs.differences(upper, lower, rows, turns + first, flips, *given)
+                kernels.differences(upper, rows, turns + first, flips, *given)
                 yield out
 
     # After the last upload
@@ -302,10 +334,11 @@ class Lane:
         self.opener.mix(coin)
         return self.binder.folds(coin)
 
-    def run(self, rank: int, opened: Mark) -> NDArray[np.uint16]:
+    def run(self, rank: int, opened: Mark, report: Report = report_nothing) -> NDArray[np.uint16]:
         """Return the bucket of the element of rank k in each coordinate of the lane, opened.
 
-        `opened` is called before a share of a sign is sent. Raises PeerDeviated.
+        `opened` is called before a share of a sign is sent. Each coordinate is reported once per
+        step. Raises PeerDeviated.
         """
         if not self._bound:
             raise LocalProtocolError("a lane is bound before it is asked")
@@ -318,6 +351,7 @@ class Lane:
             self.opener.what = f"step {step} of lane {self._lane}"
             negative = self.ask(step, rows, rank, opened)
             searching.go_up(negative ^ np.uint8(1), 1 << step, thresholds, found)
+            report(found.size)
         return found
 
     def ask(self, step: int, rows: NDArray[np.uint16], rank: int, opened: Mark) -> Bits:
@@ -408,10 +442,10 @@ class Lane:
                         kernels.choose(again, rows[here], y, out)
                 for t, end in enumerate(random):
                     self._write(end, bits - t, start, its[t], words)
-                    proofs.low_bits(words, slot, low[t, here])
+                    kernels.low_bits(words, slot, low[t, here])
                     kernels.subtract_bit(words, masked[here], t, slot, out)
                 if keys:
-                    proofs.add_constants(out.copy(), public[here], self._delta, slot, out)
+                    kernels.add_constants(out.copy(), public[here], self._delta, slot, out)
                 kernels.keep_low(out, bits, slot)
                 yield out
             at += bound.dim
@@ -450,4 +484,79 @@ class Lane:
 
     def _multiply(self, a: AuthenticatedBits, b: AuthenticatedBits) -> AuthenticatedBits:
         """Return a b, whose openings are checked with the next message."""
-        return self._ands.multiply(a, b, self._triples, self.opener)
+        return self._ands.multiply(a, b, self._triples)
+
+
+# What is said, for `plan`: what each party sends (True) and receives (False), in its order
+
+
+def _both(label: str, *shape: int, dtype: DTypeLike = np.uint64) -> Iterator[Message]:
+    for sent in (True, False):
+        yield sent, label, dtype, shape
+
+
+def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
+    """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
+    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, steps_of(shape.buckets)
+    drawn = [(shape.slots - 1) * padded(size) for size in sizes]
+    folded = math.prod(fold_shape(shape))
+
+    def draw(count: int) -> Iterator[Message]:
+        return _both("mac.random", ring.packed_words((trees - 1) * count, bits))
+
+    for size, count in zip(sizes, drawn, strict=True):
+        yield from draw(count)
+        numbers = steps * padded(size)
+        partners = math.prod(partners_of(numbers))
+        for width in range(bits, 0, -1):
+            yield from _both("mac.values", ring.packed_words(trees * numbers, width))
+            if width > 1:
+                yield from _both("mac.values", ring.packed_words(trees * partners, width))
+                yield from toss_messages()
+                yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
+    if masks:
+        yield from draw(folded)
+    for count in pools_of(ands_of(shape, sum(sizes))):
+        yield from ands.messages(count, PORTIONS)
+
+
+def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
+    """Yield the messages of `Lane.bind`."""
+    counts = [(shape.slots - 1) * padded(size) for size in sizes]
+    for count in [*counts, *([math.prod(fold_shape(shape))] if masks else [])]:
+        yield from _both("bisect.change", ring.packed_words(count, shape.bits))
+
+
+def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
+    """Yield the messages of `Lane.run`, of a lane of `dim` coordinates."""
+    words = ring.packed_words(dim, 1)
+    for _ in range(steps_of(shape.buckets) if dim else 0):
+        yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
+        for _ in range(shape.bits - 1):
+            yield from _both("and.openings", 2 * words + DIGEST_WORDS)
+        yield from _both("opening.digest", DIGEST_WORDS)
+        yield from _both("bisect.sign", words + DIGEST_WORDS)
+
+
+def ots_of(shape: Dealing, dim: int) -> int:
+    """Return how many OTs a lane of `dim` coordinates takes, of both directions."""
+    return sum(ands.ots_of(count) for count in pools_of(ands_of(shape, dim)))
+
+
+def memory(shape: Dealing, sizes: Sequence[int]) -> int:
+    """Return about how many bytes a lane keeps, and takes while it makes one chunk or pool more.
+
+    It keeps the triples, f of a and of the random bits, X, and the random numbers. Of a chunk it
+    makes the tags and keys of a step's bits and their partners, and of a pool of ANDs all of it.
+    """
+    dim, bits, steps = sum(sizes), shape.bits, steps_of(shape.buckets)
+    trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
+    pools = pools_of(ands_of(shape, dim))
+    wide = ring.dtype(bits).itemsize
+    kept = sum(pools) * 3 * (1 + 2 * 8) + dim * steps * wide
+    kept += dim * (entries * wide + trees * entries * bits // 8)
+    kept += dim * steps * trees * bits * (bits + 1) // 2 // 8
+    most = max(sizes, default=0)
+    made = 2 * 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits))
+    tagged = steps * most + math.prod(partners_of(steps * most)) if most else 0
+    return kept + max(made * tagged, AND_BYTES * max(pools, default=0))

@@ -12,7 +12,6 @@ from multiprocessing import active_children, get_context, parent_process
 from securemedian.mpc.protocols.kernels import (
     ands,
     bisecting,
-    comparing,
     extension,
     gaussian,
     lpn,
@@ -204,7 +203,7 @@ def all_kernels() -> list[Kernel]:
 def kernels_of(params: ProtocolParams) -> list[Kernel]:
     """Return the kernels that these parameters need: modules of them, taken whole."""
     native = processor.use_native(params.native_aes)
-    modules = [ands, bisecting, comparing, extension, gaussian, macs, packing, planes]
+    modules = [ands, bisecting, extension, gaussian, macs, packing, planes]
     modules += [searching, sketching, tables, vectors]
     if native:
         modules += [aes, hashing, leaves, native_macs]

@@ -16,28 +16,44 @@ Nothing of it may be used after that: the next one has a session of its own.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import Ring, RingShare, Words
+from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
 from securemedian.mpc.errors import (
+    ConfigError,
     InputError,
     LocalProtocolError,
     PeerDeviated,
     PeerProtocolError,
 )
-from securemedian.mpc.protocols import dealing, ring
-from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols import bisect, dealing, ring, share
+from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.macs import unpacked
-from securemedian.mpc.protocols.bisect import Lane, Mark, Once
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
+from securemedian.mpc.protocols.bisect import (
+    Lane,
+    Mark,
+    Message,
+    Once,
+    bind_messages,
+    ots_of,
+    prepare_messages,
+    run_messages,
+    steps_of,
+)
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import Entropy, os_entropy
-from securemedian.mpc.rounds.lanes import run_lanes
+from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.protocol import ProtocolParams
+from securemedian.mpc.rounds.cost import Cost, Meter
+from securemedian.mpc.rounds.cutting import cut_evenly
+from securemedian.mpc.rounds.lanes import Progress, Report, run_lanes
+from securemedian.mpc.rounds.params import RoundParams
 
 Chunks = Sequence[tuple[int, int]]
 
@@ -53,11 +69,39 @@ class Bisection:
         self._uploads: Sequence[DealtUpload] = ()
         self._masks: Sequence[bytes] = ()
         self._coin = b""
+        # the cost of `prepare`, of the phases up to `compare`, and of `run`
+        self.ahead = self.checked = self.ran = Cost()
         # the next phase that is allowed
         self._next = "bind"
 
     def __repr__(self) -> str:
         return f"Bisection({self.session_id.hex()}, before {self._next or 'nothing'})"
+
+    @classmethod
+    def establish(
+        cls,
+        number: int,
+        channels: Sequence[Channel],
+        params: RoundParams,
+        protocol: ProtocolParams,
+        session_id: bytes,
+        entropy: Entropy = os_entropy,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Make base OTs of its own, and `prepare` a round of these parameters.
+
+        Lanes have the channels, which nobody else uses. `protocol.chunk` is the smaller one of both
+        servers. Raises ConfigError for a round that cannot be bisected, and as `prepare` does.
+        """
+        shape, given = dealing_of(params), _protocol(protocol, len(channels))
+        with _accusing("prepare"):
+            session = Session.establish(number, channels[0], session_id, given, entropy, audit=True)
+            mine = np.array([protocol.chunk], np.uint64)
+            chunk = int(np.minimum(mine, channels[0].exchange("bisect.sizes", mine))[0])
+            if chunk < share.SLICE_ALIGN:
+                raise PeerProtocolError(f"chunks of {chunk} coordinates are too small")
+        chunks = cut_evenly(params.dim, replace(given, chunk=chunk))
+        return cls.prepare(session, channels, chunks, shape, session_id, entropy, progress)
 
     @classmethod
     def prepare(
@@ -68,6 +112,7 @@ class Bisection:
         shape: dealing.Dealing,
         session_id: bytes,
         entropy: Entropy = os_entropy,
+        progress: Progress | None = None,
     ) -> Self:
         """Make all that needs no upload, of `chunks` [start, stop) that both servers agreed on.
 
@@ -77,8 +122,14 @@ class Bisection:
         """
         lanes = [Lane(session, i, channel, shape, entropy) for i, channel in enumerate(channels)]
         found = cls(lanes, session_id, entropy)
+        # coordinates are done when their bits are made, and their ANDs
+        report = Report(2 * sum(stop - start for start, stop in chunks), progress)
+
+        def work(i: int) -> None:
+            lanes[i].prepare(chunks[i :: len(lanes)], i == 0, report.add)
+
         with found._phase("prepare"):
-            run_lanes(channels, lambda i: lanes[i].prepare(chunks[i :: len(lanes)], i == 0))
+            run_lanes(channels, work)
         found._next = "bind"
         return found
 
@@ -96,7 +147,7 @@ class Bisection:
         self._begin("bind")
         self._uploads, self._masks = uploads, masks
         seeds = [binding.masks(seed, self.session_id, self._shape) for seed in masks]
-        total = binding.weighted(seeds, [1] * len(seeds), self._shape)
+        total = binding.total(seeds, self._shape)
         once = Once(used)
 
         def work(i: int) -> None:
@@ -128,7 +179,7 @@ class Bisection:
     def compare(self, folds: Sequence[Words]) -> list[bool]:
         """Return whose folds agree with what the servers hold; both servers get the same list.
 
-        `folds` are what the clients sent to this server, packed (`fold`), in the order of the
+        `folds` are what the clients sent to this server (`binding.fold`), in the order of the
         uploads. If any client's is False, this session has ended. Raises PeerDeviated if all
         clients agree with both servers, and the sums do not, and InputError for other folds than
         one for each client.
@@ -164,7 +215,7 @@ class Bisection:
             np.stack([unpacked(words, bits) for words in each]).sum(axis=0, dtype=ring.dtype(bits))
             for each in zip(*parts.values(), strict=True)
         )
-        theirs = binding.weighted(folds, [1] * len(folds), self._shape)
+        theirs = binding.total(folds, self._shape)
         keys -= lane.verifier.constant(theirs.reshape(-1))
         coin = np.frombuffer(self._coin, np.uint64)
         wanted = hashed(ring.reduce(keys, bits))
@@ -187,12 +238,12 @@ class Bisection:
         verdicts = np.empty(len(folds), np.uint8)
         told = zip(self._uploads, self._masks, folds, strict=True)
         for place, (upload, mask, theirs) in enumerate(told):
-            own = fold(self._number, upload, self.session_id, self._coin, mask)
+            own = binding.fold(self._number, upload, self.session_id, self._coin, mask)
             verdicts[place] = (self._channel.exchange("bisect.fold", own) == theirs).all()
         found = verdicts & self._channel.exchange("bisect.verdicts", verdicts)
         return [one == 1 for one in found.tolist()]
 
-    def run(self, opened: Mark) -> NDArray[np.uint16]:
+    def run(self, opened: Mark, progress: Progress | None = None) -> PublicValues:
         """Return the buckets of the medians (dim,), opened.
 
         `opened` stores, for good, that a share of a sign has been sent. It is called before one is,
@@ -202,9 +253,10 @@ class Bisection:
         rank, once = ring.median_rank(len(self._uploads)), Once(opened)
         ends = [lane.ends for lane in self._lanes]
         found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
+        report = Report(found.size * steps_of(self._shape.buckets), progress)
 
         def work(i: int) -> None:
-            mine, at = self._lanes[i].run(rank, once), 0
+            mine, at = self._lanes[i].run(rank, once, report.add), 0
             for start, stop in ends[i]:
                 found[start:stop] = mine[at : at + stop - start]
                 at += stop - start
@@ -212,7 +264,7 @@ class Bisection:
         with self._phase("run"):
             self._run(work)
         self._drop()
-        return found
+        return PublicValues(found)
 
     def _begin(self, phase: str) -> None:
         """Begin a phase. Raises LocalProtocolError if another is next."""
@@ -223,14 +275,22 @@ class Bisection:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Call what the peer must not send a deviation, and drop all if this fails."""
+        """Count what a phase costs, and drop all if it fails."""
+        meter = Meter([lane.party for lane in self._lanes])
         try:
-            yield
-        except BaseException as error:
+            with _accusing(name):
+                yield
+        except BaseException:
             self._drop()
-            if isinstance(error, PeerProtocolError) and not isinstance(error, PeerDeviated):
-                raise PeerDeviated(f"{name}: {error}") from error
             raise
+        cost = meter.read()
+        match name:
+            case "prepare":
+                self.ahead = cost.as_ahead()
+            case "run":
+                self.ran = cost
+            case _:
+                self.checked = cost.as_checking().after(self.checked)
 
     def _drop(self) -> None:
         """Forget all that was made, and what was bound to it."""
@@ -240,15 +300,80 @@ class Bisection:
         run_lanes([lane.party.channel for lane in self._lanes], work)
 
 
-def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
-    """Return what a client sends to the other server than `number`: see `binding.fold`."""
-    return binding.fold(number, upload, session_id, coin, mask, cumulative=True)
-
-
-def hashed(macs: Ring) -> Words:
+def hashed(rows: Ring) -> Words:
     """Return SHA-256 of the MACs of folds.
 
     SECURITY: clients know the key of the opener's hash when they choose their folds. Errors that
     cancel in it would be folds that fit whatever a server has committed to.
     """
-    return np.frombuffer(sha256(macs.tobytes()).digest(), np.uint64)
+    return np.frombuffer(sha256(rows.tobytes()).digest(), np.uint64)
+
+
+def dealing_of(params: RoundParams) -> dealing.Dealing:
+    """Return the dealing of a round that can be bisected. Raises ConfigError for any other."""
+    shape = params.form.dealing
+    if shape is None or params.method.groups > 1 or params.weights or shape.bits > macs.MAX_BITS:
+        raise ConfigError(
+            "security malicious takes bucketed with uploads dealt, without groups and weights, and "
+            f"at most {macs.MAX_BITS} ring_bits: {params.method.label}; take that, or another "
+            "security"
+        )
+    return shape
+
+
+@contextmanager
+def _accusing(name: str) -> Iterator[None]:
+    """Call what the peer must not send a deviation."""
+    try:
+        yield
+    except PeerDeviated:
+        raise
+    except PeerProtocolError as error:
+        raise PeerDeviated(f"{name}: {error}") from error
+
+
+def _protocol(protocol: ProtocolParams, lanes: int) -> ProtocolParams:
+    """Return the parameters of a session, whatever those of the servers' other rounds are."""
+    return replace(protocol, lanes=lanes, ot_field_bits=macs.TREE_BITS, ot_extension="softspoken")
+
+
+def predict_phases(params: RoundParams, protocol: ProtocolParams) -> dict[str, list[list[Message]]]:
+    """Return what each party says on each lane, by phase, if all clients agree: for `plan`.
+
+    Base OTs are left out.
+    """
+    shape, sizes = dealing_of(params), _sizes(params, protocol)
+    first = range(protocol.lanes)
+    answered: list[Message] = [
+        (sent, label, dtype, of)
+        for label, dtype, of in (
+            ("bisect.folds", np.uint64, (SEED_BYTES // 8 + DIGEST_WORDS,)),
+            ("bisect.answer", np.uint8, (1,)),
+        )
+        for sent in (True, False)
+    ]
+    return {
+        "prepare": [[*prepare_messages(shape, sizes[i], i == 0)] for i in first],
+        "bind": [[*bind_messages(shape, sizes[i], i == 0)] for i in first],
+        "toss": [[*dealing.toss_messages()]],
+        "compare": [answered],
+        "run": [[*run_messages(shape, sum(its))] for its in sizes],
+    }
+
+
+def _sizes(params: RoundParams, protocol: ProtocolParams) -> list[list[int]]:
+    """Return the coordinates of each chunk, lane by lane."""
+    dims = [stop - start for start, stop in cut_evenly(params.dim, protocol)]
+    return [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
+
+
+def ots(params: RoundParams, protocol: ProtocolParams) -> int:
+    """Return how many OTs a round takes, of both directions and all lanes."""
+    shape = dealing_of(params)
+    return sum(ots_of(shape, sum(sizes)) for sizes in _sizes(params, protocol))
+
+
+def memory(params: RoundParams, protocol: ProtocolParams) -> int:
+    """Return about how many bytes a round takes at one party."""
+    shape = dealing_of(params)
+    return sum(bisect.memory(shape, sizes) for sizes in _sizes(params, protocol))

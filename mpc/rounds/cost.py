@@ -74,6 +74,19 @@ class Cost:
             checking_seconds=self.seconds,
         )
 
+    def as_ahead(self) -> "Cost":
+        """Return what was counted, all of it, as the cost of preprocessing ahead of a round."""
+        return replace(
+            self,
+            preprocessing_bytes_sent=self.bytes_sent,
+            preprocessing_bytes_received=self.bytes_received,
+            preprocessing_rounds=self.rounds,
+            preprocessing_seconds=0.0,
+            online_seconds=0.0,
+            seconds=0.0,
+            ahead_seconds=self.seconds,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return all counts by name, and those of the online part."""
         online = {

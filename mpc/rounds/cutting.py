@@ -1,18 +1,13 @@
 """How a round is cut: shards for workers, chunks of coordinates for lanes, pieces for checks."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from securemedian.mpc.arrays import XorBits
 from securemedian.mpc.protocols import share
-from securemedian.mpc.protocols.audit.macs import slot_of
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.params import RoundParams
-
-# Bits of slots of the tags of as many coordinates as an audit has in one chunk: 2^15 at n <= 8. Its
-# largest arrays stay with the process when they are freed, and need not be cleared again.
-AUDIT_CHUNK = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -157,10 +152,14 @@ def _pieces(
     ]
 
 
-def cut_audit(params: RoundParams, bits: int, protocol: ProtocolParams) -> list[tuple[int, int]]:
-    """Return the chunks [begin, end) of an audit that compares counts of `bits` bits, in turns."""
-    most = AUDIT_CHUNK // slot_of(bits)
-    return _cut(params.dim, 1, replace(protocol, chunk=min(protocol.chunk, most)), None)
+def cut_evenly(dim: int, protocol: ProtocolParams) -> list[tuple[int, int]]:
+    """Return chunks [begin, end) of about the same size, as many for each lane where there is room.
+
+    The proofs of a small chunk would take more than its share.
+    """
+    count = protocol.lanes * -(-dim // (protocol.lanes * protocol.chunk))
+    size = -(-dim // (count * share.SLICE_ALIGN)) * share.SLICE_ALIGN
+    return [(begin, min(begin + size, dim)) for begin in range(0, dim, size)]
 
 
 def _cut(

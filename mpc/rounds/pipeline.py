@@ -5,7 +5,7 @@ link.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
@@ -308,15 +308,5 @@ def fill(
             report.add(coordinates)
 
     run_lanes([party.channel for party in parties], lane)
-    cost = meter.read()
     # all of it is preprocessing, what the parties said about it included
-    return replace(
-        cost,
-        preprocessing_bytes_sent=cost.bytes_sent,
-        preprocessing_bytes_received=cost.bytes_received,
-        preprocessing_rounds=cost.rounds,
-        preprocessing_seconds=0.0,
-        online_seconds=0.0,
-        seconds=0.0,
-        ahead_seconds=cost.seconds,
-    )
+    return meter.read().as_ahead()

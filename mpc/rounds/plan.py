@@ -18,20 +18,20 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.errors import ConfigError
-from securemedian.mpc.protocols.dealing import messages, toss_messages
+from securemedian.mpc.protocols.dealing import Dealing, messages, toss_messages
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import BLOCK
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.protocol import SECURITY_BITS, ProtocolParams
 from securemedian.mpc.protocols.share import SLICE_ALIGN
-from securemedian.mpc.rounds import auditing
+from securemedian.mpc.rounds import bisecting
 from securemedian.mpc.rounds.chunks import demand
 from securemedian.mpc.rounds.cost import Cost, joined
 from securemedian.mpc.rounds.cutting import Does, Shard, Step, shards, steps
@@ -87,10 +87,12 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `check_dealings`, or one `check_values`, of all clients, which all of them pass,
-    and an audit where the method is audited, whose base OTs are left out. With a `shard` it is the
+    and all phases of a `Bisection` where the method is audited. With a `shard` it is the
     cost of that shard, with its survey and, for the first one, the verdicts on all.
     Raises ConfigError if a chunk would be too large for any machine.
     """
+    if params.form.audited:
+        return _predict_bisection(params, len(weights), protocol)
     before, during = steps(params, len(weights), protocol, shard)
     chunks = [step for step in during if step.does == Does.COMPUTE]
     ots = demand(params, weights, chunks[0].dim).ots
@@ -107,21 +109,13 @@ def predict(
     checking, checking_seconds = rehearsal.count(before, [])
     checking = [cost.as_checking() for cost in checking]
     if dealt := params.form.dealing:
-        parts = shard.parts(dealt) if shard else None
-        said = [] if shard else [*toss_messages()]
-        if parts != range(0):
-            said += messages(dealt, len(weights), parts)
-        checking = [_said(said).as_checking()] * 2
+        checking = [_check_of_dealings(dealt, len(weights), shard)] * 2
     # the stock of the check stays
     counted, online_seconds = rehearsal.count(during, rehearsal.lanes)
     memory = EXTENSION_BYTES + (2 * ferret.CODE.memory if protocol.silent else 0)
     pieces = sum(step.does == Does.CHECK for step in before)
     memory = min(max(len(chunks), pieces), protocol.lanes) * (rehearsal.peak + memory)
     memory += (shard.dim if shard else params.dim) * params.form.most_results * 8
-    if params.form.audited and not shard:
-        audit = predict_audit(params, weights, protocol).as_checking()
-        checking = [audit.after(cost) for cost in checking]
-        memory += auditing.memory(params, weights, protocol)
     one, other = (cost.after(check) for cost, check in zip(counted, checking, strict=True))
     return Plan((one, other), checking_seconds, online_seconds, memory)
 
@@ -147,15 +141,31 @@ def predict_shards(
     return plans
 
 
-def predict_audit(params: RoundParams, weights: Sequence[int], protocol: ProtocolParams) -> Cost:
-    """Return the cost of all steps of an `auditing.Auditor`, which is the same at both parties.
+def _check_of_dealings(shape: Dealing, clients: int, shard: Shard | None = None) -> Cost:
+    parts = shard.parts(shape) if shard else None
+    said = [] if shard else [*toss_messages()]
+    if parts != range(0):
+        said += messages(shape, clients, parts)
+    return _said(said).as_checking()
 
-    All clients' folds agree. Base OTs are left out.
+
+def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolParams) -> Plan:
+    """Return the cost of all phases of a `Bisection`, which is the same at both parties.
+
+    All clients' folds agree. Base OTs are left out, and so are seconds.
     """
-    total = Cost(ots=auditing.ots(params, weights, protocol))
-    for lanes in auditing.messages(params, weights, protocol):
-        total = joined([_said(each) for each in lanes]).after(total)
-    return total
+    costs = {
+        phase: joined([_said(lane) for lane in lanes])
+        for phase, lanes in bisecting.predict_phases(params, protocol).items()
+    }
+    ahead = replace(costs["prepare"], ots=bisecting.ots(params, protocol)).as_ahead()
+    cost = costs["run"].after(ahead)
+    for phase in ("bind", "toss", "compare"):
+        cost = cost.after(costs[phase].as_checking())
+    dealing = bisecting.dealing_of(params)
+    cost = cost.after(_check_of_dealings(dealing, clients))
+    taken = params.dim * params.form.most_results * 8 + bisecting.memory(params, protocol)
+    return Plan((cost, cost), 0.0, 0.0, taken)
 
 
 def _said(both: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> Cost:

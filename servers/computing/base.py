@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from securemedian.mpc.protocols.bisect import Mark
 from securemedian.mpc.protocols.dealing import Dealing, Note
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
@@ -15,6 +16,10 @@ from securemedian.mpc.rounds.lanes import Progress
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Outcome
 from securemedian.servers.computing.folds import Folds
+
+
+def mark_nothing() -> None:
+    """Do nothing, for a round that is not audited."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class RoundInput:
     noise: bytes = field(default=b"", repr=False)
     # of each client of an audited round, the seed of the masks of its folds for this server
     masks: Sequence[bytes] = field(default=(), repr=False)
+    # called in an audited round before anything is sent that depends on an upload
+    mark: Mark = mark_nothing
 
     def entropy(self, count: int) -> bytes:
         """Return the opening, as what a toss asks for (`prg.Entropy`)."""
@@ -61,6 +68,12 @@ class Computation(Protocol):
     ) -> Cost:
         """Make the base OTs if there are none yet, and fill the pools (`pipeline.fill`)."""
 
+    def prepare(self, params: RoundParams, progress: Progress) -> Cost:
+        """Make all that an audited round needs before its uploads (`Bisection.prepare`).
+
+        Nothing of it is kept from one round to the next, or over a restart.
+        """
+
     def toss(self, vouch: Callable[[bytes], bytes]) -> tuple[bytes, bytes, Cost]:
         """Toss for a check of dealings (`pipeline.toss_for_check`)."""
 
@@ -83,7 +96,7 @@ class Computation(Protocol):
         """
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
-        """Compute the round (`pipeline.run_round`), and prove it if it is audited.
+        """Compute the round (`pipeline.run_round`), or open the digits of an audited one.
 
         An audited round runs after `bind` has passed all its clients, and only once.
         """

@@ -640,6 +640,9 @@ class ShardedComputation:
         cost = joined([one.cost for one in checked]) + crew.own_cost.as_checking()
         return _checked(passed, cost, start)
 
+    def prepare(self, params: RoundParams, progress: Progress) -> Cost:
+        raise LocalProtocolError("a server with workers was to audit a round")
+
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
         raise LocalProtocolError("a server with workers was to audit a round")
 

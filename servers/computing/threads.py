@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,10 +16,11 @@ from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
-from securemedian.mpc.rounds.auditing import Auditor
+from securemedian.mpc.rounds.bisecting import Bisection
 from securemedian.mpc.rounds.cost import Cost, counted
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
+from securemedian.mpc.rounds.methods.reveal import stacked
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, Found, Outcome
 from securemedian.servers import logs
@@ -82,8 +82,11 @@ class ThreadComputation:
     ) -> None:
         self.session_id = session_id
         self._party, self._protocol, self._links, self._checking = party, protocol, links, checking
-        # of an audited round, once its folds are compared
-        self._auditor: Auditor | None = None
+        # one per lane, once the two servers have met there
+        self._channels: list[Channel] = []
+        # of an audited round, and once its folds are compared
+        self._prepared: Bisection | None = None
+        self._bound: Bisection | None = None
         # one per lane, once the base OTs are made
         self._parties: list[Party] = []
         # on `checking`, once the two servers have met there
@@ -91,15 +94,21 @@ class ThreadComputation:
 
     @property
     def established(self) -> bool:
-        return bool(self._parties)
+        return bool(self._channels)
+
+    def _meet(self) -> None:
+        """Meet the other server on every lane, if that was not done yet."""
+        self._channels = self._channels or meet(self._party, self._links)
 
     def establish(self) -> None:
         """Make the base OTs, if there are none yet."""
         if self._parties:
             return
         start = time.monotonic()
-        session, channels = establish(self._party, self._links, self.session_id, self._protocol)
-        self._parties = [session.party(lane, channel) for lane, channel in enumerate(channels)]
+        self._meet()
+        given = self._party, self._channels[0], self.session_id, self._protocol
+        session = Session.establish(*given)
+        self._parties = [session.party(*lane) for lane in enumerate(self._channels)]
         logs.event(
             "session-established",
             session=logs.fingerprint("session", self.session_id),
@@ -165,22 +174,29 @@ class ThreadComputation:
         return pipeline.judge_surveys(parties, params, surveyed, given.weights, shard, checking)
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
-        parties, params, protocol, uploads = self._of(given)
-        self._auditor, channel = None, parties[0].channel
-        channel.restart_rounds()
-        dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
-        more = given.weights, given.masks, self._new_binding(channel)
-        auditor = Auditor.bind(parties, params, protocol, dealt, *more, progress=progress)
-        folds.ask(auditor.binding, auditor.toss())
-        came = folds.gather(channel, self._party, limit_s)
+        ahead = Cost() if self._prepared else self.prepare(given.params, progress)
+        # taken: a session is bound once
+        bisection, self._prepared = self._prepared, None
+        assert bisection is not None
+        dealt = [upload for upload in given.uploads if isinstance(upload, DealtUpload)]
+        bisection.bind(dealt, given.masks, given.mark)
+        folds.ask(bisection.session_id, bisection.toss())
+        came = folds.gather(self._channels[0], self._party, limit_s)
         if not all(came):
-            return Checked(came, auditor.cost.as_checking(), [not each for each in came])
-        passed = auditor.compare(folds.take())
-        if not all(passed):
-            return Checked(passed, auditor.cost.as_checking())
-        self._auditor = auditor
-        # its cost is that of the run
-        return Checked(passed, Cost())
+            cost = bisection.checked.after(ahead)
+            return Checked(came, cost, [not each for each in came])
+        passed = bisection.compare(folds.take())
+        if all(passed):
+            self._bound = bisection
+        return Checked(passed, bisection.checked.after(ahead))
+
+    def prepare(self, params: RoundParams, progress: Progress) -> Cost:
+        self._prepared = self._bound = None
+        self._meet()
+        session_id, channels = self._new_binding(self._channels[0]), self._channels
+        given = self._party, channels, params, self._protocol, session_id
+        self._prepared = Bisection.establish(*given, progress=progress)
+        return self._prepared.ahead
 
     def _new_binding(self, channel: Channel) -> bytes:
         """Return an id that no binding had before, if one of the servers has drawn its half.
@@ -188,18 +204,16 @@ class ThreadComputation:
         SECURITY: the masks of clients' folds are made of it.
         """
         mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
-        theirs = channel.exchange("audit.binding", mine)
+        theirs = channel.exchange("bisect.session", mine)
         halves = (mine, theirs) if self._party == 0 else (theirs, mine)
         return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
 
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None
     ) -> Outcome:
-        auditor, self._auditor = self._auditor, None
-        audited = given.params.form.audited
-        if audited and auditor is None:
-            raise LocalProtocolError("an audited round was to run before its folds were compared")
-        outcome = pipeline.run_round(
+        if given.params.form.audited:
+            return self._bisected(given, progress)
+        return pipeline.run_round(
             *self._of(given),
             progress,
             given.weights,
@@ -208,10 +222,13 @@ class ThreadComputation:
             shard,
             given.noise,
         )
-        if auditor is None or not audited:
-            return outcome
-        auditor.prove(given.params.method.public(outcome.values)[0], progress)
-        return replace(outcome, cost=outcome.cost.after(auditor.cost.as_checking()))
+
+    def _bisected(self, given: RoundInput, progress: Progress) -> Outcome:
+        """Open the digits of the result of what `bind` has bound both servers to."""
+        bisection, self._bound = self._bound, None
+        if bisection is None:
+            raise LocalProtocolError("an audited round was to run before its folds were compared")
+        return Outcome(stacked([bisection.run(given.mark, progress)]), bisection.ran)
 
     def _of(
         self, given: RoundInput
@@ -229,11 +246,8 @@ class ThreadComputation:
             link.release()
 
 
-def establish(
-    party: int, links: Sequence[ZmqLink], session_id: bytes, protocol: ProtocolParams
-) -> tuple[Session, list[Channel]]:
-    """Meet the other server on every lane, and make the base OTs on the first one."""
+def meet(party: int, links: Sequence[ZmqLink]) -> list[Channel]:
+    """Meet the other server on every lane."""
     for link in links:
         link.meet(party)
-    channels = [Channel(link) for link in links]
-    return Session.establish(party, channels[0], session_id, protocol), channels
+    return [Channel(link) for link in links]

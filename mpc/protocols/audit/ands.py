@@ -29,6 +29,7 @@ in order.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Self
 
 import numpy as np
@@ -37,9 +38,9 @@ from numpy.typing import DTypeLike
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
-from securemedian.mpc.protocols.audit.equality import Equality, settling
+from securemedian.mpc.protocols.audit.equality import settle, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
-from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -55,8 +56,6 @@ STATISTICAL_BITS = 40
 PORTION = 63 << 11
 # x, y and z
 Factors = Sequence[AuthenticatedBits]
-# takes the MACs of openings
-Openings = Equality | Opener
 
 
 class AuthenticatedTriples:
@@ -108,14 +107,14 @@ class AndMaker:
     def __init__(
         self,
         party: Party,
+        opener: Opener,
         entropy: Entropy = os_entropy,
-        opener: Opener | None = None,
         portions: int = 1,
     ) -> None:
         """Take the lane of an audit's session. Raises LocalProtocolError if OTs are silent.
 
-        The MACs of what is opened while triples are made go to an `opener`, if there is one. So
-        many `portions` of OTs are checked at once: the more, the fewer rounds.
+        The MACs of what is opened go to the `opener`. So many `portions` of OTs are checked at
+        once: the more, the fewer rounds.
         """
         sender, receiver = party.pool.ends.sender, party.pool.ends.receiver
         if not isinstance(sender, SoftSpokenSender) or not isinstance(receiver, SoftSpokenReceiver):
@@ -140,15 +139,11 @@ class AndMaker:
         for start in range(0, leaky, self._together):
             some = slice(start, start + self._together)
             self.leaky([factor[some] for factor in factors], tests[some])
-        equality = Equality(self._channel, self._number, self._entropy)
-        equality.add(tests)
-        equality.settle("leaky ANDs")
+        settle(self._channel, self._number, tests, "leaky ANDs", self._entropy)
         seed = toss(self._channel, self._number, self._entropy)
-        openings = self._opener or equality
-        if self._opener is not None:
-            self._opener.mix(seed)
-        found = self.combined(factors, rotations(seed, size, buckets), openings)
-        openings.settle("openings of buckets of ANDs")
+        self._opener.mix(seed)
+        found = self.combined(factors, rotations(seed, size, buckets))
+        self._opener.settle("openings of buckets of ANDs")
         return AuthenticatedTriples(*(factor[:count] for factor in found))
 
     def _memory(self, leaky: int) -> Factors:
@@ -209,9 +204,7 @@ class AndMaker:
         for end in senders:
             end.verify()
 
-    def combined(
-        self, leaky: Factors, turns: Sequence[int], equality: Openings
-    ) -> list[AuthenticatedBits]:
+    def combined(self, leaky: Factors, turns: Sequence[int]) -> list[AuthenticatedBits]:
         """Open what differs within buckets, and return x, y and z of each.
 
         Row i of the leaky ANDs is turned by turns[i].
@@ -224,7 +217,7 @@ class AndMaker:
         own = y[0] ^ y[1:]
         its, mine = np.empty_like(own), np.empty((len(own), own.shape[1] // 64), np.uint64)
         packing.pack_bits(own.reshape(-1), mine.reshape(-1))
-        theirs = equality.exchange("and.buckets", mine)
+        theirs = self._opener.exchange("and.buckets", mine)
         packing.unpack_bits(theirs.reshape(-1), its.reshape(-1))
         d, total = own ^ its, np.bitwise_xor.reduce
         bits = [total(x), y[0], total(z) ^ total(d & x[1:])]
@@ -236,19 +229,15 @@ class AndMaker:
         ):
             of_x, of_y, of_z = (row[half] for row in rows)
             kernels.combine(of_x, of_y, of_z, np.array(turns), d, its, delta, out, opened)
-        equality.add_macs(proofs, wanted)
+        self._opener.add_macs(proofs, wanted)
         return [AuthenticatedBits(*factor) for factor in zip(bits, macs, keys, strict=True)]
 
     def multiply(
-        self,
-        a: AuthenticatedBits,
-        b: AuthenticatedBits,
-        triples: AuthenticatedTriples,
-        equality: Openings,
+        self, a: AuthenticatedBits, b: AuthenticatedBits, triples: AuthenticatedTriples
     ) -> AuthenticatedBits:
         """Return a b, with as many triples, in one round.
 
-        SECURITY: nothing that is made of it may be opened before `equality` is settled, to which
+        SECURITY: nothing that is made of it may be opened before the opener is settled, to which
         the MACs of what is opened here are appended.
         """
         count = len(a)
@@ -256,12 +245,12 @@ class AndMaker:
         mine = np.empty((2, -(-count // 64)), np.uint64)
         for factor, mask, words in zip((a, b), (x, y), mine, strict=True):
             packing.pack_bits(factor.bits ^ mask.bits, words)
-        theirs = equality.exchange("and.openings", mine)
+        theirs = self._opener.exchange("and.openings", mine)
         for factor, mask, words in zip((a, b), (x, y), theirs, strict=True):
             proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
             halves = factor.macs, mask.macs, factor.keys, mask.keys
             kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
-            equality.add_macs(proofs, wanted)
+            self._opener.add_macs(proofs, wanted)
         # the party that adds d e: party 0 to its shares, party 1 to its keys of these
         one, zero = np.uint64(1), np.uint64(0)
         added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
@@ -279,7 +268,9 @@ def ots_of(count: int) -> int:
     return 6 * _leaky_count(count)
 
 
-def messages(count: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+def messages(
+    count: int, portions: int = 1
+) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
     """Yield what each party sends (True) and receives (False) in `triples`, in its order.
 
     With the label, dtype and shape of each message, for `plan`.
@@ -288,11 +279,12 @@ def messages(count: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]
     # of x, y and r, and for the checks
     trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]
     leaky = _leaky_count(count)
-    for start in range(0, leaky, PORTION):
-        some = min(PORTION, leaky - start)
+    for start in range(0, leaky, portions * PORTION):
+        some = min(portions * PORTION, leaky - start)
+        sizes = [min(PORTION, some - at) for at in range(0, some, PORTION)]
         for sent in both:
-            for each in trees:
-                yield sent, "ot.corrections", np.uint64, (each - 1, some // 64)
+            for size, each in product(sizes, trees):
+                yield sent, "ot.corrections", np.uint64, (each - 1, size // 64)
             for each in trees[:2]:
                 yield sent, "ot.corrections", np.uint64, (each - 1, ALIGN // 64)
         for label, dtype, shape in (
@@ -307,9 +299,10 @@ def messages(count: int) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]
     buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
-    for sent in both:
-        yield sent, "and.buckets", np.uint64, (bucket_size(buckets) - 1, buckets // 64)
-    yield from settling()
+    words = (bucket_size(buckets) - 1) * buckets // 64
+    for label, size in (("and.buckets", words), ("opening.digest", 0)):
+        for sent in both:
+            yield sent, label, np.uint64, (size + DIGEST_WORDS,)
 
 
 def _buckets(count: int) -> int:

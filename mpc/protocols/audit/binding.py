@@ -1,17 +1,19 @@
 """Binding a party to the sum of its shares of the clients' uploads, with the clients' help.
 
-Party P proves to the other party V that its share X of the summed histogram is the sum of its
-vectors of the clients, X = sum_i w_i rot(v_i):
+Party P proves to the other party V that its share X of the summed cumulative histogram is the sum
+of its vectors of the clients, X = sum_i c(v_i), where c turns vectors and adds up their entries:
 
-    F2  P commits by MACs (`audit.macs`) to X and to R = sum_i w_i rho_i, the sum of masks that it
-        shares with each client
-    F3  both toss g_a: coordinate -> 0 .. M-1, for t tables a
-    F4  each client, once, tells V its phi_i[y,a,s] = sum_(j: g_a(j)=s) rot(v_i)[y,j] + rho_i[y,a,s]
-    F5  the same sums of tags and keys show that fold(X) + R - sum_i w_i phi_i is 0
+    draw    ahead, P has MACs of random a, and of b as large as a fold (`audit.macs`)
+    shift   P tells X - a, and R - b for R = sum_i rho_i, the sum of masks that it shares with each
+            client
+    toss    both toss g_a: coordinate -> 0 .. M-1, for t tables a
+    fold    each client, once, tells V its phi_i[y,a,s] = sum_(j: g_a(j)=s) c(v_i)[y,j]
+            + rho_i[y,a,s]
+    compare the same sums of tags and keys show that fold(X) + R - sum_i phi_i is 0
 
 A false X passes with a chance of at most M^-t + 2^-e: an error shows in each table in which no
 other falls into its place. To V, which does not know rho_i, phi_i is uniform. Of vectors of W
-entries, 0 .. W-2 are bound, because the last follows from them.
+entries, 0 .. W-2 are bound, because the last sum is the number of clients.
 """
 
 from collections.abc import Sequence
@@ -25,14 +27,11 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import macs
-from securemedian.mpc.protocols.audit.equality import Equality
 from securemedian.mpc.protocols.audit.macs import (
     Prover,
     Verifier,
-    packed,
     per_block,
     slot_of,
-    unpacked,
     words_of,
 )
 from securemedian.mpc.protocols.dealing import (
@@ -82,18 +81,11 @@ def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Words:
     return Stream(digest("audit masks", seed, session_id)[:SEED_BYTES]).words(fold_words(shape))
 
 
-def fold(
-    number: int,
-    upload: DealtUpload,
-    session_id: bytes,
-    coin: bytes,
-    mask: bytes,
-    cumulative: bool = False,
-) -> Words:
-    """Return phi, packed: the fold of server `number`'s share of one client's rotated vectors.
+def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
+    """Return phi, packed: the fold of server `number`'s share of one client's cumulative vectors.
 
     It is hidden by the `masks` of the seed that the client shares with that server. The client
-    sends it to the other server. It is that of the rows of `mpc.protocols.bisect` if `cumulative`.
+    sends it to the other server.
 
     SECURITY: once per upload and session, because folds under two tosses differ by what is folded.
     """
@@ -106,24 +98,23 @@ def fold(
             where = places(coin, start, stop)
             vectors.add_to_places(turned, where, shape.bits, shape.per_word, totals)
     entries = shape.entries(totals.reshape(len(totals), -1))[:-1]
-    if cumulative:
-        entries = ring.reduce(np.cumsum(entries, axis=0, dtype=entries.dtype), shape.bits)
+    # the fold of sums is the sum of folds
+    entries = ring.reduce(np.cumsum(entries, axis=0, dtype=entries.dtype), shape.bits)
     folded = ring.pack(entries, shape.bits)
     packing.add_packed(masks(mask, session_id, shape), ring.top_bits(shape.bits), folded)
     return folded
 
 
-def weighted(each: Sequence[Words], weights: Sequence[int], shape: Dealing) -> Ring:
-    """Return the sum of the clients' folds, or of their masks, each times its weight.
+def total(each: Sequence[Words], shape: Dealing) -> Ring:
+    """Return the sum of the clients' folds, or of their masks.
 
     It is in the ring of the dealing, and has the shape `fold_shape`.
     """
     entries, count = fold_shape(shape)
-    total = np.zeros(entries * count, ring.dtype(shape.bits))
-    for words, weight in zip(each, weights, strict=True):
-        one = ring.unpack(words, shape.bits, total.size)
-        total += one * total.dtype.type(weight & int(ring.mask(shape.bits)))
-    return ring.reduce(total, shape.bits).reshape(entries, count)
+    found = np.zeros(entries * count, ring.dtype(shape.bits))
+    for words in each:
+        found += ring.unpack(words, shape.bits, found.size)
+    return ring.reduce(found, shape.bits).reshape(entries, count)
 
 
 @dataclass(frozen=True)
@@ -164,24 +155,6 @@ class Binder:
     def __repr__(self) -> str:
         return f"Binder({len(self.chunks)} chunks, <secrets>)"
 
-    def commit(self, start: int, values: Ring) -> Bound:
-        """Commit to shares (W-1, d) of the sum from coordinate `start` on, as the peer does."""
-        chunk = self._commit(start, values)
-        self.chunks.append(chunk)
-        return chunk
-
-    def commit_masks(self, total: Ring) -> None:
-        """Commit to R, as the peer does: on one lane alone."""
-        self._masks = self._commit(0, total)
-
-    def _commit(self, start: int, values: Ring) -> Bound:
-        rows, dim = values.shape
-        wide = np.zeros((rows, padded(dim)), values.dtype)
-        wide[:, :dim] = values
-        at = self.prover.send(wide.reshape(-1), self.shape.bits)
-        their_at, f = self.verifier.receive(wide.size, self.shape.bits)
-        return Bound(start, dim, at, their_at, f)
-
     def draw(self, start: int, rows: int, dim: int) -> tuple[Bound, Ring]:
         """Commit to random values (rows, dim) from coordinate `start` on, as the peer does."""
         count, bits = rows * padded(dim), self.shape.bits
@@ -209,28 +182,6 @@ class Binder:
         if self._masks is None:
             raise LocalProtocolError("no masks were drawn on this lane")
         self._masks = self.shift(self._masks, change)
-
-    def around(
-        self, chunk: Bound, found: NDArray[np.uint16], last: int, bits: int
-    ) -> tuple[Words, Words]:
-        """Return this party's tags, and the keys of the peer's, of H(M) and H(M-1): (K, 2d) each.
-
-        M is `found` (d,), and H(M) is 0 where it is `last`, which has no entry. They are packed for
-        the ring of `bits` bits, which are no more than those of the dealing.
-        """
-        own, sides = self.shape.bits, []
-        for keys in (False, True):
-            out = self.prover.empty(2 * chunk.dim, slot_of(own))
-            out[:] = 0
-            for y in range(self.shape.slots - 1):
-                f = self.row(chunk, y) if keys else None
-                for start in _pieces(chunk):
-                    words = self.again(chunk, f, y, start)
-                    kernels.accumulate(words, found, y, last, slot_of(own), start, out)
-            if slot_of(bits) < slot_of(own):
-                out = packed(unpacked(out, own, self.prover.mac_bits), slot_of(bits))
-            sides.append(out)
-        return sides[0], sides[1]
 
     def folds(self, coin: bytes) -> tuple[Words, Words]:
         """Return this lane's part of the tags and keys of fold(X) + R: (K, elements of a fold)."""
@@ -264,9 +215,9 @@ class Binder:
         """Return f of row y (e/4, padded), unpacked: `again` makes keys of it."""
         bits, rows = self.shape.bits, self.shape.slots - 1
         f = chunk.f.reshape(-1, rows, chunk.padded * bits // 64)[:, y]
-        found = ring.unpack(f.reshape(-1), bits, len(f) * chunk.padded).reshape(len(f), -1)
-        if chunk.change is None:
-            return found
+        found = ring.unpack(f.reshape(-1), bits, len(f) * chunk.padded)
+        found = found.reshape(len(f), chunk.padded)
+        assert chunk.change is not None
         change = ring.unpack(chunk.change.reshape(rows, -1)[y], bits, chunk.padded)
         return ring.reduce(np.concatenate([change[None], found + change]), bits)
 
@@ -291,26 +242,3 @@ class Binder:
 def _pieces(chunk: Bound) -> range:
     """Return where the pieces of a chunk begin whose tags or keys are made at a time."""
     return range(0, chunk.dim, macs.PIECE)
-
-
-def compare(
-    equality: Equality,
-    number: int,
-    verifier: Verifier,
-    folds: Sequence[tuple[Words, Words]],
-    theirs: Ring,
-    bits: int,
-) -> None:
-    """Add to `equality` what shows that both parties' sums are those of the clients.
-
-    `folds` are those of all lanes. `theirs` is the `weighted` sum of the phi that this party got.
-    """
-    rows = [
-        [unpacked(words, bits, verifier.mac_bits) for words in each]
-        for each in zip(*folds, strict=True)
-    ]
-    tags, keys = (np.stack(each).sum(axis=0, dtype=theirs.dtype) for each in rows)
-    keys -= verifier.constant(theirs.reshape(-1))
-    # that of party 0's sum first
-    for rows in (tags, keys) if number == 0 else (keys, tags):
-        equality.add(ring.reduce(rows, bits))

@@ -1,9 +1,9 @@
 """Comparing what must be the same at both parties, of which neither may see the other's.
 
-Each party collects arrays, in the same order. Once all is fixed, the two toss the key of a
-universal hash (`dealing.Differences`). Arrays that differ anywhere, also by one party's choice,
-have the same digest with a chance below 2^-90, up to 2^41 bytes of them. One key is enough beside
-the 2^-40 of all else.
+Each party has an array. Once both are fixed, the two toss the key of a universal hash
+(`dealing.Differences`). Arrays that differ anywhere, also by one party's choice, have the same
+digest with a chance below 2^-90, up to 2^41 bytes of them. One key is enough beside the 2^-40 of
+all else.
 
 No digest is opened. One that does not match would tell whoever has caused it which of its guesses
 of the other's arrays is right, off line and one after another. The parties compare the digests p of
@@ -19,13 +19,11 @@ in the hash keeps it from sending the other's back.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
 from securemedian.mpc.protocols.channel import Channel
@@ -37,71 +35,38 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Compared(Differences):
-    """A digest of what one party has collected."""
+    """A digest of what one party has."""
 
     KEYS = 1
 
 
-class Equality:
-    """One party's collection for one comparison with the other."""
+def settle(
+    channel: Channel,
+    number: int,
+    array: NDArray[np.generic],
+    what: str,
+    entropy: Entropy = os_entropy,
+) -> None:
+    """Compare an array with the other party's, which does the same, in four rounds.
 
-    def __init__(self, channel: Channel, number: int, entropy: Entropy = os_entropy) -> None:
-        self._channel, self._number, self._entropy = channel, number, entropy
-        self._collected: list[Iterable[NDArray[np.generic]]] = []
-
-    def __repr__(self) -> str:
-        return f"Equality({len(self._collected)} collected)"
-
-    def add(self, array: NDArray[np.generic]) -> None:
-        """Append an array, which must not change before `settle`.
-
-        SECURITY: it has to be fixed by what was sent before `settle`, because the keys of the hash
-        are known after it.
-        """
-        self.add_pieces([np.ascontiguousarray(array)])
-
-    def add_pieces(self, pieces: Iterable[NDArray[np.generic]]) -> None:
-        """Append contiguous arrays that are made one after another when `settle` hashes them.
-
-        Each may lie where the one before it lay. SECURITY: as for `add`.
-        """
-        self._collected.append(pieces)
-
-    def add_macs(self, own: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
-        """Append the MACs of what this party opened, and what those of the peer have to be."""
-        # the same order at both: party 0's first
-        for array in (own, wanted) if self._number == 0 else (wanted, own):
-            self.add(array)
-
-    def exchange(self, label: str, mine: Words) -> Words:
-        """Exchange what the peer's MACs are appended of later."""
-        return self._channel.exchange(label, mine)
-
-    def settle(self, what: str) -> None:
-        """Compare all that was appended, while the other party does the same, and begin again.
-
-        Takes four rounds. Raises PeerDeviated, which says `what` is wrong, if anything differs, or
-        if the peer sends something that is not of this comparison.
-        """
-        hashed = Compared(toss(self._channel, self._number, self._entropy))
-        for array in chain.from_iterable(self._collected):
-            hashed.update(array.reshape(-1).view(np.uint8))
-        self._collected.clear()
-        differ, secret = PeerDeviated(f"{what} do not agree"), scalar(self._entropy)
-        hidden = multiply(secret, to_group(digest("audit digest", hashed.digest())), "a hash")
-        try:
-            theirs = self._channel.exchange("audit.hidden", _words(hidden)).tobytes()
-            shared = multiply(secret, theirs, "audit.hidden")
-            pair = (hidden, theirs) if self._number == 0 else (theirs, hidden)
-            mine, due = (
-                digest("audit proof", who, *pair, shared)
-                for who in (self._number, 1 - self._number)
-            )
-            proof = self._channel.exchange("audit.proof", _words(mine))
-        except PeerProtocolError as error:
-            raise PeerDeviated(f"{differ}: {error}") from None
-        if proof.tobytes() != due:
-            raise differ
+    Raises PeerDeviated, which says `what` is wrong, if they differ, or if the peer sends something
+    that is not of this comparison. SECURITY: the array has to be fixed by what was sent before,
+    because the keys of the hash are known after the toss.
+    """
+    hashed = Compared(toss(channel, number, entropy))
+    hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    differ, secret = PeerDeviated(f"{what} do not agree"), scalar(entropy)
+    hidden = multiply(secret, to_group(digest("audit digest", hashed.digest())), "a hash")
+    try:
+        theirs = channel.exchange("audit.hidden", _words(hidden)).tobytes()
+        shared = multiply(secret, theirs, "audit.hidden")
+        pair = (hidden, theirs) if number == 0 else (theirs, hidden)
+        mine, due = (digest("audit proof", who, *pair, shared) for who in (number, 1 - number))
+        proof = channel.exchange("audit.proof", _words(mine))
+    except PeerProtocolError as error:
+        raise PeerDeviated(f"{differ}: {error}") from None
+    if proof.tobytes() != due:
+        raise differ
 
 
 def settling() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:

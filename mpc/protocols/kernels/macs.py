@@ -89,41 +89,6 @@ def add_to_places(words: Words, places: NDArray[np.uint16], totals: Words) -> No
                 total[k] = plus(total[k], words[k, i], tops)
 
 
-@kernel("u8[2] u2[1] i8 i8 i8 i8 u8[2]!")
-def accumulate(
-    words: Words,
-    buckets: NDArray[np.uint16],
-    entry: int,
-    last: int,
-    slot: int,
-    begin: int,
-    out: Words,
-) -> None:
-    """Add packed tags of an entry (K, n) to the sums up to each coordinate's bucket, and below it.
-
-    They are of the coordinates from `begin` on, of all of which there are buckets (d,). The first
-    sums are columns i of `out` (K, 2d), and 0 in bucket `last`, the others columns d + i.
-    """
-    count, tops = buckets.shape[0], slots(slot) << np.uint64(slot - 1)
-    masks = np.empty((2, _COLUMNS), np.uint64)
-    for start in range(0, words.shape[1], _COLUMNS):
-        size, first = min(_COLUMNS, words.shape[1] - start), begin + start
-        for i in range(size):
-            bucket = np.int64(buckets[first + i])
-            masks[0, i] = FULL if entry <= bucket and bucket != last else np.uint64(0)
-            masks[1, i] = FULL if entry < bucket else np.uint64(0)
-        for k in range(words.shape[0]):
-            given = words[k, start : start + size]
-            _add_where(given, masks[0], tops, out[k, first : first + size])
-            _add_where(given, masks[1], tops, out[k, count + first : count + first + size])
-
-
-@callee
-def _add_where(words: Words, masks: Words, tops: np.uint64, out: Words) -> None:
-    for i in range(out.shape[0]):
-        out[i] = plus(out[i], words[i] & masks[i], tops)
-
-
 @callee
 def slots(slot: int) -> np.uint64:
     """Return a word with 1 in each slot."""

@@ -1,6 +1,7 @@
 """Open shares to both parties, in two rounds: both commit, and then both open (`Channel.open`).
 
-This is the only module of `mpc` in which something about the inputs becomes public at the servers.
+This and `mpc.rounds.bisecting` are the only modules of `mpc` in which something about the inputs
+becomes public at the servers.
 """
 
 from collections.abc import Sequence
