@@ -1,6 +1,6 @@
 """The deviations of a server in a round with security malicious, by name.
 
-Each replaces functions of the authenticated bisect, for party 1 alone. That server sees no more than
+Each replaces functions of the authenticated bisect, for party 1 alone. It sees no more than
 the other one opens: `Spoils` has the shares of signs that came, and its own.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.audit.ands import AndMaker
 from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
@@ -22,7 +23,6 @@ from securemedian.mpc.protocols.bisect import Lane
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.rounds import bisecting
 from securemedian.mpc.rounds.bisecting import Bisection
 from tests.rogue.hooks import Array
 
@@ -234,7 +234,7 @@ def told_fold(replace: Replace) -> None:
 
         return fold
 
-    replace(bisecting, "fold", fold)
+    replace(binding, "fold", fold)
 
 
 def _another_row_of_all(replace: Replace) -> None:
