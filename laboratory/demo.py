@@ -70,8 +70,8 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--security",
         choices=[MALICIOUS],
-        help=f"of servers, clients and rounds of bucketed: {MALICIOUS} (default: the strictest "
-        "that permits the method as it is)",
+        metavar="WORD",
+        help=f"{MALICIOUS}: of rounds of bucketed and all parties",
     )
     add_range(verb)
     add_data_options(verb)
@@ -86,8 +86,7 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--baselines",
         action="store_true",
-        help="also train with the plain mean and with the plain median, from the same start; "
-        "hospitals always do",
+        help="also train with mean and median; hospitals always do",
     )
     verb.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw the accuracy round by round"

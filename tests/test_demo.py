@@ -83,6 +83,21 @@ def test_four_hospitals_of_which_one_is_broken(tmp_path: Path) -> None:
     assert len(parts) > 3 and all(part in printed for part in parts)
 
 
+@pytest.mark.release
+def test_malicious_security_of_servers_clients_and_rounds(tmp_path: Path) -> None:
+    figures = demo(tmp_path, "--rounds", "2", "--security", "malicious")
+    check(figures, 2)
+    settings = figures["settings"]
+    assert settings["security"] == settings["params"]["security"] == "malicious"
+
+
+def test_malicious_security_of_another_method_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["demo", "--security", "malicious", "mean"]) != 0
+    assert "invalid option of mean: security, which belongs to bucketed" in capsys.readouterr().err
+
+
 def _without_numbers(text: str) -> str:
     return " ".join(re.sub(r"[\d.]+", "0", text).split())
 
