@@ -168,6 +168,13 @@ def chosen(buckets: int, clients: int, dim: int) -> np.ndarray:
         (10, 20, 300, 0),
         (16, 40, 90, 0),
         (4, 100, 90, 0),
+        # as many clients as l bits count, and one more
+        (16, 15, 64, 0),
+        (5, 31, 64, 0),
+        (5, 32, 64, 0),
+        # l = 9 and 16
+        (5, 4, 64, 300),
+        (3, 4, 64, 60_000),
     ],
 )
 def test_results_are_numpys(buckets: int, clients: int, dim: int, most: int) -> None:
@@ -569,6 +576,32 @@ def test_a_client_that_helps_moves_the_sum_that_was_fixed(monkeypatch: pytest.Mo
     assert [len(words) for words in ear.of("bisect.sign")] == [1 + 4] * 4
 
 
+def test_a_threshold_that_is_asked_again_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one is, if W is no power of two; whatever the sum is that both are bound to."""
+    round_, true, asked = Round(chosen(5, 6, 600), 5, lanes=1, chunk=600), Lane.ask, list[Any]()
+    off, true_sums = RNG.integers(0, 16, (7, 600)).astype(np.uint8), Bisection._sums
+
+    def ask(self: Lane, step: int, rows: np.ndarray, *given: Any) -> Any:
+        found = true(self, step, rows, *given)
+        asked.append((rows.copy(), found))
+        return found
+
+    def sums(self: Bisection, start: int, stop: int) -> Any:
+        return true_sums(self, start, stop) + off[:, start:stop] * np.uint8(self._number)
+
+    monkeypatch.setattr(Lane, "ask", ask)
+    monkeypatch.setattr(Bisection, "_sums", sums)
+    monkeypatch.setattr(Bisection, "_sums_agree", lambda *_: True)
+    run_both(round_.run)
+    again = 0
+    for rows, answers in asked:
+        for others, theirs in asked:
+            assert (answers == theirs)[rows == others].all()
+            again += int((rows == others).sum())
+    # beside each step with itself, at both servers
+    assert again > 2 * 2 * 3 * 600
+
+
 # Use once
 
 
@@ -796,7 +829,10 @@ def small_lanes(monkeypatch: pytest.MonkeyPatch, partners: int, mac_bits: int) -
 
 
 def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Party 0 claims z + 1 or z + 2 in one coordinate: of 256 guesses of 8 bits, one passes."""
+    """Of 256 guesses of 8 bits one passes: for each wrong coordinate, and for all together.
+
+    The number that MACs are of may be another in each of the two blocks of 4 bits.
+    """
     lanes, none = small_lanes(monkeypatch, 1, 8), np.zeros((3, 64), np.uint8)
     rows = np.ones(64, np.uint16)
 
@@ -815,18 +851,35 @@ def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.Monk
         return unpacked(piece, 2, 8).copy()
 
     assert (macs(lanes[0], z, False) == macs(lanes[1], z, True)).all()
-    for off in (1, 2):
+
+    def passing(off: dict[int, Sequence[int]]) -> set[tuple[int, ...]]:
+        """Return which guesses of Delta pass, if coordinates are off by so much in each block."""
+        found = set()
+        for guess in product((0, 1), repeat=8):
+            forged, wrong = tags.copy(), wanted.copy()
+            for place, each in off.items():
+                # z less what is claimed, times Delta
+                by = np.repeat(np.array(each, np.uint8), 4)
+                forged[:, place] = (forged[:, place] - by * np.array(guess, np.uint8)) % 4
+                wrong[:, place] = (wrong[:, place] - by * delta) % 4
+            if (forged == wrong).all():
+                found.add(guess)
+        return found
+
+    delta = lanes[1].verifier.constant(np.ones(1, np.uint8))[:, 0] & 1
+    tags, wanted = macs(lanes[0], z, False), macs(lanes[1], z, True)
+    assert (tags == wanted).all()
+    for off in (1, 2, 3):
         claimed = z.copy()
         claimed[5] = (z[5] + off) % 4
-        tags, wanted = macs(lanes[0], claimed, False), macs(lanes[1], claimed, True)
-        passed = []
-        for guess in product((0, 1), repeat=8):
-            forged = tags.copy()
-            # z less what is claimed, times Delta
-            forged[:, 5] = (forged[:, 5] - off * np.array(guess, np.uint8)) % 4
-            if (forged == wanted).all():
-                passed.append(guess)
-        assert passed == [tuple(lanes[1].verifier.constant(np.ones(1, np.uint8))[:, 0] & 1)]
+        # the keys of a wrong number differ from the tags by Delta times it
+        other, own = (macs(lanes[j], claimed, bool(j))[:, 5] for j in (1, 0))
+        assert (other == (own - off * delta) % 4).all()
+    assert passing({5: (1, 1)}) == passing({5: (2, 2)}) == {tuple(delta)}
+    # a block that is wrong anywhere has to be guessed, and no other
+    assert passing({5: (3, 0), 9: (0, 2)}) == {tuple(delta)}
+    one_block = passing({5: (0, 2), 9: (0, 1), 11: (0, 3)})
+    assert one_block == {(*first, *delta[4:]) for first in product((0, 1), repeat=4)}
 
 
 class Cheat:

@@ -24,7 +24,7 @@ def digits(buckets: Array, steps: int) -> Array:
 
 
 def beyond(round_: Round, spoils: Spoils, lanes: int) -> float:
-    """Return the bits per coordinate that party 1 learns which the median's digits do not tell."""
+    """Return the bits per coordinate that the rogue learns beyond the digits of the median."""
     total, medians = 0.0, round_.medians()
     for lane in range(lanes):
         signs = np.array(spoils.signs(lane), np.uint8)
@@ -37,28 +37,32 @@ def beyond(round_: Round, spoils: Spoils, lanes: int) -> float:
     return total
 
 
-def attack(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[int, BaseException]]:
-    """Return what party 1 learns, in bits per coordinate, and how both servers end."""
+def attack(
+    name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, dict[int, BaseException]]:
+    """Return what party `rogue` learns, in bits per coordinate, and how both servers end."""
 
     def replace(owner: Any, function: str, make: Any) -> None:
         monkeypatch.setattr(owner, function, make(getattr(owner, function)))
 
     round_ = Round(RNG.integers(0, 16, (5, DIM)), lanes=2, chunk=1024)
-    spoils, errors = spy(replace), dict[int, BaseException]()
+    spoils, errors = spy(replace, rogue), dict[int, BaseException]()
     if name:
-        ROWS[name][0](replace)
+        ROWS[name][0](replace, rogue)
     rogue_run(round_, errors)
     return beyond(round_, spoils, 2), errors
 
 
+@pytest.mark.parametrize("rogue", [0, 1])
 @pytest.mark.parametrize("name", ["", *ROWS])
 def test_a_rogue_server_learns_the_digits_of_the_median_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learnt, errors = attack(name, monkeypatch)
+    learnt, errors = attack(name, rogue, monkeypatch)
     assert learnt == 0
     if name:
-        assert isinstance(errors[0], PeerDeviated) and ROWS[name][1] in str(errors[0])
+        said = errors[1 - rogue]
+        assert isinstance(said, PeerDeviated) and ROWS[name][1] in str(said)
     else:
         assert not errors
 
@@ -67,7 +71,7 @@ def test_it_would_learn_more_from_a_server_that_does_not_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Opener, "exchange", lambda *given: Opener.tell(*given)[0])
-    learnt, errors = attack("rank", monkeypatch)
+    learnt, errors = attack("rank", 1, monkeypatch)
     assert learnt > 0.5 and not errors
 
 
@@ -98,7 +102,7 @@ def test_whoever_breaks_off_learns_digits_of_one_set_alone(
     def replace(owner: Any, function: str, make: Any) -> None:
         monkeypatch.setattr(owner, function, make(getattr(owner, function)))
 
-    spoils = spy(replace)
+    spoils = spy(replace, 1)
     round_ = Round(RNG.integers(0, 16, (4, 40)), lanes=1)
     medians, opened_first, whole = round_.medians(), 0, 0
     for left in range(200):
@@ -139,8 +143,8 @@ def test_a_server_that_tells_wrong_folds_takes_clients_out(
     def replace(owner: Any, function: str, make: Any) -> None:
         monkeypatch.setattr(owner, function, make(getattr(owner, function)))
 
-    round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(replace)
-    told_fold(replace)
+    round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(replace, 1)
+    told_fold(replace, 1)
 
     def run(number: int) -> None:
         one = round_.bind(number)

@@ -1,7 +1,7 @@
 """The deviations of a server in a round with security malicious, by name.
 
-Each replaces functions of the authenticated bisect, for party 1 alone. It sees no more than
-the other one opens: `Spoils` has the shares of signs that came, and its own.
+Each replaces functions of the authenticated bisect, for one party alone. That server sees no more
+than the other one opens: `Spoils` has the shares of signs that came, and its own.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,13 @@ from tests.rogue.hooks import Array
 
 # given an owner, the name of one of its functions, and what to make of that one
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+# and the number of the party that deviates
+Deviation = Callable[[Replace, int], None]
 
 
 @dataclass
 class Spoils:
-    """The shares of signs that party 1 has of each step, (coordinates,), by lane."""
+    """The shares of signs that the rogue has of each step, (coordinates,), by lane."""
 
     shares: dict[int, list[Array]] = field(default_factory=dict)
     theirs: dict[int, list[Array]] = field(default_factory=dict)
@@ -43,8 +45,8 @@ class Spoils:
         return [own ^ other for own, other in pairs if other is not None]
 
 
-def spy(replace: Replace) -> Spoils:
-    """Keep the shares of signs of party 1, and those that it is told, whatever they prove."""
+def spy(replace: Replace, rogue: int) -> Spoils:
+    """Keep the rogue's shares of signs, and those that it is told, whatever they prove."""
     spoils = Spoils()
 
     def init(true: Any) -> Any:
@@ -57,7 +59,7 @@ def spy(replace: Replace) -> Spoils:
     def sign(true: Any) -> Any:
         def sign(self: Lane, own: Any, peers: Any) -> AuthenticatedBits:
             found: AuthenticatedBits = true(self, own, peers)
-            if self.party.number == 1:
+            if self.party.number == rogue:
                 spoils.shares.setdefault(self._lane, []).append(found.bits.copy())
                 self.opener.lane = self._lane  # type: ignore[attr-defined]
             return found
@@ -67,7 +69,7 @@ def spy(replace: Replace) -> Spoils:
     def tell(true: Any) -> Any:
         def tell(self: Opener, label: str, mine: Array, *given: Any) -> Any:
             theirs, right = true(self, label, mine, *given)
-            if self._number == 1 and label == "bisect.sign":
+            if self._number == rogue and label == "bisect.sign":
                 lane = self.lane  # type: ignore[attr-defined]
                 count = spoils.shares[lane][-1].size
                 spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, count))
@@ -81,29 +83,30 @@ def spy(replace: Replace) -> Spoils:
     return spoils
 
 
-def _is_1(self: Any) -> bool:
-    """Return whether this is a part of party 1."""
-    if isinstance(self, Binder):
-        return bool(self.prover.of == 1)  # type: ignore[attr-defined]
-    return bool((self.of if isinstance(self, Prover) else _number(self)) == 1)  # type: ignore[attr-defined]
-
-
 def _number(self: Any) -> int:
+    """Return whose part this is."""
+    if isinstance(self, Binder):
+        self = self.prover
+    if isinstance(self, Prover):
+        return int(self.of)  # type: ignore[attr-defined]
     return int(self.party.number if isinstance(self, Lane) else self._number)
 
 
-def _of_1(owner: Any, name: str, rogue: Callable[..., Any]) -> Callable[[Replace], None]:
-    """Return a deviation: party 1 calls rogue(true, self, ..) where others call true(self, ..)."""
+def _by(owner: Any, name: str, deviate: Callable[..., Any]) -> Deviation:
+    """Return a deviation: the rogue calls deviate(true, self, ..), and others true(self, ..)."""
 
-    def make(true: Any) -> Any:
-        def either(self: Any, *given: Any, **named: Any) -> Any:
-            if _is_1(self):
-                return rogue(true, self, *given, **named)
-            return true(self, *given, **named)
+    def deviation(replace: Replace, rogue: int) -> None:
+        def make(true: Any) -> Any:
+            def either(self: Any, *given: Any) -> Any:
+                if _number(self) == rogue:
+                    return deviate(true, self, *given)
+                return true(self, *given)
 
-        return either
+            return either
 
-    return lambda replace: replace(owner, name, make)
+        replace(owner, name, make)
+
+    return deviation
 
 
 def _another_rank(true: Any, self: Lane, step: int, rows: Array, rank: int) -> Any:
@@ -207,12 +210,12 @@ def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
     return true(self, leaky, *given)
 
 
-def _coin(replace: Replace) -> None:
+def _coin(replace: Replace, rogue: int) -> None:
     """Wait for the peer's half of the coin, and open another than was committed to."""
 
     def open_(true: Any) -> Any:
         def open_(self: Channel, label: str, number: int, mine: Array, nonce: Array) -> Array:
-            if number == 0:
+            if number != rogue:
                 return np.asarray(true(self, label, number, mine, nonce))
             self.exchange(label.replace("open", "commit"), np.zeros(4, np.uint64))
             theirs = self.recv(label, mine.dtype, mine.shape)
@@ -224,39 +227,39 @@ def _coin(replace: Replace) -> None:
     replace(Channel, "open", open_)
 
 
-def told_fold(replace: Replace) -> None:
+def told_fold(replace: Replace, rogue: int) -> None:
     """Say that the sums do not agree, and tell a wrong fold of the own share of each client."""
-    _of_1(Opener, "tell", _no)(replace)
+    _by(Opener, "tell", _no)(replace, rogue)
 
     def fold(true: Any) -> Any:
         def fold(number: int, *given: Any) -> Array:
-            return np.asarray(true(number, *given)) ^ np.uint64(number)
+            return np.asarray(true(number, *given)) ^ np.uint64(number == rogue)
 
         return fold
 
     replace(binding, "fold", fold)
 
 
-def _another_row_of_all(replace: Replace) -> None:
+def _another_row_of_all(replace: Replace, rogue: int) -> None:
     for name in ("_masked", "_zeros"):
-        _of_1(Lane, name, _another_row)(replace)
+        _by(Lane, name, _another_row)(replace, rogue)
 
 
 # name: the deviation, and how the honest server says that it has seen it
-ROWS: dict[str, tuple[Callable[[Replace], None], str]] = {
-    "rank": (_of_1(Lane, "_masked", _another_rank), "step 3 of lane"),
+ROWS: dict[str, tuple[Deviation, str]] = {
+    "rank": (_by(Lane, "_masked", _another_rank), "step 3 of lane"),
     "row": (_another_row_of_all, "step 3 of lane"),
-    "masked": (_of_1(Lane, "_masked", _other_bits), "step 3 of lane"),
-    "and": (_of_1(Lane, "_multiply", _flipped), "step 3 of lane"),
-    "and-of-lane-1": (_of_1(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
-    "and-guess": (_of_1(Lane, "_multiply", _guessed), "step 3 of lane"),
-    "last-sign": (_of_1(Lane, "_sign", _last_sign), "step 0 of lane"),
-    "sum": (_of_1(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
-    "sum-twice": (_of_1(Binder, "shift", _twice), "bind"),
-    "mask": (_of_1(Binder, "shift_masks", _other_mask), "the sums of the clients' shares"),
+    "masked": (_by(Lane, "_masked", _other_bits), "step 3 of lane"),
+    "and": (_by(Lane, "_multiply", _flipped), "step 3 of lane"),
+    "and-of-lane-1": (_by(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
+    "and-guess": (_by(Lane, "_multiply", _guessed), "step 3 of lane"),
+    "last-sign": (_by(Lane, "_sign", _last_sign), "step 0 of lane"),
+    "sum": (_by(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
+    "sum-twice": (_by(Binder, "shift", _twice), "bind"),
+    "mask": (_by(Binder, "shift_masks", _other_mask), "the sums of the clients' shares"),
     "coin": (_coin, "committed"),
-    "no": (_of_1(Opener, "tell", _no), "the sums of the clients' shares"),
-    "no-bits": (_of_1(Lane, "_prove_bits", _no_bits), "random bits"),
-    "block": (_of_1(Prover, "_commit", _wrong_block), "random bits"),
-    "buckets": (_of_1(AndMaker, "combined", _buckets), "buckets of ANDs"),
+    "no": (_by(Opener, "tell", _no), "the sums of the clients' shares"),
+    "no-bits": (_by(Lane, "_prove_bits", _no_bits), "random bits"),
+    "block": (_by(Prover, "_commit", _wrong_block), "random bits"),
+    "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
 }
