@@ -1012,9 +1012,6 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ): "C, which 'hashes on a leaky AND's G' hide",
     ("unmask", "*"): "what was opened, on one's own halves, and T, of which digests are compared",
     ("_add_row", "*"): "sums of one's own halves, and MACs of what was opened",
-    ("SignProver.prove", "shares + public"): "a public number on one's own share",
-    ("SignProver._signs", "*"): "sums of one's own halves",
-    ("SignProver._prove_sign", "*"): "what the peer's MACs have to be",
     ("equal_demand", "*"): "counts",
     ("Code.seeds", "*"): "counts",
 }
