@@ -82,7 +82,7 @@ class FakeEngine:
         self.dropped = 0
         self.refusal: Exception | None = None
         self.phase, self.progress, self.ready, self.stopping = "", (0, 0), True, False
-        self.computes = False
+        self.computes = self.prepares = False
         self.compiled_in_s: float | None = None
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []

@@ -80,6 +80,31 @@ def test_an_audited_round_publishes_the_same(pair: Pair, opened: ExitStack) -> N
     assert all(np.array_equal(found[0][0], one) for one in found[0] + found[1])
 
 
+def test_material_is_made_while_clients_train(pair: Pair, opened: ExitStack) -> None:
+    """Of one session per round, whose numbers the log has before the first upload."""
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    before = [len(made(pair, server)) for server in ("s0", "s1")]
+
+    def ready(rounds: int) -> bool:
+        now = [len(made(pair, server)) for server in ("s0", "s1")]
+        return now == [count + rounds for count in before]
+
+    for rounds in (1, 2):
+        round_id = open_round(pair)
+        wait_until(partial(ready, rounds))
+        for number, client in enumerate(clients):
+            client.submit(update(number), round_id)
+        results(clients, round_id)
+        cost = pair.status()["cost"]
+        assert cost["ots"] == made(pair, "s0")[-1]["ots"] > 0
+        assert cost["preprocessing_bytes_sent"] > 0.8 * cost["bytes_sent"]
+        assert cost["ahead_seconds"] > 0
+
+
+def made(pair: Pair, server: str) -> list[dict[str, Any]]:
+    return [event for event in pair.events(server) if event["event"] == "pool-filled"]
+
+
 def await_folds(pair: Pair) -> None:
     """Wait until both servers ask for folds."""
     callers = [pair.caller("coordinator", server) for server in ("s0", "s1")]

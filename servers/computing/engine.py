@@ -27,6 +27,8 @@ from securemedian.servers.computing.folds import Folds
 # how long a dropped job may take to stop before it is abandoned. Once its lane is closed, a thread
 # stops at its next message, and may first have to finish the computation of a chunk.
 STOP_S = 5.0
+# the phase of `Engine.prepare`
+PREPARING = "preparing"
 # the number of abandoned jobs at which the server ends itself: each keeps its threads, sockets and
 # pools
 MOST_ABANDONED = 3
@@ -179,6 +181,11 @@ class Engine:
         return self._computing and self._job is not None
 
     @property
+    def prepares(self) -> bool:
+        """Whether `prepare` is under way, for which later jobs wait."""
+        return self._job is not None and self._phase == PREPARING
+
+    @property
     def stopping(self) -> bool:
         """Whether dropped jobs have yet to stop, for which `prepare` would wait."""
         return self._dropped is not None
@@ -191,7 +198,8 @@ class Engine:
     def prepare(self, session_id: bytes, params: RoundParams) -> None:
         """Fill the pools for a round that takes uploads, together with the other server.
 
-        If the session is new, this opens our end of it and makes the base OTs first.
+        If it is audited, make all that it needs before its uploads instead. If the session is new,
+        this opens our end of it and makes the base OTs first.
         """
         self._settle()
         self.check()
@@ -200,7 +208,7 @@ class Engine:
             self._session = _Session(self._backend.open(session_id))
         hurry = self._hurry = threading.Event()
         self._computing = False
-        self._begin("preparing", lambda session: self._fill(session, params, hurry))
+        self._begin(PREPARING, lambda session: self._fill(session, params, hurry))
 
     def toss(self, vouch: Callable[[bytes], bytes]) -> None:
         """Toss for a check of dealings together with the other server (`pipeline`)."""
@@ -423,12 +431,17 @@ class Engine:
         self._wake()
 
     def _fill(self, session: _Session, params: RoundParams, hurry: threading.Event) -> None:
-        session.ahead = session.computation.fill(
-            params,
-            self._pool_limit(),
-            lambda: hurry.is_set() or self._others_compute(),
-            partial(self._note, session),
-        )
+        note = partial(self._note, session)
+        if params.form.audited:
+            # nothing of it is for any other round, and the round needs all of it
+            session.ahead = session.computation.prepare(params, note)
+        else:
+            session.ahead = session.computation.fill(
+                params,
+                self._pool_limit(),
+                lambda: hurry.is_set() or self._others_compute(),
+                note,
+            )
         logs.event(
             "pool-filled", ots=session.ahead.ots, seconds=round(session.ahead.ahead_seconds, 3)
         )

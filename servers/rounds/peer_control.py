@@ -185,12 +185,14 @@ class PeerControl:
     def _hear(self, entry: Entry, message: RoundMessage) -> None:
         """Take a message about a round, or keep it until `release`.
 
-        SECURITY: one that ends an audit before it has ended here would keep this server from
-        finding, and signing, that the other one deviated. It waits for STOP_S at most. One of a
-        kind is kept: a server that computes says nothing twice.
+        SECURITY: one that ends an audited round before it has ended here would keep this server
+        from finding, and signing, that the other one deviated. It waits for STOP_S at most. One of
+        a kind is kept: a server that computes says nothing twice. While it prepares, only those
+        that end something are kept.
         """
-        server_round = entry.server_round
-        if server_round.audited and self._engines.of(server_round.cohort).computes:
+        server_round, engine = entry.server_round, self._engines.of(entry.server_round.cohort)
+        ends = engine.prepares and isinstance(message, control.Failed | control.Again)
+        if server_round.audited and (engine.computes or ends):
             entry.heard_until = entry.heard_until if entry.heard else self._clock() + STOP_S
             entry.heard.setdefault(type(message), message)
         else:

@@ -169,6 +169,9 @@ class RoundRunner:
         if shape and here.folding:
             # a check must not take longer than run_s
             limit_s = min(params.deadline_s, here.limits.run_s / 2)
+            if engine.prepares:
+                done, total = engine.progress
+                logs.event("waiting-for-material", **here.about, done=done, total=total)
             engine.bind(self._input(entry), Folds(clients, fold_words(shape)), limit_s, examine)
         elif shape and not coin:
             engine.toss(here.tokens_of)
