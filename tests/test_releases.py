@@ -141,6 +141,19 @@ def test_a_round_with_one_client_of_the_release_before(parties: Parties) -> None
     assert parties.take_part() == LOWER
 
 
+@pytest.mark.slow
+def test_a_client_of_the_release_before_takes_no_part_with_security_malicious(
+    parties: Parties,
+) -> None:
+    """Its folds would be those of the old audit."""
+    parties.start()
+    params = RoundParams.from_dict(BUCKETED.to_dict() | {"security": "malicious"})
+    parties.open(params, anew=True, by_older=False)
+    began = parties.older.begin(CLIENT, parties.config("client-1"), json.dumps(ONE))
+    with pytest.raises(AssertionError, match=r"wire version 3\), and here is release 1\.0\.0"):
+        parties.older.finish(began)
+
+
 # a client's part in a long round: it submits its number in all coordinates, or only deals
 LONG_CLIENT = """
 import numpy as np
