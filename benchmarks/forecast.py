@@ -85,8 +85,8 @@ COMPARED: dict[str, dict[str, tuple[str, ...]]] = {
 # seconds from a send until the receiving thread goes on, without the link: those of the sockets and
 # their threads, as measured with `bench median` on small rounds of many messages
 HOP_S = 4e-4
-# what an audited round takes ahead of its uploads and after them, with all that is computed: as the
-# seconds of so many OTs for each of its own. Measured on loaded cores, on 100,000 coordinates
+# The time of a round with security malicious, ahead of its uploads and after them, with all that is
+# computed: that of so many OTs for each of its own. Measured on loaded cores, 100,000 coordinates.
 AHEAD, AFTER = 1.1, 0.33
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21

@@ -487,7 +487,7 @@ class Lane:
         return self._ands.multiply(a, b, self._triples)
 
 
-# What is said, for `plan`: what each party sends (True) and receives (False), in its order
+# The messages, for `plan`: those that each party sends (True) and receives (False), in its order
 
 
 def _both(label: str, *shape: int, dtype: DTypeLike = np.uint64) -> Iterator[Message]:
