@@ -1,6 +1,8 @@
 """Folds that audited rounds ask of clients: at a server, in a client's journal, and refused."""
 
+import json
 import logging
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from securemedian.mpc.errors import (
     ChannelTimeout,
     ConfigError,
     DuplicateUpload,
+    LocalProtocolError,
     PeerDeviated,
     PeerProtocolError,
     PolicyRefused,
@@ -50,6 +53,7 @@ from securemedian.servers.network.control import (
     Resume,
     Verdicts,
 )
+from securemedian.servers.storage.store import DATABASE
 from tests.parties import run_both
 from tests.servers_alone import AUDITED, DIM, SIGNING, START, Server, hello
 
@@ -221,6 +225,40 @@ def test_after_a_run_that_broke_off_the_same_clients_are_asked_in_another_sessio
     s0.hear(Verdicts(round_id, s0.keys, s0.keys[2:]))
     state, reason = s0.state
     assert state == "failed" and "cannot be repeated without folds of all its clients: " in reason
+    lost = s0.latest.server_round.names[s0.keys[2]]
+    assert f"{lost} ({SILENT})" in reason
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_nothing_is_sent_of_a_session_that_is_not_stored(tmp_path: Path, party: int) -> None:
+    """Neither while it is bound, nor when a sign is to be opened; and it is stored by then."""
+    server = Server(party, tmp_path, AUDITED)
+    round_id = pass_dealings(server)
+    bound, here = server.engine.bound, server.latest.server_round
+    bound.mark()
+    assert here.sessions == 1 and stored(server)["sessions"] == 1
+    server.engine.end_check()
+    server.rounds.engine_ended()
+    if party == 0:
+        server.hear(Verdicts(round_id, server.keys, []), Ready(round_id, 1))
+    else:
+        server.hear(Compute(round_id, server.latest.server_round.digest, 1, bytes(16), False))
+    server.engine.given.mark()
+    assert stored(server)["state"] == "running" and server.engine.given.mark.args[0] == "running"
+    # of a state, or of a session, before
+    with pytest.raises(LocalProtocolError, match="was not stored"):
+        bound.mark()
+    server.latest.saved = json.dumps(stored(server) | {"sessions": 0})
+    with pytest.raises(LocalProtocolError, match="session 1 of a round that is running"):
+        server.engine.given.mark()
+
+
+def stored(server: Server) -> dict[str, Any]:
+    """Return what the database has of the round."""
+    (text,) = (
+        sqlite3.connect(server.folder / DATABASE).execute("SELECT saved FROM rounds").fetchone()
+    )
+    return dict(json.loads(text))
 
 
 @pytest.mark.parametrize("how", ["before", "another session"])

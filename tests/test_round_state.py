@@ -59,7 +59,7 @@ from securemedian.servers.machine.events import (
     Turn,
     Unlinked,
 )
-from securemedian.servers.machine.round import ChecksNow, Limits, Member, ServerRound
+from securemedian.servers.machine.round import SESSIONS, ChecksNow, Limits, Member, ServerRound
 from securemedian.servers.machine.table import (
     LATE,
     TABLE,
@@ -723,8 +723,8 @@ PINNED = {
     "plain": "93b5a02b0852c10791a4a08d363c305eada44e51815c7b62e1debf76dc000609",
     "dealt": "8bd38afee8404cff3c76887f409ea766aa8d4293773253f7b226e86f9a5c7712",
     "values": "12b0496468efa532d0d8936bf61a03bc1b7bd87cfa2033e92d94834739299ae6",
-    # of release 1.1, which has this `security` instead of `audit`
-    "audited": "8f18ad9c28cdfd1f3b5fff1b18cad336f710cb130ac27595930a4423ab86086d",
+    # of release 1.1, which has this `security` instead of `audit`, and counts sessions
+    "audited": "74e9e0f6b8102e4f643ac1e0ec6c24ec1016f0f580d754283f2b487a7f539b7f",
 }
 
 
@@ -757,6 +757,27 @@ def test_messages_and_saved_values_stay_byte_for_byte(kind: str) -> None:
         kept = json.dumps(here.saved(), sort_keys=True).encode(), repr(ours).encode()
         said.update(b"".join(kept) + ",".join(here.saved()).encode())
     assert said.hexdigest() == PINNED[kind]
+
+
+def test_sessions_of_an_audited_round_are_few_whatever_ends_them() -> None:
+    """Count them over restarts, too."""
+    both, most = Both(max_clients=4, **AUDITED), SESSIONS + LIMITS.max_attempts
+
+    def again() -> None:
+        for party in (1, 0):
+            both.feed(party, Unlinked("gone"), 2.0)
+
+    for number in range(2, most + 1):
+        again()
+        assert [here.sessions for here in both.rounds] == [number] * 2
+        for here in both.rounds:
+            new = a_round(here.party, max_clients=4, **AUDITED)
+            new.restore(json.loads(json.dumps(here.saved())))
+            assert new.sessions == number
+    assert both.states == (State.OPEN, State.OPEN)
+    again()
+    assert both.states == (State.FAILED, State.FAILED)
+    assert any(f"{most} sessions of the servers have ended" in one.reason for one in both.rounds)
 
 
 # Checks
@@ -1178,8 +1199,9 @@ class Scenario:
     # how often what is under way may break off, and how often the link or a server may
     breaks: int = 0
     crashes: int = 0
-    # whether the next time is one too many
+    # whether the next time is one too many, and whether the second session is
     spent: bool = False
+    tired: bool = False
 
 
 class Hello_:
@@ -1205,6 +1227,7 @@ class Walk:
                 dealt = {"dealt": b"d", "dealt_there": True} if here.dealt else {}
                 here.round_is(members=here.with_all([client], **sent, **dealt).members)
             here.setbacks = (LIMITS.max_attempts - 1) * scenario.spent
+            here.sessions = (SESSIONS + LIMITS.max_attempts - 1) * scenario.tired
         # the lines that an `Unlinked` has taken on the way here
         self.unlinked: list[tuple[int, Any, Transition]] = []
         # to S0 and to S1
@@ -1222,6 +1245,9 @@ class Walk:
         self.included: frozenset[tuple[str, ...]] = frozenset()
         # in which session each server has compared the folds of whom
         self.folded: list[tuple[bytes | None, list[str]]] = [(None, []), (None, [])]
+        # how many sessions of an audited round each has begun, and whether it has material
+        self.began = [here.sessions for here in self.rounds]
+        self.material = [False, False]
 
     def key(self) -> Any:
         rounds = [
@@ -1231,6 +1257,7 @@ class Walk:
                 here.resuming,
                 here.session,
                 here.setbacks,
+                here.sessions,
                 here.attempt,
                 tuple(here.here.items()),
                 tuple(here.there.items()),
@@ -1267,7 +1294,14 @@ class Walk:
         made.queues = [list(queue) for queue in self.queues]
         made.busy, made.prepared = list(self.busy), list(self.prepared)
         made.folded = list(self.folded)
+        made.began, made.material = list(self.began), list(self.material)
         return made
+
+    def _begin(self, party: int) -> None:
+        """Begin a session of an audited round. SECURITY: all are counted, and are few."""
+        here = self.rounds[party]
+        self.began[party] += 1
+        assert not here.audited or self.began[party] <= here.sessions <= SESSIONS + here.runs
 
     def events(self) -> Iterator[tuple[int, Event | Hello_]]:
         """Yield what may happen next at either server."""
@@ -1356,10 +1390,15 @@ class Walk:
                     self.breaks += 1
                     return
                 self.busy[party] = True
+                if here.folding:
+                    if not self.material[party]:
+                        self._begin(party)
+                    self.material[party] = False
                 coin = here.check.coin
                 self.opened |= {(key, coin) for key in here.under_check if coin}
             elif action is Effect.PREPARE:
-                self.prepared[party] = here.session
+                self.prepared[party], self.material[party] = here.session, True
+                self._begin(party)
             elif action is Effect.START:
                 if not here.new_session and self.prepared[party] != here.session:
                     self.happen(party, Interrupted("closed", "no such session"))
@@ -1374,6 +1413,7 @@ class Walk:
                     assert self.folded[party] == (here.session, here.included)
             elif action is Effect.DROP_SESSION:
                 self.busy[party], self.prepared[party] = False, None
+                self.material[party] = False
             elif not isinstance(action, Effect):
                 self.queues[1 - party].append(action)
 
@@ -1381,6 +1421,7 @@ class Walk:
         """Start a server again, from what it has stored."""
         self.crashes -= 1
         self.busy[party], self.prepared[party] = False, None
+        self.material[party] = False
         self.queues[party] = []
         self.queues[1 - party].append(Hello_())
         old = self.rounds[party]
@@ -1441,6 +1482,9 @@ SCENARIOS = (
     Scenario(VALUES, (), TWO, crashes=1),
     Scenario(AUDITED, (), TWO, breaks=2),
     Scenario(AUDITED, (), ("key-a", "key-b", "key-c"), silent=("key-a",), crashes=1),
+    Scenario(AUDITED, (), TWO, breaks=1, tired=True),
+    Scenario(AUDITED, (), TWO, crashes=1, tired=True),
+    Scenario(AUDITED, (), ("key-a", "key-b", "key-c"), silent=("key-a",), tired=True),
     Scenario(PLAIN, ("key-b", "key-c"), ("key-a",), decliners=("key-c",)),
     Scenario(PLAIN, (), ("key-a",), decliners=("key-b", "key-c", "key-d")),
 )
@@ -1486,7 +1530,8 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
             # an open round is published, whatever breaks
             others = scenario.clients or scenario.dealers or scenario.decliners
             complete = not (others or scenario.failures or out)
-            assert True in published or not leader.begun or not complete or scenario.spent
+            few = scenario.spent or scenario.tired
+            assert True in published or not leader.begun or not complete or few
             ends |= published
         for party, event in more:
             then = now.copy()

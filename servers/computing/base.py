@@ -37,7 +37,8 @@ class RoundInput:
     noise: bytes = field(default=b"", repr=False)
     # of each client of an audited round, the seed of the masks of its folds for this server
     masks: Sequence[bytes] = field(default=(), repr=False)
-    # called in an audited round before anything is sent that depends on an upload
+    # called in an audited round before anything is sent that depends on an upload, and again before
+    # a share of a sign is: it sees to it that this is stored
     mark: Mark = mark_nothing
 
     def entropy(self, count: int) -> bytes:

@@ -6,7 +6,6 @@ from securemedian.common.receipts import DIFFERENT
 from securemedian.common.states import State
 from securemedian.common.status import DECLINED, by_reason
 from securemedian.mpc.errors import (
-    MAX_QUOTE,
     BadUpload,
     ClientsDiffer,
     ConfigError,
@@ -310,10 +309,11 @@ def check_clients(here: ServerRound) -> None:
 
     Raises ClientsDiffer, TooFewClients or ConfigError.
     """
-    if lost := [here.names[key] for key in here.included if key in here.unfolded]:
+    if lost := [key for key in here.included if key in here.unfolded]:
+        told = ", ".join(f"{here.names[key]} ({here.unfolded[key]})" for key in lost)
         raise ClientsDiffer(
             "an earlier run may have opened values, and cannot be repeated without folds of "
-            f"all its clients: {cut(', '.join(lost), MAX_QUOTE)}; open another round"
+            f"all its clients: {cut(told)}; open another round"
         )
     count = len(here.included)
     if here.repeats and set(here.included) != here.repeats:

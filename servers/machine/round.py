@@ -14,6 +14,9 @@ from securemedian.mpc.protocols.prg import SEED_BYTES
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.network.control import SHA256_BYTES, Open, group_of
 
+# The sessions that a round with security malicious may have, beside one for each run.
+SESSIONS = 4
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -115,6 +118,9 @@ class ServerRound:
     check: ChecksNow | None = None
     # in an audited round: the clients whose folds fit what both servers are bound to in the session
     folded: list[str] = field(default_factory=list)
+    # how many sessions have begun with security malicious, and whether the latest is not used yet
+    sessions: int = 0
+    unused: bool = False
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
@@ -340,6 +346,14 @@ class ServerRound:
         return self.params.form.audited
 
     @property
+    def exhausted(self) -> bool:
+        """Whether more sessions have begun than a round may have.
+
+        SECURITY: in each, a server that deviates may guess once, and break the link off in time.
+        """
+        return self.sessions > SESSIONS + self.runs
+
+    @property
     def checks(self) -> bool:
         """Whether the servers check what clients send."""
         return self.dealt or self.params.form.checks
@@ -422,6 +436,8 @@ class ServerRound:
         verdicts). The times, and all that the other server tells again, are left out, too.
         """
         kept = {name: getattr(self, name) for name in _SAVED}
+        if self.sessions:
+            kept["sessions"] = self.sessions
         if not self.live:
             kept["noise_secret"] = ""
             for name in _SAVED_AT_THE_END:
@@ -444,6 +460,7 @@ class ServerRound:
             name: {key: bytes.fromhex(text) for key, text in saved.get(column, {}).items()}
             for name, column in _DIGESTS.items()
         }
+        own |= {"sessions": saved.get("sessions", 0)}
         verdicts = dict.fromkeys(saved.get("passed", ()), True)
         known: dict[str, dict[str, Any]] = {
             **stored,

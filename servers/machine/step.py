@@ -258,8 +258,10 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
             return choose(_with_held(here, event.held))
         case control.Opened():
             spent, runs = max(here.spent, event.spent), min(here.runs, event.runs)
-            return replace(here, spent=spent, runs=runs)
+            here = replace(here, spent=spent, runs=runs)
+            return begin_session(here) if event.session == here.session else here
         case control.Check() if may_check(here, event.clients, event.coin):
+            here = use_session(here) if here.may_fold(event.clients) else here
             return _with_coin(replace(here, check=ChecksNow(event.clients)), event.coin)
         case control.Check():
             return replace(here, discord="s0 asks to check clients that cannot be checked now")
@@ -287,7 +289,7 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
         case control.Compute():
             return replace(_in_session(here, event), attempt=event.attempt)
         case control.Open():
-            return replace(_in_session(here, event), adrift=False)
+            return begin_session(replace(_in_session(here, event), adrift=False))
         case events.Turn():
             return _note_turn(here, event, now)
         case control.Resume():
@@ -316,6 +318,17 @@ def _in_session(
     here: ServerRound, event: control.Open | control.Compute | events.Turn
 ) -> ServerRound:
     return replace(here, session=event.session, new_session=event.new_session)
+
+
+def begin_session(here: ServerRound) -> ServerRound:
+    """Count a session that is prepared for an audited round."""
+    return replace(here, sessions=here.sessions + 1, unused=True) if here.audited else here
+
+
+def use_session(here: ServerRound) -> ServerRound:
+    """Use the session that was prepared, or count one that is prepared now."""
+    here = here if here.unused else begin_session(here)
+    return replace(here, unused=False)
 
 
 def _with_check(here: ServerRound) -> ServerRound:
@@ -394,6 +407,8 @@ def _note_turn(here: ServerRound, event: events.Turn, now: float) -> ServerRound
     here = replace(here, adrift=adrift, resuming=adrift)
     if here.state is State.OPEN:
         return here
+    if next_use(here) is events.Use.FOLDS:
+        here = use_session(here)
     return replace(here, deadline=now + here.limits.answer_s)
 
 
@@ -446,6 +461,8 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
     if here.party == 1 and here.values_checked and not here.ran:
         here = set_back(here, PeerUnavailable.code, "s0 has lost a check of uploads", now)
     here = replace(drift(here, now), adrift=False).with_all(here.members, dealt_there=None)
+    # one that has its result needs no other session
+    here = here if here.computed_here and here.computed_there else begin_session(here)
     here = here.with_all(said.dealt, dealt_there=True)
     here = _with_held(here, said.held)
     here = here.with_each({key: {"coin": coin} for key, coin in unknown.items()})
@@ -481,6 +498,7 @@ def drift(here: ServerRound, now: float) -> ServerRound:
         resuming=False,
         check=None,
         folded=[],
+        unused=False,
         deadline=here.deadline if here.state is State.OPEN else until,
     )
 

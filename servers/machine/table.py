@@ -118,8 +118,8 @@ def incomplete(here: ServerRound, _: Event) -> bool:
 
 
 def discordant(here: ServerRound, _: Event) -> bool:
-    """Return whether the two servers do not agree on what to check or on the verdicts."""
-    return bool(here.discord)
+    """Return whether the two servers disagree, or whether too many sessions have ended."""
+    return bool(here.discord) or here.exhausted
 
 
 def full(here: ServerRound, _: Event) -> bool:
@@ -200,6 +200,11 @@ def obstacle(here: ServerRound, event: Event) -> tuple[str, str] | None:
             return event.code, event.reason
         case _ if here.discord:
             return PeerProtocolError.code, here.discord
+        case _ if here.exhausted:
+            return RoundFailed.code, (
+                f"{here.sessions - 1} sessions of the servers have ended without a result, which "
+                "are as many as a round may have: the round has failed for good, open a new one"
+            )
         case _ if here.abandoned:
             return PeerUnavailable.code, (
                 f"{other} has not gone on within resume_limit_s: "
@@ -346,6 +351,7 @@ _LEADER = _table(
     (CHECKING, Resume, incomplete, None, PREPARE),
     (CHECKING, Resume, always, QUEUED, LOG, PREPARE),
     ((OPEN, CHECKING, QUEUED), Turn, drifting, None, Resume),
+    ((CHECKING, QUEUED), Turn, discordant, *_FAILED_S0, Failed),
     ((OPEN, CHECKING), Turn, checkable, None, Check, CHECK),
     ((OPEN, CHECKING), Turn, always, None),
     # an audited round, in another session
@@ -387,6 +393,7 @@ _FOLLOWER = _table(
     # opened yet is lost.
     (NEW, Open, always, OPEN, LOG, BEGIN, PREPARE, Opened),
     # S0 has not heard the answer
+    (OPEN, Open, discordant, *_FAILED, Failed),
     (OPEN, Open, always, None, DROP_SESSION, PREPARE, Opened),
     (OPEN, DealingStored, always, None, Dealt),
     (OPEN, Stored, always, None, Uploaded),

@@ -11,11 +11,13 @@ from typing import Any
 
 from securemedian.common.model_form import ModelForm
 from securemedian.common.policy import Security, forbidden, of_switch, refuse
+from securemedian.common.states import State
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import (
     MAX_QUOTE,
     ConfigError,
     DuplicateUpload,
+    LocalProtocolError,
     NotStored,
     PeerProtocolError,
     RoundBusy,
@@ -76,6 +78,17 @@ class Entry:
     heard_until: float = 0.0
     # the round itself as the database has it (JSON)
     saved: str = field(default="", repr=False)
+
+    def check_stored(self, state: State, sessions: int) -> None:
+        """Raise LocalProtocolError unless the database has the round in this state.
+
+        It has to have counted so many sessions, too. Any thread may call it.
+        """
+        saved = json.loads(self.saved)
+        if (saved["state"], saved.get("sessions", 0)) != (state, sessions):
+            raise LocalProtocolError(
+                f"session {sessions} of a round that is {state} was not stored: nothing was sent"
+            )
 
 
 class Register:

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from securemedian.common.states import State
@@ -207,6 +208,7 @@ class RoundRunner:
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
             [spool.masks(client) for client in included] if server_round.audited else (),
+            partial(entry.check_stored, server_round.state, server_round.sessions),
         )
 
     def _require_session(self, entry: Entry) -> None:
