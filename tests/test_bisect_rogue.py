@@ -11,7 +11,7 @@ from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.channel import Channel
 from tests.parties import run_both
 from tests.rogue.attacks import entropy
-from tests.rogue.bisecting import ROWS, Spoils, spy, told_fold
+from tests.rogue.bisecting import ROWS, Signs, spy, told_fold
 from tests.rogue.hooks import Array
 from tests.test_bisect import RNG, Round, rogue_run
 
@@ -23,11 +23,11 @@ def digits(buckets: Array, steps: int) -> Array:
     return np.array([buckets >> step & 1 for step in reversed(range(4))][:steps], np.uint8)
 
 
-def beyond(round_: Round, spoils: Spoils, lanes: int) -> float:
+def beyond(round_: Round, spoils: Signs, lanes: int) -> float:
     """Return the bits per coordinate that the rogue learns beyond the digits of the median."""
     total, medians = 0.0, round_.medians()
     for lane in range(lanes):
-        signs = np.array(spoils.signs(lane), np.uint8)
+        signs = np.array(spoils.of(lane), np.uint8)
         ends = range(lane * round_.chunk, DIM, lanes * round_.chunk)
         own = np.concatenate([medians[i : i + round_.chunk] for i in ends])
         if len(signs):
@@ -115,7 +115,7 @@ def test_whoever_breaks_off_learns_digits_of_one_set_alone(
         round_.pairs = [(one, broken)]
         errors: dict[int, BaseException] = {}
         rogue_run(round_, errors)
-        signs = spoils.signs(0)
+        signs = spoils.of(0)
         if broken.left >= 0:
             # it came to the end
             whole = left
@@ -151,4 +151,4 @@ def test_a_server_that_tells_wrong_folds_takes_clients_out(
         assert one.compare(round_.folds(number, one.toss())) == [False] * 3
 
     run_both(run)
-    assert not spoils.signs(0) and "opened 0" not in round_.marks
+    assert not spoils.of(0) and "opened 0" not in round_.marks

@@ -13,7 +13,7 @@ import pytest
 from securemedian.common.policy import BOUNDED
 from tests.rogue import attacks
 from tests.rogue.__main__ import main
-from tests.rogue.deviations import DEVIATIONS
+from tests.rogue.deviations import DEVIATIONS, OF_BISECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
@@ -73,9 +73,10 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     file = tmp_path / "rows.json"
     main(["--json", str(file)])
     rows = json.loads(file.read_text())
-    every = [attack.method.name for attack in attacks.attacks()]
-    bounded = sum(name in BOUNDED for name in every)
-    assert len(rows) == len(every) + bounded + every.count("bucketed")
+    every = attacks.attacks()
+    others = [one.method.name for one in every if one.method is not attacks.MALICIOUS]
+    bounded = sum(name in BOUNDED for name in others)
+    assert len(rows) == len(every) + bounded + others.count("bucketed")
     assert all(
         {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
@@ -121,6 +122,13 @@ def test_who_asks_for_the_minimum_of_an_audited_round_is_found_first() -> None:
     found = row("rank", "bucketed", protected=True, audited=True)
     assert found["learnt_bits"] == 0
     assert "the peer deviated" in found["when"]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("deviation", OF_BISECTIONS)
+def test_a_malicious_secure_round_opens_digits_of_the_median_alone(deviation: str) -> None:
+    found = row(deviation, "bucketed")
+    assert found["learnt_bits"] == 0 and "the peer deviated" in found["when"]
 
 
 @pytest.mark.slow

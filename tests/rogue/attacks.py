@@ -40,7 +40,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-from tests.rogue.deviations import HELPER, OF_S0, VICTIM, about
+from tests.rogue.deviations import HELPER, OF_BISECTIONS, OF_S0, VICTIM, about
 
 Array = NDArray[Any]
 
@@ -65,6 +65,7 @@ SETTINGS = {
 # for protected servers: the one that helps, and three among whom the victim is hidden
 GUARDED = {"security": Security.BOUNDED, "min_clients": 4}
 PROGRAM = "tests.rogue.serve"
+MALICIOUS = Bucketed(security="malicious")
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,14 @@ def _buckets(seen: Seen) -> tuple[float, float]:
     return share * told(right, 4.0), seen.value(seen.result_buckets == _median(seen))
 
 
+def _beyond(seen: Seen) -> tuple[float, float]:
+    """Tell what was opened beside the first digits of the median."""
+    signs = seen.spoils.get("signs", np.empty((0, seen.params.dim), np.uint8))
+    steps = math.ceil(math.log2(BUCKETS))
+    true = np.array([_median(seen) >> step & 1 for step in reversed(range(steps))])
+    return 0.0, entropy(np.concatenate([true, signs])) - entropy(true)
+
+
 def _nothing(seen: Seen) -> tuple[float, float]:
     return 0.0, 0.0
 
@@ -305,6 +314,7 @@ def attacks() -> list[Attack]:
             for name in ("models", "result")
             for method in (buckets, mean)
         ),
+        *(Attack(name, MALICIOUS, _beyond) for name in OF_BISECTIONS),
     ]
 
 
@@ -333,7 +343,10 @@ def run(
 ) -> dict[str, Any]:
     """Return the row of one attack, which runs in a round of its own."""
     if audited:
-        attack = replace(attack, method=Bucketed(security="malicious"))
+        attack = replace(attack, method=MALICIOUS)
+    if attack.method is MALICIOUS:
+        # so that a bit of few coordinates shows
+        dim = max(dim, 4 * DIM)
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
         folder = Path(made)
         settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})
@@ -352,7 +365,7 @@ def run(
         "about": about(attack.deviation),
         "method": attack.method.name,
         "protected": protected,
-        "audited": audited,
+        "audited": attack.method is MALICIOUS,
         "noticed": bool(noticed),
         "when": noticed or "never",
         "there_bits": seen.there,
@@ -515,7 +528,8 @@ def by_attack(dim: int = DIM, seed: int = 1) -> list[dict[str, Any]]:
     Add one where `security = "bounded"` permits the round, and one where an audit can check it.
     """
     every = attacks()
-    bounded = [attack for attack in every if attack.method.name in BOUNDED]
+    others = [attack for attack in every if attack.method is not MALICIOUS]
+    bounded = [attack for attack in others if attack.method.name in BOUNDED]
     audited = [attack for attack in bounded if attack.method.name == Bucketed.name]
     return [
         *(run(attack, dim, seed) for attack in every),

@@ -1,7 +1,7 @@
 """The deviations of a server in a round with security malicious, by name.
 
 Each replaces functions of the authenticated bisect, for one party alone. That server sees no more
-than the other one opens: `Spoils` has the shares of signs that came, and its own.
+than the other one opens: `Signs` has the shares of signs that came, and its own.
 """
 
 from collections.abc import Callable
@@ -33,21 +33,21 @@ Deviation = Callable[[Replace, int], None]
 
 
 @dataclass
-class Spoils:
+class Signs:
     """The shares of signs that the rogue has of each step, (coordinates,), by lane."""
 
     shares: dict[int, list[Array]] = field(default_factory=dict)
     theirs: dict[int, list[Array]] = field(default_factory=dict)
 
-    def signs(self, lane: int) -> list[Array]:
+    def of(self, lane: int) -> list[Array]:
         """Return the signs of each step that were opened to it."""
         pairs = zip_longest(self.shares.get(lane, []), self.theirs.get(lane, []))
         return [own ^ other for own, other in pairs if other is not None]
 
 
-def spy(replace: Replace, rogue: int) -> Spoils:
+def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: None) -> Signs:
     """Keep the rogue's shares of signs, and those that it is told, whatever they prove."""
-    spoils = Spoils()
+    spoils = Signs()
 
     def init(true: Any) -> Any:
         def init(self: Prover, session: Session, *given: Any) -> None:
@@ -73,6 +73,7 @@ def spy(replace: Replace, rogue: int) -> Spoils:
                 lane = self.lane  # type: ignore[attr-defined]
                 count = spoils.shares[lane][-1].size
                 spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, count))
+                keep(spoils)
             return theirs, right
 
         return tell
@@ -106,6 +107,7 @@ def _by(owner: Any, name: str, deviate: Callable[..., Any]) -> Deviation:
 
         replace(owner, name, make)
 
+    deviation.__doc__ = deviate.__doc__
     return deviation
 
 
@@ -117,6 +119,7 @@ def _another_rank(true: Any, self: Lane, step: int, rows: Array, rank: int) -> A
 
 
 def _another_row(true: Any, self: Lane, step: int, rows: Array, rank: int, *given: Any) -> Any:
+    """Ask about another threshold than the digits say."""
     return true(
         self, step, np.minimum(rows ^ np.uint16(1), np.uint16(self.shape.buckets - 2)), rank, *given
     )
@@ -147,6 +150,7 @@ def _guessed(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) 
 
 
 def _last_sign(true: Any, self: Lane, *given: Any) -> Any:
+    """Open another last sign than there is."""
     found = true(self, *given)
     if not self._steps:
         found.bits[:] ^= 1
@@ -167,6 +171,7 @@ def _twice(true: Any, self: Binder, chunk: Any, change: Array) -> Any:
 
 
 def _other_mask(true: Any, self: Binder, change: Array) -> Any:
+    """Be bound to another sum of the masks of folds."""
     return true(self, change ^ change.dtype.type(1))
 
 
@@ -206,6 +211,7 @@ def _wrong_block(true: Any, self: Prover, values: Array, *given: Any) -> Any:
 
 
 def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
+    """Open another bit of a bucket of leaky ANDs."""
     leaky[1].bits[-1] ^= 1
     return true(self, leaky, *given)
 
@@ -241,6 +247,7 @@ def told_fold(replace: Replace, rogue: int) -> None:
 
 
 def _another_row_of_all(replace: Replace, rogue: int) -> None:
+    """Ask about another threshold than the digits say."""
     for name in ("_masked", "_zeros"):
         _by(Lane, name, _another_row)(replace, rogue)
 

@@ -51,6 +51,7 @@ from securemedian.servers.machine.events import CheckEnded
 from securemedian.servers.rounds import requests
 from securemedian.servers.rounds.requests import Answer, Call, Requests
 from securemedian.servers.storage.spool import Spool
+from tests.rogue import bisecting
 from tests.rogue.hooks import (
     Array,
     Spoils,
@@ -552,6 +553,23 @@ DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "models": _models,
     "result": _result,
 }
+
+
+def _bisecting(name: str) -> Callable[[ServerConfig, Spoils], None]:
+    """Return a deviation of `tests.rogue.bisecting`, of whose one lane the signs are kept."""
+    deviation, _ = bisecting.ROWS[name]
+
+    def deviate(config: ServerConfig, spoils: Spoils) -> None:
+        bisecting.spy(replace, 1, lambda signs: spoils.keep(signs=np.array(signs.of(0))))
+        deviation(replace, 1)
+
+    deviate.__doc__ = deviation.__doc__
+    return deviate
+
+
+# those of rounds with security malicious, where servers have one lane
+OF_BISECTIONS = [f"malicious-{name}" for name in bisecting.ROWS if name != "and-of-lane-1"]
+DEVIATIONS |= {name: _bisecting(name.removeprefix("malicious-")) for name in OF_BISECTIONS}
 
 
 def about(deviation: str) -> str:
