@@ -94,7 +94,7 @@ class Bisection:
         servers. Raises ConfigError for a round that cannot be bisected, and as `prepare` does.
         """
         shape, given = dealing_of(params), _protocol(protocol, len(channels))
-        with _accusing("prepare"):
+        with accusing("prepare"):
             session = Session.establish(number, channels[0], session_id, given, entropy, audit=True)
             mine = np.array([protocol.chunk], np.uint64)
             chunk = int(np.minimum(mine, channels[0].exchange("bisect.sizes", mine))[0])
@@ -278,7 +278,7 @@ class Bisection:
         """Count what a phase costs, and drop all if it fails."""
         meter = Meter([lane.party for lane in self._lanes])
         try:
-            with _accusing(name):
+            with accusing(name):
                 yield
         except BaseException:
             self._drop()
@@ -322,8 +322,12 @@ def dealing_of(params: RoundParams) -> dealing.Dealing:
 
 
 @contextmanager
-def _accusing(name: str) -> Iterator[None]:
-    """Call what the peer must not send a deviation."""
+def accusing(name: str) -> Iterator[None]:
+    """Call what the peer must not send a deviation.
+
+    SECURITY: only where both servers are known to be at the same message of the same session. After
+    a link that broke, an honest one may be at another.
+    """
     try:
         yield
     except PeerDeviated:

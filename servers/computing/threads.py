@@ -16,7 +16,7 @@ from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
-from securemedian.mpc.rounds.bisecting import Bisection
+from securemedian.mpc.rounds.bisecting import Bisection, accusing
 from securemedian.mpc.rounds.cost import Cost, counted
 from securemedian.mpc.rounds.cutting import Shard
 from securemedian.mpc.rounds.lanes import Progress
@@ -181,7 +181,8 @@ class ThreadComputation:
         dealt = [upload for upload in given.uploads if isinstance(upload, DealtUpload)]
         bisection.bind(dealt, given.masks, given.mark)
         folds.ask(bisection.session_id, bisection.toss())
-        came = folds.gather(self._channels[0], self._party, limit_s)
+        with accusing("folds"):
+            came = folds.gather(self._channels[0], self._party, limit_s)
         if not all(came):
             cost = bisection.checked.after(ahead)
             return Checked(came, cost, [not each for each in came])
