@@ -577,7 +577,7 @@ def test_a_client_that_helps_moves_the_sum_that_was_fixed(monkeypatch: pytest.Mo
 
 
 def test_a_threshold_that_is_asked_again_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask the last one, as happens unless W is a power of two, whatever both are bound to."""
+    """Ask the last one again, where W is not a power of two, for any sum that is bound."""
     round_, true, asked = Round(chosen(5, 6, 600), 5, lanes=1, chunk=600), Lane.ask, list[Any]()
     off, true_sums = RNG.integers(0, 16, (7, 600)).astype(np.uint8), Bisection._sums
 
