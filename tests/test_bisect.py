@@ -591,7 +591,8 @@ def test_a_threshold_that_is_asked_again_tells_nothing_new(monkeypatch: pytest.M
 
     monkeypatch.setattr(Lane, "ask", ask)
     monkeypatch.setattr(Bisection, "_sums", sums)
-    monkeypatch.setattr(Bisection, "_sums_agree", lambda *_: True)
+    true_agree = Bisection._sums_agree
+    monkeypatch.setattr(Bisection, "_sums_agree", lambda *given: true_agree(*given) or True)
     run_both(round_.run)
     again = 0
     for rows, answers in asked:
@@ -619,9 +620,11 @@ def test_a_session_is_used_once() -> None:
             one.bind(given[0], given[1][1:], given[2])
         with pytest.raises(LocalProtocolError, match="prepared once"):
             lane.prepare([(0, 64)], True)
-        with pytest.raises(LocalProtocolError, match="bound before"):
-            lane.run(2, lambda: None)
+        with pytest.raises(LocalProtocolError, match="after it is bound"):
+            lane.folds(bytes(16))
         one.bind(*given)
+        with pytest.raises(LocalProtocolError, match="before it is asked"):
+            lane.run(2, lambda: None)
         with pytest.raises(LocalProtocolError, match="before toss"):
             one.bind(*given)
         with pytest.raises(LocalProtocolError, match="bound once"):
@@ -632,6 +635,8 @@ def test_a_session_is_used_once() -> None:
         with pytest.raises(InputError, match="one fold per client"):
             one.compare(folds[1:])
         one.compare(folds)
+        with pytest.raises(LocalProtocolError, match="folded once"):
+            lane.folds(bytes(16))
         one.run(lambda: None)
         with pytest.raises(LocalProtocolError, match="before nothing"):
             one.run(lambda: None)

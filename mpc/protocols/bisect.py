@@ -178,7 +178,8 @@ class Lane:
         self._triples = AuthenticatedTriples()
         # a of the masks of folds
         self._masks: Ring | None = None
-        self._steps, self._bound = list(reversed(range(steps_of(shape.buckets)))), False
+        self._steps = list(reversed(range(steps_of(shape.buckets))))
+        self._bound = self._folded = False
 
     def __repr__(self) -> str:
         return f"Lane({self._lane}, {len(self._chunks)} chunks, <secrets>)"
@@ -331,6 +332,9 @@ class Lane:
 
         The coin was tossed after all that the lane is to open was fixed, by both.
         """
+        if not self._bound or self._folded:
+            raise LocalProtocolError("a lane is folded once, after it is bound")
+        self._folded = True
         self.opener.mix(coin)
         return self.binder.folds(coin)
 
@@ -340,8 +344,8 @@ class Lane:
         `opened` is called before a share of a sign is sent. Each coordinate is reported once per
         step. Raises PeerDeviated.
         """
-        if not self._bound:
-            raise LocalProtocolError("a lane is bound before it is asked")
+        if not self._folded:
+            raise LocalProtocolError("a lane is bound, and folded, before it is asked")
         thresholds = self.shape.buckets - 1
         found = np.zeros(sum(chunk.bound.dim for chunk in self._chunks), np.uint16)
         while self._steps and found.size:
