@@ -43,6 +43,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.plan import _check_of_dealings, predict
 from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.folds import Folds
 from securemedian.servers.computing.threads import ThreadComputation
 from tests.parties import check_planned, run_both
 from tests.rates import check_rate
@@ -1169,6 +1170,33 @@ def test_an_audited_round_is_bound_before_it_runs() -> None:
     computation = ThreadComputation(0, ProtocolParams(), bytes(16), [], nothing)
     with pytest.raises(LocalProtocolError, match="before its folds were compared"):
         computation.run_round(RoundInput(params, [], []), nothing)
+
+
+def test_what_is_said_of_folds_is_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that says anything else while folds are waited for has deviated."""
+    round_, true = Round(RNG.integers(0, 16, (3, 64)), lanes=1), Folds.gather
+    said: dict[int, BaseException] = {}
+
+    def gather(self: Folds, channel: Channel, number: int, limit_s: float) -> list[bool]:
+        if number == 1:
+            channel.send("anything", np.zeros(1, np.uint8))
+        return true(self, channel, number, limit_s)
+
+    def run(number: int) -> None:
+        nothing: Any = lambda *_: None  # noqa: E731
+        one = ThreadComputation(number, ProtocolParams(lanes=1), bytes(16), [], nothing)
+        one._channels, one._prepared = round_.channels(number), round_.prepare(number)
+        given = RoundInput(round_.params, round_.uploads[number], [1] * 3)
+        given = replace(given, masks=round_.masks[number])
+        try:
+            one.bind(given, Folds("abc", binding.fold_words(round_.shape)), 0.0, nothing)
+        except SecureMedianError as error:
+            said[number] = error
+            round_.channels(number)[0].close()
+
+    monkeypatch.setattr(Folds, "gather", gather)
+    run_both(run)
+    assert isinstance(said[0], PeerDeviated) and "folds: expected message" in str(said[0])
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from securemedian.servers.computing.engine import STOP_S
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.config import EngineConfig
 from securemedian.servers.machine.members import MISFOLDED, SILENT
+from securemedian.servers.machine.round import SESSIONS
 from securemedian.servers.network.control import (
     Check,
     Close,
@@ -164,6 +165,30 @@ def test_who_does_not_answer_is_left_out_and_the_others_are_asked_anew(
     s0.hear(Verdicts(round_id, [first, third], []))
     assert s0.state[0] == "starting" and isinstance(s0.sent[-1], Compute)
     assert s0.latest.server_round.excluded == {SILENT: [second]}
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("last", [False, True])
+def test_who_is_left_out_costs_a_session_and_the_last_one_ends_the_round(
+    tmp_path: Path, party: int, last: bool
+) -> None:
+    server = Server(party, tmp_path, AUDITED, min_clients=2)
+    round_id, keys, entry = pass_dealings(server), server.keys, server.latest
+    most = SESSIONS + entry.server_round.runs
+    if last:
+        entry.server_round = replace(entry.server_round, sessions=most)
+    server.engine.end_check(2, silent=[2])
+    server.rounds.engine_ended()
+    if party == 0:
+        server.hear(Verdicts(round_id, keys, keys[2:]))
+    else:
+        server.hear(Check(round_id, keys[:2]))
+    if last:
+        assert server.state[0] == "failed"
+        assert f"{most} sessions of the servers have ended" in server.state[1]
+    else:
+        assert server.state[0] == "checking" and entry.server_round.sessions == 2
+        assert stored(server)["sessions"] == 2
 
 
 def test_too_few_that_answer_fail_the_round(tmp_path: Path) -> None:
@@ -337,6 +362,24 @@ def test_what_is_found_here_is_signed_whatever_the_other_server_says_first(
     assert Deviation.check(found, SIGNING[party].public).server == f"s{party}"
     server.restart()
     assert server.ask(server.coordinator, "status").fields["deviation"] == found
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_what_is_found_while_material_is_made_is_signed(tmp_path: Path, party: int) -> None:
+    """What ends the round is heard after it, and everything else at once."""
+    server = Server(party, tmp_path, AUDITED)
+    if party == 0:
+        round_id = server.open()
+    else:
+        round_id = ROUND
+        server.hear(Open(ROUND, 1, AUDITED.to_dict(), bytes(16), True, False, START))
+    server.engine.prepares = True
+    server.hear(*(Dealt(round_id, key) for key in server.keys), replace(CLAIM, round=round_id))
+    assert server.latest.server_round.dealt_there == set(server.keys)
+    assert server.state[0] == "open"
+    server.engine.prepares, server.engine.result = False, PeerDeviated("wrong random bits")
+    server.rounds.engine_ended()
+    assert server.state[0] == "failed" and f"s{party} has signed that" in server.state[1]
 
 
 @pytest.mark.parametrize("party", [0, 1])

@@ -498,7 +498,6 @@ def drift(here: ServerRound, now: float) -> ServerRound:
         resuming=False,
         check=None,
         folded=[],
-        unused=False,
         deadline=here.deadline if here.state is State.OPEN else until,
     )
 
