@@ -168,6 +168,18 @@ def test_who_does_not_answer_is_left_out_and_the_others_are_asked_anew(
 
 
 @pytest.mark.parametrize("party", [0, 1])
+def test_a_round_says_that_it_waits_for_material(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, party: int
+) -> None:
+    caplog.set_level(logging.INFO, "securemedian")
+    server = Server(party, tmp_path, AUDITED)
+    server.engine.prepares, server.engine.progress = True, (30, 200)
+    pass_dealings(server)
+    (event,) = (one for one in caplog.records if one.message == "waiting-for-material")
+    assert vars(event)["fields"].items() >= {"done": 30, "total": 200}.items()
+
+
+@pytest.mark.parametrize("party", [0, 1])
 @pytest.mark.parametrize("last", [False, True])
 def test_who_is_left_out_costs_a_session_and_the_last_one_ends_the_round(
     tmp_path: Path, party: int, last: bool

@@ -30,6 +30,7 @@ from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.computing import engine
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import MOST_ABANDONED, Engine
+from securemedian.servers.computing.threads import ThreadComputation
 from tests.daemons import ROOT, SETTINGS, Pair, wait_until
 from tests.engines import Servers
 
@@ -93,6 +94,33 @@ class HangingServers(Servers):
         results = [wait_until(each.poll) for each in self.engines]
         assert all(isinstance(result, Outcome) for result in results), results
         return results
+
+
+def test_material_of_a_round_is_made_by_itself_and_goes_with_its_session() -> None:
+    """Each time other material, of which nothing outlasts a session, nor another round's."""
+    servers = Servers(LIMIT_S)
+    params = RoundParams(Bucketed(security="malicious"), dim=300, max_clients=3)
+    seen: list[bytes] = []
+
+    def made(session: bytes) -> list[ThreadComputation]:
+        for each in servers.engines:
+            each.prepare(session, params)
+        assert all(each.prepares for each in servers.engines)
+        wait_until(lambda: not any(each.poll() or each.prepares for each in servers.engines))
+        assert all(each.progress == (600, 600) for each in servers.engines)
+        computations: list[Any] = [each._session.computation for each in servers.engines]  # type: ignore[union-attr]
+        one, other = (each._prepared.session_id for each in computations)
+        assert one == other and one not in seen
+        seen.append(one)
+        return computations
+
+    first, again = made(b"1" * 16), made(b"1" * 16)
+    assert first == again and not any(each._bound for each in again)
+    for each in servers.engines:
+        each.drop()
+    assert made(b"2" * 16) != first
+    for each in servers.engines:
+        each.close()
 
 
 @pytest.mark.parametrize("error", [PeerDeviated("a wrong sum"), ChannelClosed("dropped")])
