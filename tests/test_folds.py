@@ -378,7 +378,7 @@ def test_what_is_found_here_is_signed_whatever_the_other_server_says_first(
 
 @pytest.mark.parametrize("party", [0, 1])
 def test_what_is_found_while_material_is_made_is_signed(tmp_path: Path, party: int) -> None:
-    """What ends the round is heard after it, and everything else at once."""
+    """Hear only after it what ends the round, and everything else at once."""
     server = Server(party, tmp_path, AUDITED)
     if party == 0:
         round_id = server.open()
