@@ -195,11 +195,9 @@ def test_a_server_that_is_killed_once_it_is_bound_costs_nothing(
     assert len(clients[2].receipt(round_id).record.included) == 3
 
 
-@pytest.mark.parametrize("how", ["rank", "open-bits"])
-def test_a_server_that_deviates_once_it_is_bound_is_found(
-    tmp_path: Path, opened: ExitStack, how: str
-) -> None:
-    """It asks for another rank, or opens a false bit."""
+@pytest.mark.parametrize("how", ["rank", "open-bits", "malicious-no-bits"])
+def test_a_server_that_deviates_is_found(tmp_path: Path, opened: ExitStack, how: str) -> None:
+    """It asks for another rank, or opens a false bit; or its material is wrong."""
     programs = {"s1": ("tests.rogue.serve", how)}
     service = opened.enter_context(servers_here(tmp_path, 4, programs=programs))
     coordinator = service.coordinator
@@ -209,13 +207,17 @@ def test_a_server_that_deviates_once_it_is_bound_is_found(
     )
     paths = [tmp_path / f"{name}.toml" for name in service.names]
     clients = [opened.enter_context(Client.from_config(path)) for path in paths]
-    for number, client in enumerate(clients):
+    early = how == "malicious-no-bits"
+    if early:
+        # nobody has sent anything
+        wait_until(lambda: coordinator.status(round_id).state == "failed")
+    for number, client in enumerate([] if early else clients):
         client.submit(update(number), round_id)
     # each says so of the other, and S0 what it has found itself
     with pytest.raises(RoundFailed, match="the peer deviated: s0 has signed that s1"):
         results(clients, round_id)
     status = coordinator.status(round_id)
-    assert status.opened == "maybe"
+    assert status.opened == ("nothing" if early else "maybe")
     said = Deviation.check(status.deviation, coordinator.config.s0.signing_key)
     assert (said.server, said.round) == ("s0", round_id)
     assert said.params == RoundParams.from_dict(status.params).digest.hex()

@@ -30,8 +30,6 @@ import numpy as np
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ChannelClosed
 from securemedian.mpc.protocols import dealing, lengths, order, ring
-from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
-from securemedian.mpc.protocols.bisect import Lane
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.kernels import planes, tables
 from securemedian.mpc.protocols.party import Party
@@ -97,19 +95,8 @@ def _rank(config: ServerConfig, spoils: Spoils) -> None:
         return median
 
     replace(bucketed, "median", make)
-    replace(Lane, "_masked", _of_the_minimum)
+    bisecting.ROWS["rank"][0](replace, 1)
     _keep_found(spoils)
-
-
-def _of_the_minimum(true: Any) -> Any:
-    """Do so where bits are opened only if they are those of the right question."""
-
-    def masked(lane: Lane, step: int, rows: Array, rank: int) -> tuple[Array, Array]:
-        z, sent = true(lane, step, rows, rank)
-        asked = _shifted(z, rank - 1, lane.shape.bits)
-        return asked, sent ^ z ^ asked
-
-    return masked
 
 
 def _keep_found(spoils: Spoils) -> None:
@@ -158,17 +145,7 @@ def _open_bits(config: ServerConfig, spoils: Spoils) -> None:
         return theirs, mine
 
     rushing(("open.bits",), rush)
-    replace(Lane, "_sign", _false_signs)
-
-
-def _false_signs(true: Any) -> Any:
-    """Do so where shares of signs have MACs."""
-
-    def sign(lane: Lane, *given: Any) -> AuthenticatedBits:
-        found = true(lane, *given)
-        return AuthenticatedBits(found.bits ^ np.uint8(1), found.macs, found.keys)
-
-    return sign
+    bisecting.ROWS["last-sign"][0](replace, 1)
 
 
 def _rerun(config: ServerConfig, spoils: Spoils) -> None:
