@@ -143,6 +143,14 @@ def _flipped_on_lane_1(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
     return _flipped(true, self, *given) if self._lane else true(self, *given)
 
 
+def _last_flipped(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
+    """Open another a ^ x in the last AND of each step alone."""
+    done = getattr(self, "multiplied", 0) + 1
+    self.multiplied = done  # type: ignore[attr-defined]
+    last = done % (self.shape.bits - 1) == 0
+    return _flipped(true, self, *given) if last else true(self, *given)
+
+
 def _guessed(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
     """Open another a ^ x everywhere, and say that Delta is 1."""
     macs = a.macs ^ np.uint64(1)
@@ -165,8 +173,8 @@ def _other_sum(true: Any, self: Bisection, start: int, stop: int) -> RingShare:
 
 def _twice(true: Any, self: Binder, chunk: Any, change: Array) -> Any:
     """Tell what is added to a, and tell it again."""
-    found = true(self, chunk, change)
-    true(self, chunk, change ^ change.dtype.type(1))
+    found, send = true(self, chunk, change), self.prover._channel.send
+    send("bisect.change", np.zeros(chunk.padded * len(change) * self.shape.bits // 64, np.uint64))
     return found
 
 
@@ -258,6 +266,7 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "row": (_another_row_of_all, "step 3 of lane"),
     "masked": (_by(Lane, "_masked", _other_bits), "step 3 of lane"),
     "and": (_by(Lane, "_multiply", _flipped), "step 3 of lane"),
+    "last-and": (_by(Lane, "_multiply", _last_flipped), "step 3 of lane"),
     "and-of-lane-1": (_by(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
     "and-guess": (_by(Lane, "_multiply", _guessed), "step 3 of lane"),
     "last-sign": (_by(Lane, "_sign", _last_sign), "step 0 of lane"),
