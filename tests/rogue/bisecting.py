@@ -202,13 +202,13 @@ def _no_bits(true: Any, self: Lane, values: Array, t: int) -> Any:
     return true(self, values, t)
 
 
-def _wrong_block(true: Any, self: Prover, values: Array, *given: Any) -> Any:
-    """Authenticate other values in one of the 12 blocks: a guess that its 4 bits of Delta are 0."""
+def _wrong_blocks(true: Any, self: Prover, values: Array, *given: Any) -> Any:
+    """Authenticate other values in six of the 12 blocks: a guess that their 24 bits are 0."""
     channel, send = self._channel, self._channel.send
 
     def wrong(label: str, array: Array) -> None:
         changed = array.copy()
-        changed[: changed.size // 12] ^= np.uint64(0x1111111111111111)
+        changed[: changed.size // 2] ^= np.uint64(0x1111111111111111)
         send(label, changed)
 
     channel.send = wrong  # type: ignore[method-assign]
@@ -276,6 +276,6 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "coin": (_coin, "committed"),
     "no": (_by(Opener, "tell", _no), "the sums of the clients' shares"),
     "no-bits": (_by(Lane, "_prove_bits", _no_bits), "random bits"),
-    "block": (_by(Prover, "_commit", _wrong_block), "random bits"),
+    "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
 }
