@@ -622,6 +622,7 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     times = {"deadline", "retry_at", "away_until"}
     rows = {"dealt", "uploaded", "coin", "token", "passed"}
     of_a_link = {"resuming", "session", "new_session", "check", "vouched", "unlisted", "folded"}
+    of_a_link |= {"unused"}
     there = {"dealt_there", "uploaded_there"}
     # in the file of the result
     of_the_result = {"receipt"}
@@ -629,7 +630,10 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     at_the_end = {"discord", "abandoned"}
     from tests.test_round_state import a_round
 
-    saved = a_round(0, State.OPEN).saved().keys()
+    # an audited one, whose sessions are counted
+    audited = a_round(0, State.OPEN)
+    audited.round_is(sessions=1)
+    saved = audited.saved().keys()
     derived = {"declined", "unfolded", "computed_here"}
     kept = given | times | of_a_link | of_the_result | at_the_end | saved - derived
     assert fields == kept | {"members"}
