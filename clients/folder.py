@@ -84,11 +84,14 @@ class Folder:
         if other["binding"] != binding or (one["folded"] and other["folded"]):
             # one of them has gone on, or both have answers
             return
-        for name, what in (("coin", "coins"), ("set", "sets of clients")):
+        for name, what in (
+            ("coin", "S0 and S1 name different coins"),
+            ("set", "S0 and S1 name different sets of clients"),
+        ):
             if other[name] != one[name]:
                 raise PeerProtocolError(
-                    f"S0 and S1 name different {what} in round {round_id}: one of them does not "
-                    "tell the truth, and nothing was sent"
+                    f"{what} in round {round_id}: one of them does not tell the truth, and nothing "
+                    "was sent"
                 )
         self._journal.note_fold(round_id, binding, coin + one["set"])
         self._member.report(f"round {round_id}: answering for the upload")
