@@ -119,7 +119,7 @@ MUTATIONS = {
         "mpc/rounds/methods/nearest.py", "self._asked - caught if", "self._asked if"
     ),
     "clipping liar": Change(
-        _MEAN, "surveyed & surveyed.dtype.type(1)", "surveyed & surveyed.dtype.type(3)"
+        _MEAN, "surveyed & surveyed.dtype.type(1)", "surveyed >> surveyed.dtype.type(1)"
     ),
     "norms longer_than_the_gap": Change(_NORMS, "[(inside, [short])]", "[(inside, [inside])]"),
     "norms values_that_wrap": Change(_NORMS, "[(inside, [short])]", "[(short, [short])]"),
@@ -165,7 +165,7 @@ MUTATIONS = {
     "journal rotates_no_other": Change(
         _JOURNAL, "kept.draw, kept.written = None, False", "kept.draw = None"
     ),
-    "folds outlasts": Change(_JOURNAL, "coins.setdefault(binding, coin) != coin", "False"),
+    "folds outlasts": Change(_JOURNAL, "kept.coins.setdefault(binding, coin) != coin", "False"),
     "dealing guards_alone": Change(
         "mpc/protocols/dealing.py", "bool(same) and each.guarded", "bool(same)"
     ),
