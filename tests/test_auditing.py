@@ -236,19 +236,21 @@ def test_clients_beyond_the_last_bucket_set_no_server_against_the_other(
 
 
 def deviating(
-    audited: Round, monkeypatch: pytest.MonkeyPatch, step: str, k: int = 1
+    audited: Round, monkeypatch: pytest.MonkeyPatch, computing: bool, k: int = 1
 ) -> Callable[[int], Auditor]:
-    """Let server 1 add k to its share of a coordinate's counts in a step."""
-    true = getattr(dealing, step)
+    """Let server 1 add k to its share of a coordinate's counts, as it computes or as it binds."""
+    true = dealing.histogram
 
-    def shifted(number: int, *given: Any) -> Any:
-        shares = true(number, *given)
+    def shifted(number: int, *given: Any, cumulative: bool) -> Any:
+        shares = true(number, *given, cumulative=cumulative)
+        if cumulative != computing:
+            return shares
         if number == 1 and given[-2] == 0:
-            shares[: 2 if step == "counts" else 1, 3] += k
+            shares[: 2 if computing else 1, 3] += k
         mask = shares.dtype.type((1 << audited.shape.bits) - 1)
         return RingShare(shares & mask)
 
-    monkeypatch.setattr(dealing, step, shifted)
+    monkeypatch.setattr(dealing, "histogram", shifted)
     return audited.audited
 
 
@@ -302,7 +304,7 @@ def test_servers_that_see_different_results_find_it() -> None:
 def test_a_server_that_is_bound_to_another_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients agree with both servers, and the sums are not theirs."""
     audited = Round(RNG.integers(0, 16, (5, 64)))
-    run = deviating(audited, monkeypatch, "sums")
+    run = deviating(audited, monkeypatch, computing=False)
 
     def both(j: int) -> None:
         # a fold that it tells of a client is the client's own
@@ -318,7 +320,7 @@ def test_a_server_that_computes_with_another_sum_is_found(
 ) -> None:
     """Server 1 moves the rank of one coordinate, so that both open its minimum."""
     audited = Round(np.arange(5)[:, None] + np.zeros(64, int))
-    deviating(audited, monkeypatch, "counts", 2)
+    deviating(audited, monkeypatch, computing=True, k=2)
 
     def run(j: int) -> None:
         auditor = audited.bind(j)
