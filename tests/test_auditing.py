@@ -239,7 +239,7 @@ def deviating(
     audited: Round, monkeypatch: pytest.MonkeyPatch, computing: bool, k: int = 1
 ) -> Callable[[int], Auditor]:
     """Let server 1 add k to its share of a coordinate's counts, as it computes or as it binds."""
-    true = dealing.histogram
+    true: Any = dealing.histogram
 
     def shifted(number: int, *given: Any, cumulative: bool) -> Any:
         shares = true(number, *given, cumulative=cumulative)
