@@ -119,7 +119,7 @@ MUTATIONS = {
         "mpc/rounds/methods/nearest.py", "self._asked - caught if", "self._asked if"
     ),
     "clipping liar": Change(
-        _MEAN, "surveyed & surveyed.dtype.type(1)", "surveyed & surveyed.dtype.type(3)"
+        _MEAN, "surveyed & surveyed.dtype.type(1)", "surveyed >> surveyed.dtype.type(1)"
     ),
     "norms longer_than_the_gap": Change(_NORMS, "[(inside, [short])]", "[(inside, [inside])]"),
     "norms values_that_wrap": Change(_NORMS, "[(inside, [short])]", "[(short, [short])]"),

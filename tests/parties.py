@@ -205,7 +205,7 @@ def played(
     updates: NDArray[Any],
     published: Published | None = None,
     protocol: ProtocolParams | None = None,
-    entropy: Entropy = os_entropy,
+    entropies: tuple[Entropy, Entropy] = (os_entropy, os_entropy),
 ) -> Outcome:
     """Run a round on updates (n, d) as clients encode them; return what both servers have of it.
 
@@ -218,11 +218,12 @@ def played(
         own = replace(around, part=params.part_of(name))
         uploads.append(shared(params, method.encode(row, params.max_clients, own)))
     used = protocol or ProtocolParams(lanes=2, chunk=128)
-    one, other = run_both(
-        lambda j: run_round(
-            lanes[j], params, used, [p[j] for p in uploads], weights=weights, entropy=entropy
-        )
-    )
+
+    def run(j: int) -> Outcome:
+        mine = [pair[j] for pair in uploads]
+        return run_round(lanes[j], params, used, mine, weights=weights, entropy=entropies[j])
+
+    one, other = run_both(run)
     assert (one.values == other.values).all() and one.coin == other.coin
     return one
 

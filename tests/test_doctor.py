@@ -17,7 +17,7 @@ from securemedian.common import versions
 from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import ServerUnreachable
 from securemedian.mpc.protocols import compiling, wire
-from securemedian.mpc.protocols.kernels.native import processor
+from securemedian.mpc.protocols.kernels import jit
 from securemedian.operating import doctor, keygen
 from securemedian.operating.doctor import Level
 from securemedian.servers import config as server_config
@@ -112,14 +112,14 @@ def test_a_disk_without_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_server_that_would_compile_when_it_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "COMPILES", True)
+    monkeypatch.setattr(jit, "COMPILES", True)
     lacking = [SimpleNamespace(missing=[]), SimpleNamespace(missing=["u8", "u4"])]
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking)
     warning = one(found(folder / "s1.toml", Level.WARNING), "2 kernels are not compiled")
     assert "Run securemedian compile" in warning
     monkeypatch.setattr(compiling, "kernels_of", lambda _: lacking[:1])
     one(found(folder / "s1.toml", Level.WELL), "all kernels are compiled")
-    monkeypatch.setattr(processor, "COMPILES", False)
+    monkeypatch.setattr(jit, "COMPILES", False)
     assert "unset it" in one(found(folder / "s1.toml", Level.WARNING), "NUMBA_DISABLE_JIT is set")
 
 

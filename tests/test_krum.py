@@ -157,7 +157,7 @@ OPENED: list[tuple[dict[str, Any], list[tuple[str, int]], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "openings", "hidden"), OPENED, ids=str)
+@pytest.mark.parametrize(("options", "openings", "hidden"), OPENED)
 def test_opened_are_the_result_and_who_is_chosen_only_where_that_is_asked_for(
     options: dict[str, Any], openings: list[tuple[str, int]], hidden: set[str]
 ) -> None:

@@ -33,7 +33,7 @@ from securemedian.mpc.protocols import dealing, lengths, order, ring
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.kernels import planes, tables
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.rounds import pipeline
+from securemedian.mpc.rounds import chunks, pipeline
 from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -356,9 +356,9 @@ def _digests(config: ServerConfig, spoils: Spoils) -> None:
         return dealing_of
 
     def check(true: Any) -> Any:
-        def checking(channel: Any, number: int, shape: Any, halves: Any, **rest: Any) -> Any:
+        def checking(channel: Any, number: int, shape: Any, halves: Any, *rest: Any) -> Any:
             checked[:] = [shares[id(half)][0] for half in halves]
-            return true(channel, number, shape, halves, **rest)
+            return true(channel, number, shape, halves, *rest)
 
         return checking
 
@@ -368,7 +368,7 @@ def _digests(config: ServerConfig, spoils: Spoils) -> None:
         return digests
 
     replace(Spool, "dealing", read)
-    replace(dealing, "check", check)
+    replace(pipeline, "check_dealings", check)
     # both servers find the same
     for message in (on_send, on_recv):
         message("dealing.digests", spoil)
@@ -414,7 +414,7 @@ def _lengths(config: ServerConfig, spoils: Spoils) -> None:
 
     replace(NormCheck, "judge", note)
     replace(lengths, "at_most", shift)
-    replace(pipeline, "open_bits", keep)
+    replace(chunks, "open_bits", keep)
 
 
 def _corrections(config: ServerConfig, spoils: Spoils) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from securemedian.mpc.protocols import dealing, ring
 from securemedian.mpc.protocols.dealing import Dealing
+from securemedian.mpc.rounds import pipeline
 from securemedian.servers.config import ServerConfig
 from tests.rogue.hooks import (
     Array,
@@ -90,9 +91,9 @@ def read_positions(config: ServerConfig, spoils: Spoils, echo: bool = False) -> 
             super().update(differences)
 
     def check(true: Any) -> Any:
-        def checked(channel: Any, number: int, shape: Dealing, halves: Any, **rest: Any) -> Any:
+        def checked(channel: Any, number: int, shape: Dealing, halves: Any, *rest: Any) -> Any:
             now.shape, now.differences = shape, []
-            passed = true(channel, number, shape, halves, **rest)
+            passed = true(channel, number, shape, halves, *rest)
             for half, positions in zip(halves, now.positions(), strict=True):
                 known[_name(half)] = positions
             spoils.keep(positions=np.array(list(known.values())))
@@ -100,8 +101,8 @@ def read_positions(config: ServerConfig, spoils: Spoils, echo: bool = False) -> 
 
         return checked
 
-    def counts(true: Any) -> Any:
-        def counted(number: int, uploads: Any, *rest: Any) -> Any:
+    def histogram(true: Any) -> Any:
+        def counted(number: int, uploads: Any, *rest: Any, cumulative: bool) -> Any:
             buckets = []
             for upload in uploads:
                 width = upload.shape.slot_bits
@@ -109,7 +110,7 @@ def read_positions(config: ServerConfig, spoils: Spoils, echo: bool = False) -> 
                 positions = known.get(_name(upload.half), np.zeros(LIES, np.int64))
                 buckets.append((positions + turned) % upload.shape.slots)
             spoils.keep(buckets=np.array(buckets))
-            return true(number, uploads, *rest)
+            return true(number, uploads, *rest, cumulative=cumulative)
 
         return counted
 
@@ -125,8 +126,8 @@ def read_positions(config: ServerConfig, spoils: Spoils, echo: bool = False) -> 
         return digests
 
     dealing.Differences = Noted  # type: ignore[misc]
-    replace(dealing, "check", check)
-    replace(dealing, "counts", counts)
+    replace(pipeline, "check_dealings", check)
+    replace(dealing, "histogram", histogram)
     for message in (on_send, on_recv):
         message("dealing.turns", one_more)
     on_recv("dealing.digests", heard)
