@@ -112,7 +112,7 @@ def _row(one: Result) -> dict[str, Any]:
         "MB": report.megabytes(one),
         "rounds": f"{one['rounds']:,}",
         **(
-            {f"{name}": one[f"client_bytes_{when}"] / 1e6 for name, when in _SENT.items()}
+            {name: one[f"client_bytes_{when}"] / 1e6 for name, when in _SENT.items()}
             if median
             else {"k/s": one["per_second"] / 1e3, "B each": one["bytes_each"]}
         ),

@@ -21,6 +21,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked, check_values, fill, run_round
+from tests import reference
 from tests.parties import additive, make_parties, run_both
 
 # Several pieces per lane and, from 6 comparisons per coordinate on, several groups of clients.
@@ -247,3 +248,10 @@ def test_a_check_is_cut_to_the_batch() -> None:
             assert slices * per_value * share.SLICE_ALIGN <= 1 << 12
             assert sum(sizes) == clients * 2000
             assert all(piece.begin % share.SLICE_ALIGN == 0 for piece in pieces)
+
+
+def test_the_reference_agrees() -> None:
+    """`in_the_clear`, with which results are compared above, is plain numpy here too."""
+    values = np.random.default_rng(1).integers(-50, 50, (5, 40))
+    got = Pairwise(fraction_bits=0).in_the_clear(Clear(values, [1] * 5, Published(), 5))
+    assert (got[0] == reference.lower_median(values)).all()

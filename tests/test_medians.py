@@ -137,6 +137,19 @@ def test_one_client_has_itself_as_median(method: str) -> None:
         assert (one + other == values[0][0] + values[1][0]).all()
 
 
+@pytest.mark.parametrize("clients", [1, 2, 5, 8])
+def test_any_rank(clients: int) -> None:
+    parties = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(clients)
+    index = columns(rng, clients, 0, 7)
+    counts = additive(sum(encode.cumulative(row.astype(np.uint16), 8) for row in index), 8, rng)  # type: ignore[arg-type]
+    for rank in range(1, clients + 1):
+        got, _ = run_both(
+            lambda j: bucketed.median(parties[j], counts[j], clients, 8, "scan", rank)  # noqa: B023
+        )
+        assert (got == reference.rank_element(index, rank)).all()
+
+
 def test_result_to_clients_is_shared_between_the_servers(lanes: Lanes) -> None:
     values = columns(np.random.default_rng(2), 4, -1000, 1000)
     one, other = pairwise_round(lanes, values, 32, result_to="clients")

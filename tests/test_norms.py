@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from securemedian.clients.upload import RangeWarning, Round, encode_update
+from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import share
 from securemedian.mpc.protocols.protocol import ProtocolParams
-from securemedian.mpc.rounds.methods.base import Published
+from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.norms import (
     LARGEST,
@@ -251,3 +252,31 @@ def test_the_fixed_point_follows_from_the_bound(bound: Any, fraction: int) -> No
         {"method": "mean", "norm_bound": bound, "dim": 10, "max_clients": 3}
     )
     assert same.digest == params.digest
+
+
+def test_a_cheater_moves_the_mean_by_the_gap_at_most() -> None:
+    """The worst that passed moves the sum by less than GAP times the bound."""
+    method = Mean(norm_bound=1.0)
+    params = RoundParams(method, dim=DIM, max_clients=20)
+    lengths = np.linspace(1, 2 * SOUNDNESS.gap, 20) * method.longest
+    for kind in KINDS:
+        passed = verdicts(params, np.stack([vector(kind, length) for length in lengths])).passed
+        longest = max(length for length, ok in zip(lengths, passed, strict=True) if ok)
+        assert passed[0] and longest <= SOUNDNESS.gap * method.longest
+
+
+@pytest.mark.parametrize("bound", [1.0, 100.0])
+def test_weights_multiply_what_is_bounded(bound: float) -> None:
+    """Take updates that are cut to their bound, and updates that are not."""
+    weights = [3, 1, 2, 3]
+    names = dict(zip("abcd", weights, strict=True))
+    params = RoundParams(Mean(norm_bound=bound, weights=names), dim=DIM, max_clients=4)
+    model = np.ones(DIM, np.float32)
+    updates = np.stack([model + one for one in np.random.default_rng(1).normal(size=(4, DIM))])
+    (want,) = plaintext.published(updates, params, Published(model), weights)
+    moved = updates - 1
+    if bound == 1.0:
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    assert np.allclose(want, 1 + np.average(moved, axis=0, weights=weights), atol=1e-6 * bound)
+    clear = Clear(updates, weights, Published(model), 4)
+    assert np.array_equal(params.method.in_the_clear(clear)[0].astype(np.float32), want)

@@ -11,7 +11,7 @@ from securemedian.mpc.errors import InputError
 from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import encode
-from securemedian.mpc.rounds.methods import radix, trimmed_mean
+from securemedian.mpc.rounds.methods import bucketed, pairwise, radix, trimmed_mean
 from securemedian.mpc.rounds.methods.base import Clear, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.radix import Radix
@@ -20,7 +20,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome, run_round
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from tests import reference
-from tests.parties import Lanes, make_parties, run_both
+from tests.parties import Lanes, additive, make_parties, run_both
 
 PROTOCOL = ProtocolParams(lanes=2)
 # subnormals too
@@ -256,6 +256,49 @@ def test_midpoint_gives_both_middle_elements_of_an_even_number(lanes: Lanes, cli
     params, outcome = radix_round(lanes, values, midpoint=True)
     middle = method_of(params).values(opened(outcome)).mean(axis=0)
     assert (middle == np.median(values.astype(np.float64), axis=0)).all()
+
+
+@pytest.mark.parametrize("clients", [3, 4, 7, 12])
+def test_weighted_lower_median_of_all_methods(clients: int) -> None:
+    party = [side[0] for side in make_parties()]
+    rng = np.random.default_rng(clients)
+    for high in (2, 50, 3000):
+        weights = rng.integers(1, high, clients).tolist()
+        total = sum(weights)
+        values = np.concatenate(
+            [rng.integers(-100, 100, (clients, 40)), rng.integers(-1, 2, (clients, 40))], axis=1
+        )
+        want = reference.weighted_median(values, weights)
+        bits = ring.count_bits(total)
+
+        words = ring.reduce(values + 128, 8)
+        shares = xor_shares(words, rng)
+        got, _ = run_both(lambda j: radix.select(party[j], shares[j], 8, bits, None, weights))  # noqa: B023
+        assert (got.astype(int) - 128 == want).all()
+
+        halves = additive(ring.reduce(values, 32), 32, rng)
+        one, other = run_both(
+            lambda j: pairwise.median(party[j], halves[j], 32, "hidden", weights=weights)  # noqa: B023
+        )  # noqa: B023, RUF100
+        assert (ring.signed(ring.reduce(one + other, 32), 32) == want).all()
+
+        index = np.clip(values, -4, 3) + 4
+        weighted = sum(
+            w * encode.cumulative(row.astype(np.uint16), 8).astype(np.int64)
+            for w, row in zip(weights, index, strict=True)
+        )
+        counts = additive(ring.reduce(weighted, bits), bits, rng)
+        got, _ = run_both(lambda j: bucketed.median(party[j], counts[j], total, bits, "bisect"))  # noqa: B023
+        assert (got == reference.weighted_median(index, weights)).all()
+
+
+def test_weighted_rounds_end_to_end(lanes: Lanes) -> None:
+    weights = [5, 1, 4, 3, 2]
+    values = np.random.default_rng(3).normal(size=(5, 150)).astype(np.float32)
+    params, outcome = radix_round(lanes, values, weights)
+    assert (
+        method_of(params).values(outcome.values[0]) == reference.weighted_median(values, weights)
+    ).all()
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 8, 11])

@@ -344,14 +344,6 @@ class Chunk:
             return np.concatenate([share.read(upload, *ends) for upload in self.uploads])
 
 
-def no_demand() -> Demand:
-    """Return the demand of what takes no correlations."""
-    # a client, which imports methods, loads no OT
-    from securemedian.mpc.protocols.correlations.base import Demand
-
-    return Demand()
-
-
 class Survey(Protocol):
     """The result of sums over all coordinates: of a method, or of the check before it.
 
