@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.arrays import Ring, RingShare
 from securemedian.mpc.protocols import dealing, ring, share
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, deal, note_nothing
@@ -24,6 +24,7 @@ from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.path import Path
 from securemedian.mpc.rounds.pipeline import Outcome, check_dealings, run_round
 
 # A silent OT that runs through many iterations in no time, also where nothing is compiled; far too
@@ -153,6 +154,41 @@ def shared(
         DealtUpload(shape, dealt.seeded, rotations),
         DealtUpload(shape, dealt.words, rotations),
     )
+
+
+class Ballot:
+    """A client's words and dealing, in a round of several votes."""
+
+    def __init__(self, params: RoundParams, words: Ring, entropy: Entropy = os_entropy) -> None:
+        shape = params.form.dealing
+        assert shape is not None
+        self.shape, self.words, self.dealt = shape, words, deal(shape, entropy)
+
+    def vote(self, path: Path) -> tuple[DealtUpload, DealtUpload]:
+        """Return both servers' halves of the vote after a path."""
+        return self.cast(path.slots(self.words), path.votes)
+
+    def cast(self, slots: NDArray[Any], vote: int) -> tuple[DealtUpload, DealtUpload]:
+        """Return both servers' halves of a vote for these slots."""
+        packed = self.dealt.rotations(slots, vote)
+        rotations = share.WordsUpload(self.shape.rotations_layout, packed)
+        return (
+            DealtUpload(self.shape, self.dealt.seeded, rotations, vote),
+            DealtUpload(self.shape, self.dealt.words, rotations, vote),
+        )
+
+
+def zoomed(
+    lanes: Lanes, params: RoundParams, words: Sequence[Ring], protocol: ProtocolParams | None = None
+) -> Path:
+    """Run all votes of a round on clients' words, and return what both servers have opened."""
+    ballots, path = [Ballot(params, row) for row in words], Path.begin(params)
+    while not path.done:
+        votes = [ballot.vote(path) for ballot in ballots]
+        one, other = run_rounds(lanes, params, votes, protocol)
+        assert (one.values == other.values).all()
+        path = path.after(params.method.public(one.values))
+    return path
 
 
 def check(

@@ -103,7 +103,7 @@ def test_the_folds_of_both_shares_are_that_of_the_values(buckets: int, bits: int
 
 def test_parts_of_a_dealing_are_folded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("securemedian.mpc.protocols.dealing.PART", 400)
-    monkeypatch.setattr(binding, "CHUNK", 2 * SLICE_ALIGN)
+    monkeypatch.setattr("securemedian.mpc.protocols.dealing.CHUNK", 2 * SLICE_ALIGN)
     shape = Dealing(1000, 4, 3)
     assert len(shape.parts) == 2
     client = Client(shape)

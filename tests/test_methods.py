@@ -34,6 +34,7 @@ from securemedian.mpc.rounds.methods.reclustered import HIDDEN, Reclustered
 from securemedian.mpc.rounds.methods.registry import DEFAULT_METHOD, METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean, dropped
 from securemedian.mpc.rounds.methods.zeno import Zeno
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import MAX_RESULT_VALUES, ROUND_FIELDS, RoundParams
 from securemedian.mpc.rounds.pipeline import fill, run_round
 from securemedian.mpc.rounds.plan import predict
@@ -42,7 +43,7 @@ from securemedian.mpc.rounds.ranges.registry import POLICIES, policy_from
 from securemedian.mpc.rounds.ranges.uneven import FollowRange, LogRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.mpc.rounds.run_state import RunState, finish
-from tests.parties import make_parties, played, run_both, shared
+from tests.parties import make_parties, played, run_both, shared, zoomed
 
 MODEL_SEED = 5
 # arguments that methods require: here the first client is the validator
@@ -100,6 +101,14 @@ def published_round(
         seen = Round("1-a", 1, params, index, model, scale, policy, part=part)
         halves.append(shared(params, encode_update(update, seen)))
     lanes = make_parties(protocol.lanes)
+    before = RunState(policy, model, scale)
+    clear = before.published_for(params)
+    if isinstance(params.method, Zoom):
+        words = [params.method.words(update) for update in updates]
+        _, results = finish(
+            before, params, zoomed(lanes, params, words, protocol).result, len(words)
+        )
+        return results, plaintext.published(updates, params, clear, weights)
     uploads = [[pair[j] for pair in halves] for j in (0, 1)]
     one, other = run_both(
         lambda j: run_round(
@@ -112,9 +121,7 @@ def published_round(
     else:
         assert (one.values == other.values).all()
     assert one.coin == other.coin and bool(one.coin) == params.form.tosses
-    before = RunState(policy, model, scale)
     _, results = finish(before, params, values, sum(weights))
-    clear = before.published_for(params)
     return results, plaintext.published(updates, params, clear, weights, coin=one.coin)
 
 

@@ -136,14 +136,17 @@ class Dealing:
 
     `bits` is l of the dealing ring, with 2^l >= W. A share of the dealing is one flat stream of
     64-bit words, `layout`, as of an upload. The upload after training is one rotation per
-    coordinate, `rotations_layout`.
+    coordinate, `rotations_layout`. A client may send several of these, its `votes`: each rotates
+    kept vectors of its own.
     """
 
+    # coordinates of one vote
     dim: int
     buckets: int
     bits: int
     # SECURITY: a wrong dealing passes with a chance of at most 2^-check_bits
     check_bits: int = 40
+    votes: int = 1
 
     # vectors that are opened, per part
     guards: ClassVar[int] = 64
@@ -168,17 +171,30 @@ class Dealing:
         """Return the bits of a packed vector, of which the last entry is left out."""
         return (self.slots - 1) * self.bits
 
+    @property
+    def stride(self) -> int:
+        """Return the kept vectors from one vote's first to the next one's: slices are whole."""
+        return self.dim if self.votes == 1 else -(-self.dim // SLICE_ALIGN) * SLICE_ALIGN
+
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Return the parts, cut evenly at multiples of SLICE_ALIGN coordinates."""
-        count = max(1, self.dim // PART)
-        borders = [i * self.dim // count // SLICE_ALIGN * SLICE_ALIGN for i in range(count)]
+        """Return the parts, cut evenly at multiples of SLICE_ALIGN coordinates of all votes."""
+        total = self.stride * self.votes
+        count = max(1, total // PART)
+        borders = [i * total // count // SLICE_ALIGN * SLICE_ALIGN for i in range(count)]
         parts: list[Part] = []
-        for start, stop in zip(borders, [*borders[1:], self.dim], strict=True):
+        for start, stop in zip(borders, [*borders[1:], total], strict=True):
             first = parts[-1].end if parts else 0
             partners = self.partners(stop - start)
             parts.append(Part(start, stop, partners, self.guards, self.packed_bits, first))
         return tuple(parts)
+
+    def pieces(self, vote: int, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+        """Yield a vote's coordinates [start, stop) by CHUNK: the part, the first and the end."""
+        at = vote * self.stride
+        for part in self.parts:
+            for low in range(max(start, part.start - at), min(stop, part.stop - at), CHUNK):
+                yield part, low, min(low + CHUNK, stop, part.stop - at)
 
     def partners(self, kept: int) -> int:
         """Return B-1, the partners per vector in a part of N = `kept` coordinates.
@@ -201,7 +217,7 @@ class Dealing:
 
     @property
     def rotations_layout(self) -> Layout:
-        """Return the shape of the upload after training: w bits per coordinate."""
+        """Return the shape of a vote, which is sent after training: w bits per coordinate."""
         return Layout(1, self.dim, self.slot_bits)
 
     @property
@@ -211,7 +227,7 @@ class Dealing:
 
     @property
     def bytes_after(self) -> int:
-        """Return the bytes of the rotations, which each server gets after training."""
+        """Return the bytes of a vote's rotations, which each server gets after training."""
         return 8 * self.rotations_layout.words
 
     def vectors(self, count: int) -> Ring:
@@ -241,17 +257,17 @@ class OwnDealing:
         self, shape: Dealing, seeded: SeedUpload, words: WordsUpload, secret: bytes
     ) -> None:
         self.shape, self.seeded, self.words = shape, seeded, words
-        self._secret, self._rotated = secret, False
+        self._secret, self._rotated = secret, set[int]()
 
     def __repr__(self) -> str:
         return f"OwnDealing({self.shape}, <secrets>)"
 
-    def rotations(self, index: NDArray[Any]) -> Words:
+    def rotations(self, index: NDArray[Any], vote: int = 0) -> Words:
         """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
 
         Both servers get the same. Raises InputError for an invalid bucket or another number of
-        them, and LocalProtocolError at a second call: two rotations by the same r would tell how
-        two updates differ.
+        them, and LocalProtocolError at a second call for a vote: two rotations by the same r would
+        tell how two updates differ.
         """
         shape = self.shape
         if index.shape != (shape.dim,) or (index >= shape.buckets).any():
@@ -259,10 +275,11 @@ class OwnDealing:
                 f"invalid bucket indices: shape {index.shape}; give {shape.dim} below "
                 f"{shape.buckets}"
             )
-        if self._rotated:
+        if vote in self._rotated or not 0 <= vote < shape.votes:
             raise LocalProtocolError("a dealing rotates one update only: deal again")
-        self._rotated = True
+        self._rotated.add(vote)
         slots = np.concatenate([kept for _, kept, _ in _slots(shape, self._secret)])
+        slots = slots[vote * shape.stride :][: shape.dim]
         turns = (index.astype(np.uint8) - slots) & np.uint8(shape.slots - 1)
         layout = shape.rotations_layout
         packed = np.zeros((1, layout.row_words), np.uint64)
@@ -598,11 +615,12 @@ def one_hot(values: NDArray[np.uint64], bits: int) -> bool:
 
 @dataclass(frozen=True)
 class DealtUpload:
-    """A server's half of a client whose dealing passed: an upload of rotations."""
+    """A server's half of a client whose dealing passed: an upload of one vote's rotations."""
 
     shape: Dealing
     half: Upload
     rotations: Upload = field(repr=False)
+    vote: int = 0
 
     def words(self, row: int, start: int, stop: int) -> Words:
         return self.rotations.words(row, start, stop)
@@ -622,20 +640,21 @@ def histogram(
     It is in the ring of `bits` bits. If it is `cumulative`, it has the weight of the clients in the
     buckets 0..y, for y below b-1. The slots b..W-1 count as the last bucket, which has no count of
     its own. Otherwise it has the weight of those in each of the slots 0..W-2. The rows are those of
-    y, or of slots. Raises InputError unless `start` is a multiple of SLICE_ALIGN.
+    y, or of slots. Raises InputError unless `start` is a multiple of SLICE_ALIGN, and all uploads
+    are of one vote.
     """
-    shape = uploads[0].shape
+    shape, vote = uploads[0].shape, uploads[0].vote
+    if any(upload.vote != vote for upload in uploads):
+        raise InputError(f"votes of several levels in one sum: level {vote} and others; give one")
     rows = (shape.buckets if cumulative else shape.slots) - 1
     found, mask = np.zeros((rows, stop - start), ring.dtype(bits)), ring.mask(bits)
-    for part in shape.parts:
-        for low in range(max(start, part.start), min(stop, part.stop), CHUNK):
-            high = min(low + CHUNK, stop, part.stop)
-            for weight in sorted(set(weights)):
-                members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
-                total = turned_sum(number, members, part, low, high)
-                weighed = found.dtype.type(weight & int(mask))
-                given = total, shape.bits, shape.per_word, weighed, mask
-                kernels.vectors.add_entries(*given, cumulative, low - start, found)
+    for part, low, high in shape.pieces(vote, start, stop):
+        for weight in sorted(set(weights)):
+            members = [up for up, own in zip(uploads, weights, strict=True) if own == weight]
+            total = turned_sum(number, members, part, low, high)
+            weighed = found.dtype.type(weight & int(mask))
+            given = total, shape.bits, shape.per_word, weighed, mask
+            kernels.vectors.add_entries(*given, cumulative, low - start, found)
     return RingShare(found)
 
 
@@ -646,8 +665,8 @@ def turned_sum(
 
     Raises InputError unless `start` is a multiple of SLICE_ALIGN.
     """
-    shape = uploads[0].shape
-    first, last = part.words_of(start, stop)
+    shape, at = uploads[0].shape, uploads[0].vote * uploads[0].shape.stride
+    first, last = part.words_of(at + start, at + stop)
     first_turn, last_turn = words_of(shape.rotations_layout, start, stop)
     total = shape.vectors(stop - start)
     total[...] = 0

@@ -69,6 +69,8 @@ class Bisection:
         self._uploads: Sequence[DealtUpload] = ()
         self._masks: Sequence[bytes] = ()
         self._coin = b""
+        # the rank that a vote of so many clients asks for
+        self._rank_of: Callable[[int, int], int] = lambda _, clients: ring.median_rank(clients)
         # the cost of `prepare`, of the phases up to `compare`, and of `run`
         self.ahead = self.checked = self.ran = Cost()
         # the next phase that is allowed
@@ -101,7 +103,9 @@ class Bisection:
             if chunk < share.SLICE_ALIGN:
                 raise PeerProtocolError(f"chunks of {chunk} coordinates are too small")
         chunks = cut_evenly(params.dim, replace(given, chunk=chunk))
-        return cls.prepare(session, channels, chunks, shape, session_id, entropy, progress)
+        found = cls.prepare(session, channels, chunks, shape, session_id, entropy, progress)
+        found._rank_of = params.method.rank_of
+        return found
 
     @classmethod
     def prepare(
@@ -244,13 +248,13 @@ class Bisection:
         return [one == 1 for one in found.tolist()]
 
     def run(self, opened: Mark, progress: Progress | None = None) -> PublicValues:
-        """Return the buckets of the medians (dim,), opened.
+        """Return the buckets of the medians (dim,), or of the vote's rank, opened.
 
         `opened` stores, for good, that a share of a sign has been sent. It is called before one is,
         on any lane. Raises PeerDeviated if the other server deviates.
         """
         self._begin("run")
-        rank, once = ring.median_rank(len(self._uploads)), Once(opened)
+        rank, once = self._rank_of(self._uploads[0].vote, len(self._uploads)), Once(opened)
         ends = [lane.ends for lane in self._lanes]
         found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
         report = Report(found.size * steps_of(self._shape.buckets), progress)

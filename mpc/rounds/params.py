@@ -221,6 +221,8 @@ class RoundParams:
     def since(self) -> dict[str, int]:
         """Return what `to_dict` has that is newer than wire version 1, by name: since which."""
         own = newer(self) | newer(self.method) | newer(self.exchange)
+        if self.method.since > 1:
+            own[f"method {self.method.name}"] = self.method.since
         return own | ({"weights": WEIGHTS_SINCE} if self.weights else {})
 
     @property

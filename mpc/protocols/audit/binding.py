@@ -35,7 +35,6 @@ from securemedian.mpc.protocols.audit.macs import (
     words_of,
 )
 from securemedian.mpc.protocols.dealing import (
-    CHUNK,
     Dealing,
     DealtUpload,
     turned_sum,
@@ -81,6 +80,14 @@ def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Words:
     return Stream(digest("audit masks", seed, session_id)[:SEED_BYTES]).words(fold_words(shape))
 
 
+def vote_masks(seed: bytes, vote: int, path: bytes) -> bytes:
+    """Return the seed of a vote's `masks`, from that of the client and `Path.digest`.
+
+    SECURITY: folds of two votes under the same masks would differ by what is folded.
+    """
+    return digest("vote masks", seed, vote, path)[:SEED_BYTES] if vote else seed
+
+
 def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask: bytes) -> Words:
     """Return phi, packed: the fold of server `number`'s share of one client's cumulative vectors.
 
@@ -91,12 +98,10 @@ def fold(number: int, upload: DealtUpload, session_id: bytes, coin: bytes, mask:
     """
     shape = upload.shape
     totals = np.zeros((shape.slots // shape.per_word, TABLES, BUCKETS), shape.vectors(0).dtype)
-    for part in shape.parts:
-        for start in range(part.start, part.stop, CHUNK):
-            stop = min(start + CHUNK, part.stop)
-            turned = turned_sum(number, [upload], part, start, stop)
-            where = places(coin, start, stop)
-            vectors.add_to_places(turned, where, shape.bits, shape.per_word, totals)
+    for part, start, stop in shape.pieces(upload.vote, 0, shape.dim):
+        turned = turned_sum(number, [upload], part, start, stop)
+        where = places(coin, start, stop)
+        vectors.add_to_places(turned, where, shape.bits, shape.per_word, totals)
     entries = shape.entries(totals.reshape(len(totals), -1))[:-1]
     # the fold of sums is the sum of folds
     entries = ring.reduce(np.cumsum(entries, axis=0, dtype=entries.dtype), shape.bits)

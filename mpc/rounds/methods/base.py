@@ -252,6 +252,14 @@ class Form:
         return self.buckets > 0 or self.differences
 
     @property
+    def votes(self) -> int:
+        """Return how many uploads of a client there are, of which each waits for the digits before.
+
+        Several are of one dealing.
+        """
+        return self.dealing.votes if self.dealing else 1
+
+    @property
     def bytes_ahead(self) -> int:
         """Return the bytes that a client sends before it trains, to the server that gets more."""
         return self.dealing.bytes_ahead if self.dealing else 0
@@ -259,7 +267,7 @@ class Form:
     @property
     def bytes_after(self) -> int:
         """Return the bytes that a client sends after it trained, to the server that gets more."""
-        return 8 * self.layout.words
+        return 8 * self.layout.words * self.votes
 
     def in_group(self, encoded: Ring, group: int) -> Ring:
         """Return what a client of a group, 0-based, shares: `encoded` for what the group has."""
@@ -390,6 +398,8 @@ class Method(ABC):
     name: ClassVar[str]
     # for --help, where the name stands before it
     summary: ClassVar[str]
+    # the wire version that the method is new in
+    since: ClassVar[int] = 1
     # whether `compute` can cut the comparisons of a chunk into groups (`group`)
     splits: ClassVar[bool] = False
 
@@ -492,6 +502,10 @@ class Method(ABC):
         With result_to = "clients" they are this party's shares of the results. The other party does
         the same at the same time.
         """
+
+    def rank_of(self, vote: int, clients: int) -> int:
+        """Return the rank that a vote of so many clients finds, where dealt digits are opened."""
+        return ring.median_rank(clients)
 
     @abstractmethod
     def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:

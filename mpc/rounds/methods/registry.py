@@ -29,6 +29,7 @@ METHODS: MutableMapping[str, type[Method]] = _Lazy(
         "bucketed": "bucketed.Bucketed",
         "pairwise": "pairwise.Pairwise",
         "radix": "radix.Radix",
+        "zoom": "zoom.Zoom",
         "trimmed-mean": "trimmed_mean.TrimmedMean",
         "mean": "mean.Mean",
         "reclustered": "reclustered.Reclustered",

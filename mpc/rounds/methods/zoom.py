@@ -1,0 +1,223 @@
+"""The exact median, and elements of other ranks, from dealt digits.
+
+Clients hold words of w bits in sorting order, those of `radix`. Each of L = ceil(w / s) levels
+divides the interval that the level before opened into W = 2^s slots, by a vote: each client deals
+one-hot vectors ahead, and rotates one per level to the slot of its word, as in `bucketed`. A word
+outside the interval counts as its nearest one, inside. The servers open min {y : H(y) >= k}, the
+digit of the result. The last level has 2^(w - s (L-1)) slots, and votes beyond count as the last.
+
+Clamping to an interval is monotone, so the k-th smallest of the clamped words is the k-th smallest
+word, clamped, which the level before has put into the interval. With f clients that vote anything
+at each level the result is in [h(k-f), h(k)] of the honest clients' words h, in order: interval and
+range meet at each level, so both ends of the range, clamped, lie in it.
+
+Several ranks are so many descents, one after the other. `rounds.path` has the digits of them all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from securemedian.mpc.arrays import PublicValues, Ring
+from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.options import check_number, check_whole, option
+from securemedian.mpc.protocols.audit.macs import MAX_BITS
+from securemedian.mpc.protocols.correlations.base import Demand
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
+from securemedian.mpc.protocols.party import Party
+from securemedian.mpc.rounds.methods import bucketed
+from securemedian.mpc.rounds.methods.base import Chunk, Clear, Form, Method, Published
+from securemedian.mpc.rounds.methods.bucketed import MALICIOUS, SECURITY
+from securemedian.mpc.rounds.methods.radix import Radix
+from securemedian.mpc.rounds.methods.reveal import stacked
+
+# The most votes of a round: each is a session where one server may be malicious.
+MAX_VOTES = 256
+WEEK = 7 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoom(Method):
+    """The exact median, or elements of other ranks, a digit per vote."""
+
+    name = "zoom"
+    summary = "exact, a digit at a time: clients answer while they wait"
+    since = 3
+
+    encoding: str = option(
+        "float32",
+        choices=("float32", "bfloat16", "fixed"),
+        text="the words: float32 (default) or bfloat16 over their whole range, or fixed point",
+        since=3,
+    )
+    word_bits: int = option(
+        32, text="with encoding fixed: bits of a word (default: 32)", metavar="W", since=3
+    )
+    fraction_bits: int = option(
+        -1, text="with encoding fixed: s of the fixed point (default: 24)", metavar="S", since=3
+    )
+    slots: int = option(
+        16,
+        text="slots per level, 4, 8 or 16 (default: 16). Fewer take more levels and fewer bytes "
+        "of a client",
+        metavar="W",
+        since=3,
+    )
+    ranks: list[int] = option(
+        [], text="these ranks, 1 the smallest, not the median", metavar="R,..", since=3
+    )
+    quantiles: list[float] = option(
+        [],
+        text="the ranks ceil(Q n) as well; for quartiles 0.25,0.5,0.75",
+        metavar="Q,..",
+        since=3,
+    )
+    limit_s: float = option(
+        14400.0,
+        text="seconds that the round waits for its clients, once it has opened a digit (default: "
+        "14400, at most a week)",
+        metavar="S",
+        since=3,
+    )
+    check_bits: int = option(
+        40,
+        text="a client that cheats passes the servers' check with a chance of 2^-BITS at most "
+        "(default: 40, which is also the least; at most 128)",
+        metavar="BITS",
+        since=3,
+    )
+    security: str = option(
+        "semi-honest",
+        choices=SECURITY,
+        text="malicious: one server that deviates learns nothing beyond the result, and what it "
+        "publishes is right. semi-honest (default): a server that deviates may read the value of "
+        "a client that stands out",
+        since=3,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.slots not in (4, 8, 16):
+            raise ConfigError(f"invalid slots: {self.slots!r}; give 4, 8 or 16")
+        check_number("limit_s", self.limit_s, 0, WEEK, "more than 0 and at most a week")
+        check_whole("check_bits", self.check_bits, 40, 128)
+        object.__setattr__(self, "fraction_bits", self._radix.fraction_bits)
+        votes = self.levels * max(1, len(self.ranks) + len(self.quantiles))
+        if votes > MAX_VOTES:
+            raise ConfigError(
+                f"more than {MAX_VOTES} votes in a round: {votes}; ask for fewer ranks, or take "
+                "more slots"
+            )
+
+    @cached_property
+    def _radix(self) -> Radix:
+        """Return the method whose words and ranks these are."""
+        names = ("encoding", "word_bits", "fraction_bits", "ranks", "quantiles")
+        return Radix(**{name: getattr(self, name) for name in names})
+
+    @property
+    def audited(self) -> bool:
+        """Return whether one server that deviates learns nothing beyond the result."""
+        return self.security == MALICIOUS
+
+    # Levels
+
+    @property
+    def slot_bits(self) -> int:
+        """Return s, the bits of a level's digit."""
+        return self.slots.bit_length() - 1
+
+    @property
+    def levels(self) -> int:
+        """Return L, the votes of one rank."""
+        return -(-self._radix.word_width // self.slot_bits)
+
+    def below(self, level: int) -> int:
+        """Return how many bits of a word lie below a level's digit."""
+        return max(0, self._radix.word_width - self.slot_bits * (level + 1))
+
+    def slots_at(self, level: int) -> int:
+        """Return how many slots a level has: the last may have fewer."""
+        return 1 << self._radix.word_width - self.slot_bits * level - self.below(level)
+
+    def rank_of(self, vote: int, clients: int) -> int:
+        return self.ranks_of(clients)[vote // self.levels]
+
+    # Words and ranks are those of radix
+
+    def words(self, values: ArrayLike) -> Ring:
+        """Return words (d,) whose unsigned order is the order of the values (`Radix.words`)."""
+        return self._radix.words(values)
+
+    def ranks_of(self, total: int) -> list[int]:
+        """Return the ranks to compute, a result each. Raises ConfigError for one beyond `total`."""
+        return self._radix.ranks_of(total)
+
+    def check_round(self, max_clients: int) -> None:
+        self._radix.check_round(max_clients)
+        bits = self._dealt_bits(max_clients)
+        if self.audited and bits > MAX_BITS:
+            raise ConfigError(
+                f"security {MALICIOUS} takes counts of at most {MAX_BITS} bits: {bits} bits; "
+                "let fewer clients take part, or leave security out"
+            )
+
+    def check_total(self, total: int) -> None:
+        self._radix.check_total(total)
+
+    def single_clients(self, least: int) -> bool:
+        return self._radix.single_clients(least)
+
+    def _dealt_bits(self, max_clients: int) -> int:
+        """Return the bits of the ring that dealt vectors are in."""
+        return max(self._radix.bits_for(max_clients), self.slot_bits)
+
+    def form(self, dim: int, max_clients: int) -> Form:
+        words, bits = self._radix.form(dim, max_clients), self._dealt_bits(max_clients)
+        votes = self.levels * words.most_results
+        dealing = Dealing(dim, self.slots, bits, self.check_bits, votes)
+        layout, audited = dealing.rotations_layout, self.audited
+        return replace(words, layout=layout, xor=False, audited=audited, dealing=dealing)
+
+    def encode(self, vector: NDArray[Any], max_clients: int, published: Published) -> Ring:
+        """Return the slots of the first vote, (1, d): `Path.slots` has those of the others."""
+        return (self.words(vector) >> self.below(0)).astype(np.uint8)[None]
+
+    def compute(self, party: Party, chunk: Chunk) -> PublicValues:
+        """Return the digits of the vote that the uploads are, (1, dim)."""
+        bits, (first, *_) = chunk.form.ring_bits, chunk.uploads
+        rank = self.rank_of(first.vote if isinstance(first, DealtUpload) else 0, chunk.total)
+        counts = chunk.dealt_counts(party, bits)
+        return stacked([bucketed.median(party, counts, chunk.total, bits, "bisect", rank)])
+
+    def demand(self, weights: Sequence[int], dim: int, max_clients: int) -> Demand:
+        return bucketed.demand(dim, self.slots, self._radix.bits_for(max_clients), "bisect")
+
+    def at_once(self, clients: int) -> int:
+        return 1
+
+    def opened_rows(self, total: int) -> int:
+        return self._radix.opened_rows(total)
+
+    @property
+    def opened(self) -> str:
+        return self._radix.opened
+
+    @property
+    def kind(self) -> str:
+        return self._radix.kind
+
+    def decode(self, values: PublicValues, total: int, published: Published) -> NDArray[np.float64]:
+        return self._radix.values(values)
+
+    def in_the_clear(self, clear: Clear) -> NDArray[Any]:
+        return self._radix.in_the_clear(clear)
+
+    @property
+    def detail(self) -> str:
+        against = f" {MALICIOUS}" if self.audited else ""
+        return f"{self.encoding} W={self.slots}{against}"

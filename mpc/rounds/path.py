@@ -1,0 +1,110 @@
+"""The path of a round of several votes: all digits that it has opened.
+
+A vote is a level of a descent (`methods.zoom`). The descents of several ranks follow one another:
+vote e is level e mod L of descent e // L. Servers and clients derive from the path alone where the
+next vote's slots lie.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securemedian.mpc.arrays import PublicValues, Ring, Words
+from securemedian.mpc.canonical import digest
+from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.protocols import ring
+from securemedian.mpc.rounds.methods.zoom import Zoom
+from securemedian.mpc.rounds.params import RoundParams
+
+
+@dataclass(frozen=True)
+class Path:
+    """The digits that a round of several votes has opened."""
+
+    params: RoundParams
+    # how many votes they are of
+    votes: int
+    # (ranks, d): the word where each interval begins, which is the result once its descent ends
+    rows: NDArray[np.uint64] = field(repr=False)
+
+    @classmethod
+    def begin(cls, params: RoundParams) -> Self:
+        """Return the path of a round that has opened nothing."""
+        return cls(params, 0, np.zeros((params.form.most_results, params.dim), np.uint64))
+
+    @property
+    def _zoom(self) -> Zoom:
+        return cast(Zoom, self.params.method)
+
+    def after(self, digits: PublicValues) -> Self:
+        """Return the path with the next vote's digits, shape (1, d).
+
+        A slot beyond the last level's counts as its last one.
+        """
+        rank, level = divmod(self.votes, self._zoom.levels)
+        rows, slots = self.rows.copy(), self._zoom.slots_at(level)
+        found = np.minimum(digits[0], slots - 1).astype(np.uint64)
+        rows[rank] |= found << np.uint64(self._zoom.below(level))
+        return type(self)(self.params, self.votes + 1, rows)
+
+    def slots(self, words: Ring) -> NDArray[np.uint8]:
+        """Return the slots (d,) that a client with these words votes for next.
+
+        Words outside the interval count as its nearest one.
+        """
+        rank, level = divmod(self.votes, self._zoom.levels)
+        low, given = self.rows[rank], words.astype(np.uint64)
+        inside = np.where(given > low, given - low, np.uint64(0))
+        below = self._zoom.below(level)
+        most = np.uint64((self._zoom.slots_at(level) << below) - 1)
+        return (np.minimum(inside, most) >> np.uint64(below)).astype(np.uint8)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return 32 bytes that name the round's parameters, the votes told and all digits."""
+        found = sha256(self.rows.astype("<u8", copy=False).data.cast("B")).digest()
+        return digest("path", self.params.digest, self.votes, found)
+
+    @property
+    def last(self) -> Words:
+        """Return the last vote's digits, packed: what a client is sent."""
+        rank, level = divmod(self.votes - 1, self._zoom.levels)
+        digits = self.rows[rank] >> np.uint64(self._zoom.below(level))
+        return ring.pack(digits & np.uint64(self._zoom.slots_at(level) - 1), self._zoom.slot_bits)
+
+    def with_last(self, packed: Words) -> Self:
+        """Return the path with the next vote's digits as `last` packs them.
+
+        Raises PeerProtocolError for another number of words.
+        """
+        bits, dim = self._zoom.slot_bits, self.params.dim
+        if packed.shape != (wanted := (ring.packed_words(dim, bits),)):
+            raise PeerProtocolError(f"the digits are {packed.shape} words, not {wanted}")
+        return self.after(PublicValues(ring.unpack(packed, bits, dim)[None]))
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all votes of the round are opened."""
+        return self.votes == self.params.form.votes
+
+    @property
+    def result(self) -> PublicValues:
+        """Return the words of the result, shape (ranks, d), once all is opened."""
+        return PublicValues(self.rows.astype(ring.dtype(self.params.form.opened_bits)))
+
+    def saved(self) -> Words:
+        """Return all digits, packed, for a file."""
+        return ring.pack(self.rows, self.params.form.opened_bits)
+
+    @classmethod
+    def restored(cls, params: RoundParams, votes: int, saved: Words) -> Self:
+        """Return the path that `saved` has packed. Raises InputError for another size."""
+        begun, bits = cls.begin(params), params.form.opened_bits
+        if saved.shape != (wanted := (ring.packed_words(begun.rows.size, bits),)):
+            raise InputError(f"a path of another round: {saved.shape} words; give {wanted}")
+        rows = ring.unpack(saved, bits, begun.rows.size).astype(np.uint64)
+        return cls(params, votes, rows.reshape(begun.rows.shape))
