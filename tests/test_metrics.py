@@ -180,10 +180,10 @@ def test_health_and_readiness(
         turn(monitor, server)
         assert samples(monitor).keys() == before.keys()
         assert get(f"{url}/readyz") == (200, "a round can be opened\n")
-        server.engine.ready = False
+        server.engines.ready = False
         turn(monitor, server)
         assert get(f"{url}/readyz")[0] == 503
-        server.engine.ready = True
+        server.engines.ready = True
         server.now += 1000
         server.rounds.tick()
         turn(monitor, server)
