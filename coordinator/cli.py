@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # `round open` warns of a round of fewer clients
 FEW_CLIENTS = 5
-# what `round status` says of a round's cost at S0, in these words
+# the words of `round status` for the parts of a cost, which are those of S0
 _COST = {
     "seconds": "s in the run",
     "ahead_seconds": "s ahead",
