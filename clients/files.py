@@ -109,7 +109,8 @@ def check_writable(path: Path) -> None:
     """Raise ConfigError unless `path` can be written; to be called before the work."""
     # of a link, what it points to
     target = path.resolve()
-    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+    there = target if target.exists() else target.parent
+    if target.is_dir() or not target.parent.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(
             f"cannot write the file: {path}; choose one in a folder that exists and that you "
             "may write to"

@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 # `round open` warns of a round of fewer clients
 FEW_CLIENTS = 5
+# the words of `round status` for the parts of a cost, which are those of S0
+_COST = {
+    "seconds": "s in the run",
+    "ahead_seconds": "s ahead",
+    "checking_seconds": "s to check uploads",
+    "ots": "OTs",
+    "bytes_sent": "bytes to S1",
+    "bytes_received": "bytes from S1",
+    "rounds": "rounds of messages",
+}
 
 
 def add_verbs(subparsers: "Verbs") -> None:
@@ -242,17 +252,24 @@ def _table(status: "RoundStatus") -> "Table":
         made.add_row("round", f"cohort {status.cohort} has had none")
     done, total = status.progress
     left_s = f"{status.deadline_in_s:,.0f} s" if status.state == "open" else ""
+    cost, options = status.cost, dict(status.params)
+    method, dim = options.pop("method", ""), options.pop("dim", "")
+    least, most = options.pop("min_clients", ""), options.pop("max_clients", "")
     facts = {
         "round": status.round,
         "number, cohort": f"{status.number}, {status.cohort}" if status.round else "",
         "state": status.state,
         "reason": status.reason,
         "deadline in": left_s,
-        "method": " ".join(f"{key}={value}" for key, value in status.params.items()),
+        "method": method,
+        "coordinates": _short(dim),
+        "clients": f"{least} to {most}" if most else "",
+        # by the names of flags and files; empty ones say nothing
+        "options": ", ".join(f"{key} {_short(one)}" for key, one in options.items() if one),
         "opened": status.opened,
         "runs, and left": f"{status.attempt}, {status.attempts_left}" if status.round else "",
         "at work": f"{status.phase} {done:,} of {total:,}" if status.phase else "",
-        "cost": ", ".join(f"{key} {_short(value)}" for key, value in status.cost.items()),
+        "cost": ", ".join(f"{_short(cost[key])} {it}" for key, it in _COST.items() if key in cost),
         "servers": "connected" if status.peer_linked else status.peer_problem,
     }
     for name, value in facts.items():

@@ -50,7 +50,7 @@ def add_verbs(verbs: Any) -> None:
         usage="securemedian demo [OPTION ..] [METHOD [OPTION ..]]",
     )
     add_methods(verb, _add_options, leave_out=LEFT_OUT)
-    verb.set_defaults(run=_demo, compiles=True)
+    verb.set_defaults(run=_demo)
 
 
 def _add_options(verb: argparse.ArgumentParser) -> None:
@@ -98,6 +98,7 @@ def _demo(options: argparse.Namespace) -> None:
     from securemedian.laboratory import models, plots
     from securemedian.laboratory.servers import new_folder
     from securemedian.laboratory.show import picture, summary
+    from securemedian.operating.compiling import compile_all
 
     models.use_one_thread()
     for path in (options.json, options.plot):
@@ -107,6 +108,8 @@ def _demo(options: argparse.Namespace) -> None:
         plots.check()
     _choose(options)
     scenario, console = _scenario(options), terminal.console()
+    # once all that may be missing is there
+    compile_all()
     unwind_on_sigterm()
     with new_folder("demo", "keys, updates and the logs of all processes") as directory:
         report = _run(scenario, options.rounds, options.baselines, directory, console)

@@ -9,14 +9,15 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from securemedian.clients import files
 from securemedian.common import terminal
-from securemedian.mpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -41,14 +42,9 @@ def check_writable(path: Path) -> Path:
 
     Raises ConfigError if the file cannot be written.
     """
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the file: {path} ({error.strerror}); choose another"
-        ) from error
+    files.check_writable(path)
     return path
 
 

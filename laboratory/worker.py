@@ -1,13 +1,12 @@
 """A client that trains: it receives each round's model, trains on its own images and submits.
 
-`run` is what `securemedian train` does, and `collaborate` what it does in rounds that exchange
-predictions. `main` does the same for clients of the laboratory, which may misbehave and which
-record what they send.
+`take_part` is what `securemedian train` does. `main` does the same for clients of the laboratory,
+which may misbehave and which record what they send.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -221,77 +220,109 @@ class Kept:
         return vector[self.sent]
 
 
+@dataclass
+class OfModels:
+    """A client that trains each round's model. With `kept` some layers stay with this client.
+
+    `save` is a file for each round's result.
+    """
+
+    trainer: Trainer
+    kept: Kept | None = None
+    save: Path | None = None
+    # the last result, if only the clients know it
+    private: NDArray[Any] | None = field(default=None, repr=False)
+
+    def update(self, current: Round) -> tuple[Float32s, int]:
+        """Return the update, from the round's model or the clients' own result, and its group.
+
+        Raises ConfigError if there is nothing to train from.
+        """
+        group, kept, trainer = 0, self.kept, self.trainer
+        if current.params.method.groups > 1:
+            group = current.choose(lambda part: trainer.loss(kept.whole(part) if kept else part))
+        model = current.of_group(group).model
+        given = model if self.private is None or current.number == 1 else self.private
+        if given is None:
+            raise ConfigError(
+                f"the round publishes no model to train from: {current.round_id}; have the "
+                "coordinator open it with --model"
+            )
+        start = np.asarray(given, np.float32)
+        if kept is None:
+            return trainer.update(start, current.number), group
+        return kept.keep(trainer, trainer.update(kept.whole(start), current.number)), group
+
+    def learn(self, turn: Turn) -> None:
+        """Wait for the result, if the next update or the user needs it."""
+        own = turn.round.params.method.result_to == "clients"
+        result = turn.result() if own or self.save else None
+        self.private = result if own else None
+        if self.save is not None:
+            files.write(self.save, np.asarray(result, np.float32))
+            say(f"round {turn.round.number}: result in {self.save}")
+
+
+@dataclass
+class OfPredictions:
+    """A client that predicts the public set, and learns from what all predict.
+
+    Its network is kept (`Client.store`) for a restart, and written to `save` after each round.
+    """
+
+    client: Client
+    student: Student
+    save: Path | None = None
+
+    def update(self, current: Round) -> tuple[Float32s, int]:
+        """Return the predictions. Raises ConfigError in a round of something else."""
+        exchange = current.params.exchange
+        if not isinstance(exchange, Predictions):
+            raise ConfigError(
+                f"this client was started for {Predictions.name}, and round {current.round_id} "
+                f"exchanges something else: {exchange.name}; start it without --public"
+            )
+        return self.student.sent(current.number), 0
+
+    def learn(self, turn: Turn) -> None:
+        """Learn from the result."""
+        self.student = _learn(self.client, self.student, turn.round.round_id)
+        if self.save is not None:
+            files.write(self.save, self.student.vector)
+
+
 def run(
     client: Client,
-    trainer: Trainer,
+    learner: OfModels | OfPredictions,
     rounds: int | None = None,
     record: Path | None = None,
     progress: Progress = unseen,
-    kept: Kept | None = None,
-    save: Path | None = None,
 ) -> None:
     """Take part in `rounds` rounds, or in all that come if None.
 
     A submission that fails is printed, and the worker goes on to the next round. `progress` gets
-    what `Client.submit` gives it. `save` is a file for each round's result. `record` is for the
-    laboratory alone: a directory that receives every update IN THE CLEAR as round-NUMBER-NAME.npy,
-    and the group that was chosen as group-NUMBER-NAME.npy, to compare results with. Never use it
-    with private data. With `kept` some layers stay with this client.
+    what `Client.submit` gives it. `record` is for the laboratory alone: a directory that receives
+    every update IN THE CLEAR as round-NUMBER-NAME.npy, and the group that was chosen as
+    group-NUMBER-NAME.npy, to compare results with. Never use it with private data.
     """
-    # the last result, if only the clients know it
-    private: NDArray[Any] | None = None
-    for turn in _turns(client, rounds):
-        current, group, update = turn.round, 0, None
+    for turn in client.rounds(rounds, lost=(SecureMedianError,), all_count=True):
+        current, sent, group = turn.round, None, 0
+        if current.dealing_lost:
+            say(f"round {current.number}: it goes on without this client, which was restarted")
+            continue
         # an update may have been submitted before a restart
         if not current.submitted:
-            if current.params.method.groups > 1:
-                group = current.choose(
-                    lambda part: trainer.loss(kept.whole(part) if kept else part)
-                )
-            update = _update(current.of_group(group), trainer, private, kept)
+            sent, group = learner.update(current)
             if record is not None:
                 name = f"{current.number}-{client.config.name}"
-                np.save(record / f"round-{name}.npy", update)
+                np.save(record / f"round-{name}.npy", sent.reshape(-1))
                 np.save(record / f"group-{name}.npy", group)
         with turn:
-            if update is not None:
-                turn.submit(update, progress=progress, group=group)
-            done = "was submitted before" if update is None else "submitted"
+            if sent is not None:
+                turn.submit(sent, progress=progress, group=group)
+            done = "was submitted before" if sent is None else "submitted"
             say(f"round {current.number}: update {done}")
-            own = current.params.method.result_to == "clients"
-            result = turn.result(group=group) if own or save else None
-            private = result if own else None
-            if save is not None:
-                files.write(save, np.asarray(result, np.float32))
-                say(f"round {current.number}: result in {save}")
-
-
-def _turns(client: Client, rounds: int | None) -> Iterator[Turn]:
-    """Yield the rounds that this client can take part in, of so many that come."""
-    for turn in client.rounds(rounds, lost=(SecureMedianError,), all_count=True):
-        if turn.round.dealing_lost:
-            say(f"round {turn.round.number}: it goes on without this client, which was restarted")
-        else:
-            yield turn
-
-
-def _update(
-    current: Round, trainer: Trainer, private: NDArray[Any] | None, kept: Kept | None
-) -> Float32s:
-    """Return the update for a round, trained from its model or from the clients' own result.
-
-    Raises ConfigError if there is neither.
-    """
-    start = current.model if private is None or current.number == 1 else private
-    if start is None:
-        raise ConfigError(
-            f"the round publishes no model to train from: {current.round_id}; have the "
-            "coordinator open it with --model"
-        )
-    start = np.asarray(start, np.float32)
-    if kept is None:
-        return trainer.update(start, current.number)
-    return kept.keep(trainer, trainer.update(kept.whole(start), current.number))
+            learner.learn(turn)
 
 
 def take_part(
@@ -303,13 +334,13 @@ def take_part(
     kept: Kept | None = None,
     save: Path | None = None,
 ) -> None:
-    """Take part in rounds, by `run` or `collaborate` as the client has a public set."""
-    if client.public is None:
-        run(client, trainer, options.rounds, record, progress, kept, save)
-        return
-    warm_up = WARM_UP if options.warm_up is None else options.warm_up
-    student = resume(client, trainer, client.public.inputs, warm_up)
-    collaborate(client, student, options.rounds, record, progress, save)
+    """Take part in rounds: in those that exchange predictions if the client has a public set."""
+    learner: OfModels | OfPredictions = OfModels(trainer, kept, save)
+    if client.public is not None:
+        warm_up = WARM_UP if options.warm_up is None else options.warm_up
+        student = resume(client, trainer, client.public.inputs, warm_up)
+        learner = OfPredictions(client, student, save)
+    run(client, learner, options.rounds, record, progress)
 
 
 def resume(client: Client, trainer: Trainer, inputs: Float32s, warm_up: int) -> Student:
@@ -362,40 +393,6 @@ def _learn(client: Client, student: Student, round_id: str) -> Student:
         _keep(client, student, round_id)
     except SecureMedianError as error:
         say(f"round {number}: {error}")
-    return student
-
-
-def collaborate(
-    client: Client,
-    student: Student,
-    rounds: int | None = None,
-    record: Path | None = None,
-    progress: Progress = unseen,
-    save: Path | None = None,
-) -> Student:
-    """Take part in rounds that exchange predictions, as `run` does in others.
-
-    In each round the client predicts the public set, submits, and learns from the result, and its
-    network is kept (`Client.keep`) for a restart. Returns the client as it is after the last round.
-    """
-    for turn in _turns(client, rounds):
-        current, exchange = turn.round, turn.round.params.exchange
-        if not isinstance(exchange, Predictions):
-            raise ConfigError(
-                f"this client was started for {Predictions.name}, and round {current.round_id} "
-                f"exchanges something else: {exchange.name}; start it without --public"
-            )
-        with turn:
-            if not current.submitted:
-                sent = student.sent(current.number)
-                if record is not None:
-                    flat = sent.reshape(-1)
-                    np.save(record / f"round-{current.number}-{client.config.name}.npy", flat)
-                turn.submit(sent, progress=progress)
-            say(f"round {current.number}: predictions submitted")
-            student = _learn(client, student, current.round_id)
-            if save is not None:
-                files.write(save, student.vector)
     return student
 
 

@@ -33,12 +33,12 @@ from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_whole
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.operating.public_keys import (
-    NAME,
     ROLES,
     SERVERS,
     STDIN,
     PublicKey,
     check,
+    check_name,
     join,
     read_public_keys,
     replace_text,
@@ -492,7 +492,7 @@ def _make_one(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"the name of a server is its role {role}: --name {options.name}; leave it out"
         )
-    name = _check_name("--name", options.name or role)
+    name = check_name(options.name or role, "--name, ")
     port = DEFAULT_BASE_PORT if options.base_port is None else options.base_port
     net = network(options.host0, options.host1, port)
     clients, floor, security = _asked(options)
@@ -563,7 +563,7 @@ def _asked(options: argparse.Namespace) -> tuple[list[str], int, str]:
         )
     taken = {"coordinator", *SERVERS}
     for name in names:
-        if _check_name("--clients", name) in taken:
+        if check_name(name, "--clients, ") in taken:
             raise ConfigError(f"--clients names somebody twice: {name}; choose another name")
         taken.add(name)
     names = names or client_names(count or 0)
@@ -575,12 +575,3 @@ def _asked(options: argparse.Namespace) -> tuple[list[str], int, str]:
             f"--min-clients {len(names)} at both servers"
         )
     return names, floor, options.security or DEFAULT_SECURITY
-
-
-def _check_name(flag: str, name: str) -> str:
-    if not re.fullmatch(NAME, name):
-        raise ConfigError(
-            f"{flag}, invalid name: {quoted(name)}; use 1 to 40 letters, digits, dots, dashes "
-            "or underscores"
-        )
-    return name

@@ -57,11 +57,7 @@ class PublicKey:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ConfigError(f"invalid role: {quoted(self.role)}; take one of {', '.join(ROLES)}")
-        if not re.fullmatch(NAME, self.name):
-            raise ConfigError(
-                f"invalid name: {quoted(self.name)}; use 1 to 40 letters, digits, dots, dashes "
-                "or underscores"
-            )
+        check_name(self.name)
         check_public_key(self.key)
         if self.role not in SERVERS:
             if self.signing_key:
@@ -95,6 +91,16 @@ class PublicKey:
     def settings(self) -> dict[str, str]:
         signing = {"signing_key": self.signing_key} if self.signing_key else {}
         return {"public_key": self.key, **signing}
+
+
+def check_name(name: str, where: str = "") -> str:
+    """Return the name of a party. Raises ConfigError unless it can have it."""
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"{where}invalid name: {quoted(name)}; use 1 to 40 letters, digits, dots, dashes "
+            "or underscores"
+        )
+    return name
 
 
 def read_public_keys(sources: Sequence[str]) -> list[PublicKey]:

@@ -90,15 +90,10 @@ class Daemon:
         for end in (self._wake_out, self._wake_in):
             os.set_blocking(end, False)
         self._backend = self._backend_of(config)
-        self._engines = Engines(
-            partial(
-                Engine,
-                self._backend,
-                # it may have been reloaded
-                lambda: self._config.pool_share_bytes,
-                self._wake,
-            )
-        )
+        # it may have been reloaded
+        limit = lambda: self._config.pool_share_bytes  # noqa: E731
+        make = partial(Engine, self._backend, limit, self._wake)
+        self._engines = Engines(self._backend, make, self._wake)
         self._rounds = Rounds(config, store, self._engines, signing, self._send)
         self._requests = Requests(config, self._rounds, self._engines, self._clients.send)
         self._stop_asked = self._reload_asked = False

@@ -94,6 +94,12 @@ METRICS: dict[str, tuple[str, ...]] = {
 }
 # the values of a metric by label, or by a tuple of labels
 Values = Mapping[Any, float]
+# those of the loop before its first turn
+STILL: dict[str, Values] = {
+    **dict.fromkeys(("compiled", "peer_linked", "peer_agrees", "progress_ratio"), {(): 0}),
+    "live_rounds": {state.value: 0 for state in LIVE},
+    **dict.fromkeys(("live_uploads", "live_dealings"), dict.fromkeys(PLACES, 0)),
+}
 
 
 class Tally(logging.Handler):
@@ -162,7 +168,7 @@ class Snapshot:
     ready: bool = False
     problem: str = "this server has just been started"
     # the values of metrics by name
-    values: dict[str, Values] = field(default_factory=dict)
+    values: dict[str, Values] = field(default_factory=lambda: STILL)
 
     @classmethod
     def of(cls, requests: Requests, rounds: Rounds, engines: Engines) -> "Snapshot":
@@ -182,9 +188,9 @@ class Snapshot:
             "compiled": {(): compiled},
             "peer_linked": {(): linked},
             "peer_agrees": {(): agrees},
-            "live_rounds": {state.value: live[state.value] for state in LIVE},
-            "live_uploads": {place: uploads[place] for place in PLACES},
-            "live_dealings": {place: dealings[place] for place in PLACES},
+            "live_rounds": {**STILL["live_rounds"], **live},
+            "live_uploads": {**STILL["live_uploads"], **uploads},
+            "live_dealings": {**STILL["live_dealings"], **dealings},
             "progress_ratio": {(): progress},
             "epsilon": rounds.register.epsilons,
             "requests": dict(requests.answers),

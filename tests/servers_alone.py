@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -81,9 +82,8 @@ class FakeEngine:
         self.uploads: Sequence[Upload] | None = None
         self.dropped = 0
         self.refusal: Exception | None = None
-        self.phase, self.progress, self.ready, self.stopping = "", (0, 0), True, False
+        self.phase, self.progress, self.stopping = "", (0, 0), False
         self.computes = self.prepares = False
-        self.compiled_in_s: float | None = None
         # all sessions that were prepared, and what was tossed for the checks
         self.sessions: list[bytes] = []
         self.coins: list[bytes] = []
@@ -203,8 +203,10 @@ class Server:
         self._start(ready)
 
     def _start(self, ready: bool) -> None:
-        self.engines = Engines(lambda _: cast(Engine, FakeEngine()))
-        self.engine.ready = ready
+        self.backend: Any = SimpleNamespace(ready_in_s=None)
+        make = lambda _: cast(Engine, FakeEngine())  # noqa: E731
+        self.engines = Engines(self.backend, make, lambda: None)
+        self.engines.ready = ready
         # The test of a message looks at fields of the kind that it expects: Any.
         self.sent: list[Any] = []
         self.store = Store(self.folder)

@@ -30,12 +30,13 @@ from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpa
 from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.bisect import POOL, Lane, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
-from securemedian.mpc.protocols.channel import Channel, local_pair
+from securemedian.mpc.protocols.channel import Channel, Link, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.protocols.wire import Part
 from securemedian.mpc.rounds.bisecting import Bisection, dealing_of
 from securemedian.mpc.rounds.lanes import run_lanes
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -51,6 +52,8 @@ from tests.test_ot import Lying
 from tests.uniformity import check_uniform
 
 RNG = np.random.default_rng(41)
+# about how many messages a small session has on a lane
+MESSAGES = 130
 
 
 def sessions(native_aes: bool = True) -> list[Session]:
@@ -254,22 +257,80 @@ def test_a_plan_has_all_that_is_said(clients: int, dim: int, lanes: int, buckets
         assert {getattr(cost, name) for cost in costs} == {getattr(planned.costs[0], name)}
 
 
+class Cut:
+    """A link that loses message `left` of this end, and breaks at what this end does next."""
+
+    def __init__(self, link: Link, left: int) -> None:
+        self._link, self._left = link, left
+
+    def send(self, parts: Sequence[Part]) -> None:
+        self._left -= 1
+        if self._left == -1:
+            return
+        self._link.send(parts)
+        self._break()
+
+    def recv(self) -> Sequence[Part]:
+        self._break()
+        return self._link.recv()
+
+    def _break(self) -> None:
+        if self._left < 0:
+            self.close()
+            raise ChannelClosed("broken on purpose")
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def cut_session(round_: Round, who: Sequence[int]) -> None:
+    """Lose the link at any message of a session. No server accuses the other one."""
+    lane, end = int(RNG.integers(round_.lanes)), int(RNG.integers(2))
+    pair = round_.pairs[lane]
+    cut = Channel(Cut(pair[end]._link, int(RNG.integers(MESSAGES))))
+    round_.pairs[lane] = (pair[0], cut) if end else (cut, pair[1])
+    errors: dict[int, BaseException] = {}
+    for found in rogue_run(round_, errors, who).values():
+        assert (found == round_.medians(who)).all()
+    assert all(type(error) is ChannelClosed for error in errors.values()), errors
+
+
+def leave_out(round_: Round, who: list[int]) -> None:
+    """Take out a client whose fold at one server is wrong, as both find."""
+    liar, told = int(RNG.integers(len(who))), int(RNG.integers(2))
+
+    def run(number: int) -> list[bool]:
+        one = round_.bind(number, who)
+        folds = round_.folds(number, one.toss(), who)
+        folds[liar] = folds[liar] ^ np.uint64(number == told)
+        return one.compare(folds)
+
+    for agree in run_both(run):
+        assert agree == [place != liar for place in range(len(who))]
+    who.pop(liar)
+
+
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("buckets", range(4, 17))
 def test_small_rounds_are_numpys(buckets: int, honest_audits: int) -> None:
-    """Run 60 in all, or as many as `--honest-audits` asks for: some end, and begin again."""
+    """Run 60 in all, or as many as `--honest-audits` asks for.
+
+    Folds are wrong, or links break at any message, before a session that comes to its end. Clients
+    are left out while nothing is opened.
+    """
     for _ in range(-(-honest_audits // 13)):
         clients = int(RNG.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 65]))
-        most = int(RNG.choice([clients, 2 * clients, 127]))
-        round_ = Round(chosen(buckets, clients, int(RNG.integers(1, 40))), buckets, most)
+        most, dim = int(RNG.choice([clients, 2 * clients, 127])), int(RNG.integers(1, 300))
+        round_ = Round(chosen(buckets, clients, dim), buckets, most, chunk=128)
         who = list(range(clients))
-        while len(who) > 1 and RNG.integers(3) == 0:
-            # sessions that end before they are bound, or after it, tell nothing and cost nothing
-            if RNG.integers(2):
-                run_both(round_.prepare)
+        while RNG.integers(2):
+            several = len(who) > 1 and not any("opened" in mark for mark in round_.marks)
+            if several and RNG.integers(4) == 0:
+                leave_out(round_, who)
             else:
-                run_both(partial(round_.bind, who=who))
-                who.pop(int(RNG.integers(len(who))))
+                if several and RNG.integers(2):
+                    who.pop(int(RNG.integers(len(who))))
+                cut_session(round_, who)
             round_.again()
         for found in run_both(partial(round_.run, who=who)):
             assert (found == round_.medians(who)).all()
@@ -396,13 +457,15 @@ def deviates(round_: Round, number: int, phase: list[str], held: list[Bisection]
     one.run(lambda: None)
 
 
-def rogue_run(round_: Round, errors: dict[int, BaseException]) -> dict[int, np.ndarray]:
+def rogue_run(
+    round_: Round, errors: dict[int, BaseException], who: Sequence[int] | None = None
+) -> dict[int, np.ndarray]:
     """Go through all phases at both servers, and keep what each found, or how it ended."""
     found: dict[int, np.ndarray] = {}
 
     def run(number: int) -> None:
         try:
-            found[number] = round_.run(number)
+            found[number] = round_.run(number, who)
         except SecureMedianError as error:
             errors[number] = error
 

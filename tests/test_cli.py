@@ -29,6 +29,7 @@ from securemedian.common import terminal
 from securemedian.common.receipts import Receipt, Record
 from securemedian.common.status import by_reason
 from securemedian.coordinator.coordinator import Coordinator
+from securemedian.laboratory import report
 from securemedian.mpc.errors import ConfigError, InputError, RoundFailed
 from securemedian.mpc.options import options_of
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
@@ -291,8 +292,12 @@ def test_a_link_is_what_it_points_to(tmp_path: Path) -> None:
     bad.symlink_to(tmp_path / "gone" / "result.npy")
     files.write(good, np.ones(2))
     assert np.load(tmp_path / "there" / "result.npy").shape == (2,)
-    with pytest.raises(ConfigError, match="cannot write .*bad.npy"):
-        files.check_writable(bad)
+    # nor below a file, where a folder cannot be made
+    for path in (bad, good / "result.npy"):
+        for check in (files.check_writable, report.check_writable):
+            with pytest.raises(ConfigError, match=f"cannot write .*{path.name}"):
+                check(path)
+    assert report.check_writable(tmp_path / "new" / "result.json").parent.is_dir()
     with pytest.raises(InputError, match="cannot read the file: .*bad.npy .No such file"):
         files.read(bad)
 

@@ -381,31 +381,39 @@ def children_of(pid: int) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not KERNELS, reason="nothing is compiled")
 @pytest.mark.parametrize(
-    ("number", "to_all", "status", "early"),
+    ("number", "to", "status", "early"),
     [
         # a terminal sends these to all processes
-        (signal.SIGINT, True, 130, True),
-        (signal.SIGINT, True, 130, False),
-        (signal.SIGHUP, True, 129, False),
-        (signal.SIGTERM, False, 143, True),
-        (signal.SIGTERM, False, 143, False),
-        (signal.SIGKILL, False, -signal.SIGKILL, False),
+        (signal.SIGINT, "all", 130, True),
+        (signal.SIGINT, "all", 130, False),
+        # as the system chooses while the main thread takes none
+        (signal.SIGINT, "a thread", 130, False),
+        (signal.SIGHUP, "all", 129, False),
+        (signal.SIGTERM, "one", 143, True),
+        (signal.SIGTERM, "one", 143, False),
+        (signal.SIGKILL, "one", -signal.SIGKILL, False),
     ],
 )
 def test_a_signal_ends_what_compiles_and_its_workers_without_tracebacks(
-    tmp_path: Path, number: int, to_all: bool, status: int, early: bool
+    tmp_path: Path, number: int, to: str, status: int, early: bool
 ) -> None:
     without = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "securemedian", tmp_path / "securemedian", ignore=without)
     # a worker that is at work tells, and works for longer than the test
     script = (
-        "import os, sys, time\n"
+        "import os, signal, sys, threading, time\n"
         "from securemedian.mpc.protocols.kernels.jit import Kernel\n"
         f"def compile_for(self, signature): open({str(tmp_path / 'at-work')!r}, 'a').close();"
         " time.sleep(600)\n"
         "Kernel.compile_for = compile_for\n"
         "from securemedian import cli\n"
-        "if __name__ == '__main__': sys.exit(cli.main(['compile']))\n"
+        "def take(main=threading.get_ident()):\n"
+        f"    while not os.path.exists({str(tmp_path / 'at-work')!r}): time.sleep(0.01)\n"
+        "    while sys._current_frames()[main].f_code.co_name != 'wait': time.sleep(0.01)\n"
+        f"    signal.pthread_kill(threading.get_ident(), {int(number)})\n"
+        "if __name__ == '__main__':\n"
+        f"    {to == 'a thread'} and threading.Thread(target=take, daemon=True).start()\n"
+        "    sys.exit(cli.main(['compile']))\n"
     )
     (tmp_path / "begin.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -425,7 +433,8 @@ def test_a_signal_ends_what_compiles_and_its_workers_without_tracebacks(
         if not early:
             wait_until((tmp_path / "at-work").exists, START_S)
         children = children_of(process.pid)
-        (os.killpg if to_all else os.kill)(process.pid, number)
+        if to != "a thread":
+            (os.killpg if to == "all" else os.kill)(process.pid, number)
         assert process.wait(WAIT_S) == status
         wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     finally:

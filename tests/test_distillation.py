@@ -127,7 +127,9 @@ def test_different_networks_learn_from_each_other(pair: Pair, tmp_path: Path) ->
         config = ClientConfig.load(pair.folder / f"client-{number}.toml")
         quick = replace(config, state_dir="", wait_timeout_s=WAIT_S, poll_interval_s=0.05)
         with Client(quick, PUBLIC) as client:
-            after[number] = worker.collaborate(client, students[number - 1], 2, tmp_path)
+            learner = worker.OfPredictions(client, students[number - 1])
+            worker.run(client, learner, 2, tmp_path)
+            after[number] = learner.student
 
     waiting = [in_background(partial(work, number)) for number in (1, 2, 3)]
     published = []
@@ -202,7 +204,7 @@ def test_a_worker_that_was_killed_goes_on_with_its_network(
         config = ClientConfig.load(pair.folder / f"client-{number}.toml")
         quick = replace(config, state_dir="", wait_timeout_s=WAIT_S, poll_interval_s=0.05)
         with Client(quick, PUBLIC) as client:
-            worker.collaborate(client, students[number - 1], 2, tmp_path)
+            worker.run(client, worker.OfPredictions(client, students[number - 1]), 2, tmp_path)
 
     params = RoundParams(
         Radix(encoding="unit", word_bits=8),

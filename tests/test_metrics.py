@@ -175,12 +175,15 @@ def test_health_and_readiness(
     with page(monitor) as url:
         assert get(f"{url}/healthz")[0] == 200
         assert get(f"{url}/readyz") == (503, "this server has just been started\n")
+        before = samples(monitor)
+        assert before["ready",] == before["compiled",] == before["live_uploads", "both"] == 0
         turn(monitor, server)
+        assert samples(monitor).keys() == before.keys()
         assert get(f"{url}/readyz") == (200, "a round can be opened\n")
-        server.engine.ready = False
+        server.engines.ready = False
         turn(monitor, server)
         assert get(f"{url}/readyz")[0] == 503
-        server.engine.ready = True
+        server.engines.ready = True
         server.now += 1000
         server.rounds.tick()
         turn(monitor, server)

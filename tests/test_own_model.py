@@ -435,8 +435,7 @@ def test_a_training_client_restarted_after_it_submitted_waits(
         before.submit(START)
     with member(pair) as client:
         # it is not asked for an update
-        trainer = SimpleNamespace()
-        worker.run(client, trainer, rounds=1)
+        worker.run(client, worker.OfModels(SimpleNamespace()), rounds=1)
     assert capsys.readouterr().out == "round 1: update was submitted before\n"
 
 

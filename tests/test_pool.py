@@ -308,16 +308,12 @@ def test_no_pools_are_filled_while_another_cohort_computes() -> None:
     """Check that an engine that drops its session leaves the others' pools alone, too."""
     servers = DroppingServers()
     limits = [PLENTY, PLENTY]
-    makers = [
-        partial(
-            Engine,
-            ThreadBackend(j, SMALL, servers.opener(j)),
-            partial(limits.__getitem__, j),
-            lambda: None,
-        )
-        for j in (0, 1)
-    ]
-    both = [Engines(make) for make in makers]
+    wake = lambda: None  # noqa: E731
+    both = []
+    for j in (0, 1):
+        backend = ThreadBackend(j, SMALL, servers.opener(j))
+        make = partial(Engine, backend, partial(limits.__getitem__, j), wake)
+        both.append(Engines(backend, make, wake))
     params = ROUNDS["pairwise"]
     uploads = [share.SeedUpload(params.form.layout, bytes([i]) * 16) for i in range(CLIENTS)]
 

@@ -480,6 +480,8 @@ def test_s0_lets_nobody_else_in_once_values_are_checked() -> None:
             told = {key: here.told(b"") for key in held}
             if checks == 0 or again is Close:
                 here.handle(Close(ID, told), now)
+                # the second one ends the round
+                assert here.live is (checks == 0)
             else:
                 two = ["key-a", "key-b"]
                 here.handle(Resume(ID, FIRST, "checking", 0, b"", told, [], two, [], {}), now)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -455,6 +456,41 @@ def test_a_wait_ends_at_its_limit_and_when_another_thread_closes(pair: Pair) -> 
     assert pair.zero.seals
 
 
+def test_all_waits_for_a_message_share_one_limit(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message begins late, its connection breaks later, and nothing comes over CURVE."""
+
+    class Late:
+        """A connection on which a message begins when 60 s are left, and never ends."""
+
+        def ready(self, wait_ms: int) -> bool:
+            return next(seconds) >= 40
+
+        def limit(self, limit_s: float) -> None:
+            limits.append(limit_s)
+
+        def recv(self) -> list[bytes]:
+            for _ in range(int(limits[-1]) - 5):
+                next(seconds)
+            raise ChannelClosed("the connection broke")
+
+        def release(self) -> None:
+            pass
+
+    ends = pair.met(timeout_s=100.0)
+    limits: list[float] = []
+    # each look at the clock takes a second
+    seconds = itertools.count()
+    link, ends[0]._sealed = ends[0]._sealed, Late()  # type: ignore[assignment]
+    monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with pytest.raises(ChannelTimeout):
+        ends[0].recv()
+    assert 50 <= limits[0] <= 60 and 100 <= next(seconds) <= 110
+    assert link
+    link.release()
+
+
 def test_a_peer_that_reads_late_gets_all_and_one_that_never_reads_holds_nobody(pair: Pair) -> None:
     """Let a server compute for longer than the limit while the other sends, as on CURVE."""
     ends = pair.met(timeout_s=0.5)
@@ -472,8 +508,6 @@ def test_a_peer_that_reads_late_gets_all_and_one_that_never_reads_holds_nobody(p
     assert time.monotonic() - start < 30
     time.sleep(1.5)
     goes_on.set()
-    assert ends[1]._sealed
-    ends[1]._sealed.limit(WAIT_S)
     ends[1]._timeout_s = WAIT_S
     assert [ends[1].recv() for _ in pieces] == [[piece] for piece in pieces]
     assert all(end.sealed for end in ends)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from securemedian.mpc.errors import LocalProtocolError, PeerUnavailable
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers.computing import threads
-from securemedian.servers.computing.engine import Engine
+from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.threads import ThreadBackend
 from securemedian.servers.network.control import Hello
 from tests.daemons import START_S, Pair, wait_until
@@ -44,12 +45,12 @@ sys.exit(cli.main())
 """
 
 
-def an_engine() -> Engine:
+def the_engines() -> Engines:
     def open_lane(session_id: bytes, lane: int) -> Any:
         raise AssertionError("no lane is needed")
 
     backend = ThreadBackend(0, ProtocolParams(), open_lane)
-    return Engine(backend, lambda: 1 << 20, lambda: None)
+    return Engines(backend, partial(Engine, backend, lambda: 1 << 20, lambda: None), lambda: None)
 
 
 def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
@@ -57,15 +58,14 @@ def test_an_engine_compiles_beside_its_caller_and_says_when_it_is_ready(
 ) -> None:
     may_end = threading.Event()
     monkeypatch.setattr(compiling, "compile_kernels", lambda protocol, told: may_end.wait(30))
-    engine = an_engine()
-    engine.compile()
-    assert not engine.ready and engine.phase == "compiling"
-    engine.check()
-    assert not engine.close(), "its thread still runs"
+    engines = the_engines()
+    engines.compile()
+    assert not engines.ready
+    engines.check()
+    assert not engines.close(), "its thread still runs"
     may_end.set()
-    wait_until(lambda: engine.ready)
-    wait_until(engine.close)
-    assert engine.phase == ""
+    wait_until(lambda: engines.ready)
+    wait_until(engines.close)
 
 
 def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,11 @@ def test_kernels_that_cannot_be_compiled_end_the_server(monkeypatch: pytest.Monk
         raise OSError("no such compiler")
 
     monkeypatch.setattr(compiling, "compile_kernels", compile_kernels)
-    engine = an_engine()
-    engine.compile()
-    wait_until(engine.close)
+    engines = the_engines()
+    engines.compile()
+    wait_until(engines.close)
     with pytest.raises(LocalProtocolError, match="could not be compiled"):
-        engine.check()
+        engines.check()
 
 
 def test_a_server_that_compiles_for_long_logs_how_far_it_is(
@@ -109,7 +109,7 @@ def test_a_server_that_compiles_is_not_there_for_its_peer_and_lets_no_limit_run(
     if party == 0:
         server.ask_to_open()
         assert server.replies[-1].fields["code"] == PeerUnavailable.code
-    server.engine.ready = True
+    server.engines.ready = True
     server.rounds.tick()
     assert [type(message) for message in server.sent] == [Hello]
     assert "has not appeared" in server.rounds.peer.problem

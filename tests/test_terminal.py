@@ -64,10 +64,11 @@ def test_the_status_of_a_round_is_a_table_on_a_terminal(
         number=3,
         state="failed",
         reason=BRACKETS,
-        params={"method": "mean"},
+        params={"method": "mean", "dim": 1000, "min_clients": 2, "max_clients": 3}
+        | {"deadline_s": 600.0, "weights": {}},
         clients={"[a]": "both", "b": "none"},
         left_out={"b": BRACKETS},
-        cost={"seconds": 1.23456, "ots": 12345},
+        cost={"seconds": 1.23456, "ots": 12345, "messages": 7},
         peer_linked=True,
     )
     coordinator: Any = SimpleNamespace(status=lambda _: told)
@@ -81,4 +82,6 @@ def test_the_status_of_a_round_is_a_table_on_a_terminal(
     show(coordinator, argparse.Namespace(round="", json=False))
     out = " ".join(capsys.readouterr().out.split())
     assert f"reason {BRACKETS}" in out and f"client b upload at none; left out: {BRACKETS}" in out
-    assert "client [a] upload at both" in out and "cost seconds 1.23, ots 12,345" in out
+    assert "client [a] upload at both" in out
+    assert "cost 1.23 s in the run, 12,345 OTs servers" in out
+    assert "method mean coordinates 1,000 clients 2 to 3 options deadline_s 600 opened" in out

@@ -39,7 +39,7 @@ class Fake:
     def submit(self, *_: object, **__: object) -> None:
         """Take any update."""
 
-    def result(self, round_id: str, group: int = 0) -> Any:
+    def result(self, round_id: str) -> Any:
         if self._number == self._fails:
             raise RoundFailed("too few")
         return np.full(2, self._number, np.float32)
@@ -53,7 +53,7 @@ TRAINER: Any = SimpleNamespace(
 def test_each_result_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "model.npy"
     client: Any = Fake(file, fails=2)
-    worker.run(client, TRAINER, rounds=3, save=file)
+    worker.run(client, worker.OfModels(TRAINER, save=file), rounds=3)
     assert client.seen == [None, [1, 1], [1, 1]]
     assert np.load(file).tolist() == [3, 3] and np.load(file).dtype == np.float32
     assert f"round 3: result in {file}" in capsys.readouterr().out
@@ -61,5 +61,5 @@ def test_each_result_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_without_it_no_result_is_waited_for(tmp_path: Path) -> None:
     client: Any = Fake(tmp_path / "none.npy", fails=1)
-    worker.run(client, TRAINER, rounds=1)
+    worker.run(client, worker.OfModels(TRAINER), rounds=1)
     assert not list(tmp_path.iterdir())

@@ -207,7 +207,7 @@ def test_close_and_abort(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: Path) -> None:
     needs("torch", "sklearn")
     from securemedian.laboratory import data, models
-    from securemedian.laboratory.worker import Trainer, run
+    from securemedian.laboratory.worker import OfModels, Trainer, run
 
     digits = data.load(None)
     start = models.start(models.MODELS["digits"], 1)
@@ -218,7 +218,7 @@ def test_workers_go_on_from_a_result_that_only_they_know(pair: Pair, tmp_path: P
 
     def work(name: str, trainer: Trainer) -> None:
         with Client.from_config(toml(pair, name)) as client:
-            run(client, trainer, rounds=2, record=tmp_path)
+            run(client, OfModels(trainer), rounds=2, record=tmp_path)
 
     def coordinate() -> None:
         with Coordinator.from_config(toml(pair, "coordinator")) as coordinator:

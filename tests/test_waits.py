@@ -16,9 +16,8 @@ from securemedian.coordinator.coordinator import Coordinator
 from securemedian.mpc.errors import ChannelTimeout
 from securemedian.mpc.protocols import wire
 from securemedian.operating import keygen
-from securemedian.servers.computing.engine import Engines
 from tests.daemons import free_ports
-from tests.servers_alone import Server
+from tests.servers_alone import Server, hello
 
 
 @pytest.fixture
@@ -156,8 +155,15 @@ def test_servers_that_do_not_compile_are_not_waited_for(
 def test_a_server_says_how_long_it_still_compiles(tmp_path: Path) -> None:
     server = Server(0, tmp_path, ready=False)
     for left, end in ((None, "its kernels"), (39.7, "its kernels, 40 s to go")):
-        server.engine.compiled_in_s = left
+        server.backend.ready_in_s = left
         for op in ("info", "status"):
             told = server.ask(server.coordinator, op).fields["peer_problem"]
             assert told.startswith(COMPILING) and told.endswith(end)
-    assert isinstance(server.engines, Engines)
+    # a round that was there before a restart
+    server.engines.ready = True
+    server.rounds.tick()
+    server.hear(hello())
+    server.open()
+    assert server.ask(server.coordinator, "status").fields["phase"] == ""
+    server.engines.ready = False
+    assert server.ask(server.coordinator, "status").fields["phase"] == "compiling"

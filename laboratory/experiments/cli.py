@@ -147,7 +147,7 @@ def _experiment(options: argparse.Namespace) -> None:
     images = data.load(options.data, options.dataset or usual)
     design = experiment.design(images, extensions, chosen)
     folder = options.out or Path("results", "experiments", design.stem(experiment.name))
-    report.check_writable(folder / "runs" / "writable").unlink()
+    report.check_writable(folder / "runs" / "writable")
     unwind_on_sigterm()
     title = f"{experiment.figure}: {design.subject}"
     if experiment.analysis:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 
@@ -36,7 +36,7 @@ LIMIT_S = 3600.0
 _ENDING = {
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, 0))
 }
-# how often one that waits for another one looks how far that is
+# how often one that waits looks how far it is
 LOOK_S = 1.0
 # is told how many signatures of kernels there are by now, of how many
 Told = Callable[[int, int], None]
@@ -131,10 +131,17 @@ def _compile_all(lacking: Sequence[tuple[int, str]], told: Told) -> None:
         return
     try:
         with _deaf():
-            compiled = [workers.submit(_compile_one, *each) for each in lacking]
-        for done, ended in enumerate(as_completed(compiled, LIMIT_S), 1):
-            ended.result()
-            told(done, len(lacking))
+            pending = {workers.submit(_compile_one, *each) for each in lacking}
+        limit, done = time.monotonic() + LIMIT_S, 0
+        while pending:
+            # not for longer: a signal that another thread has taken ends no wait of this one
+            ended, pending = wait(pending, LOOK_S, FIRST_COMPLETED)
+            for one in ended:
+                one.result()
+                done += 1
+                told(done, len(lacking))
+            if pending and time.monotonic() > limit:
+                raise TimeoutError(f"{len(pending)} kernels are not compiled within {LIMIT_S:g} s")
     except BaseException:
         # such as Ctrl-C: nobody waits for what is being compiled
         for child in active_children():

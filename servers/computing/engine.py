@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from securemedian.common.status import COMPILING, DEFAULT_COHORT
+from securemedian.common.status import COMPILING
 from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols.dealing import Dealing, Note, note_nothing
 from securemedian.mpc.protocols.share import Upload
@@ -135,31 +135,10 @@ class Engine:
         self._computing = False
         self._phase = ""
         self.progress = (0, 0)
-        self._compiler: threading.Thread | None = None
-        self._compiled = False
-        # the error with which the backend refused to start
-        self._refused: SecureMedianError | None = None
-
-    def compile(self) -> None:
-        """Start the backend, which compiles the kernels, on a thread of its own."""
-        self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
-        self._compiler.start()
-
-    @property
-    def compiled_in_s(self) -> float | None:
-        """After how long `compile` will be done; None where that is not known."""
-        return self._backend.ready_in_s
-
-    @property
-    def ready(self) -> bool:
-        """Whether `compile` is done, so that the other server never waits for our compiler."""
-        return self._compiled
 
     @property
     def phase(self) -> str:
         """The current phases; `progress` refers to the first."""
-        if self._compiler and not self.ready:
-            return "compiling"
         checking = "checking dealings" if self._check_job else ""
         doing = "waiting for folds" if self.folds and self.folds.binding else self._phase
         return " and ".join(phase for phase in (doing, checking) if phase)
@@ -329,13 +308,8 @@ class Engine:
         """Abandon dropped jobs that are past their limit, and free what ended jobs have left.
 
         Raises LocalProtocolError if so many abandoned jobs still run that the process must be
-        restarted, or if the kernels could not be compiled. Also raises the error with which the
-        backend refused to start.
+        restarted.
         """
-        if self._refused:
-            raise self._refused
-        if self._compiler and not self._compiled and not self._compiler.is_alive():
-            raise LocalProtocolError("the kernels could not be compiled: see the log")
         if self._dropped and time.monotonic() > self._stop_by:
             self._settle()
         self._reap()
@@ -350,8 +324,7 @@ class Engine:
         self.drop()
         self._settle()
         self._reap()
-        compiles = self._compiler is not None and self._compiler.is_alive()
-        return not self._abandoned and not compiles
+        return not self._abandoned
 
     def _compute_now(self) -> None:
         """End the filling of the pools, this cohort's and those of the others."""
@@ -415,21 +388,6 @@ class Engine:
                 self._abandoned.remove(jobs)
                 logs.event("abandoned-computation-ended", abandoned=len(self._abandoned))
 
-    def _warm_up(self) -> None:
-        start = time.monotonic()
-        logs.event("compiling")
-        try:
-            self._backend.start()
-        except SecureMedianError as refused:
-            self._refused = refused
-        except Exception as error:
-            # `check` ends the server
-            logs.event("engine-error", logging.ERROR, error)
-        else:
-            self._compiled = True
-            logs.event("compiled", seconds=round(time.monotonic() - start, 1))
-        self._wake()
-
     def _fill(self, session: _Session, params: RoundParams, hurry: threading.Event) -> None:
         note = partial(self._note, session)
         if params.form.audited:
@@ -457,13 +415,16 @@ Make = Callable[[Callable[[], bool]], Engine]
 
 
 class Engines:
-    """The engines of the cohorts, by name. Used by one thread."""
+    """The engines of the cohorts, by name, and their backend. Used by one thread."""
 
-    def __init__(self, make: Make) -> None:
-        self._make = make
+    def __init__(self, backend: Backend, make: Make, wake: Callable[[], None]) -> None:
+        self._backend, self._make, self._wake = backend, make, wake
         self._engines: dict[str, Engine] = {}
-        # it compiles for all
-        self._first = self.of(DEFAULT_COHORT)
+        self._compiler: threading.Thread | None = None
+        # whether `compile` is done, so that the other server never waits for our compiler
+        self.ready = False
+        # the error with which the backend refused to start
+        self._refused: SecureMedianError | None = None
 
     def of(self, cohort: str) -> Engine:
         if cohort not in self._engines:
@@ -471,18 +432,14 @@ class Engines:
         return self._engines[cohort]
 
     def compile(self) -> None:
-        """Compile the kernels, or load them from the cache on disk, on a thread of its own."""
-        self._first.compile()
-
-    @property
-    def ready(self) -> bool:
-        """Whether `compile` is done, so that the other server never waits for our compiler."""
-        return self._first.ready
+        """Start the backend, which compiles the kernels, on a thread of its own."""
+        self._compiler = threading.Thread(target=self._warm_up, name="compiler", daemon=True)
+        self._compiler.start()
 
     @property
     def problem(self) -> str:
         """Return the words for a server that compiles, with the seconds to go if they are known."""
-        left = self._first.compiled_in_s
+        left = self._backend.ready_in_s
         return COMPILING + ("" if left is None else f", {left:.0f} s to go")
 
     def poll(self) -> tuple[str, Result | SecureMedianError] | None:
@@ -498,14 +455,38 @@ class Engines:
             engine.drop()
 
     def check(self) -> None:
-        """Look after jobs that do not stop. Raises what `Engine.check` raises."""
+        """Look after jobs that do not stop. Raises what `Engine.check` raises.
+
+        Also raises the error with which the backend refused to start, and LocalProtocolError if the
+        kernels could not be compiled.
+        """
+        if self._refused:
+            raise self._refused
+        if self._compiler and not self.ready and not self._compiler.is_alive():
+            raise LocalProtocolError("the kernels could not be compiled: see the log")
         for engine in self._engines.values():
             engine.check()
 
     def close(self) -> bool:
         """Drop everything, and return whether nothing runs any more and no socket is open."""
         self.drop()
-        return all([engine.close() for engine in self._engines.values()])
+        ended = all([engine.close() for engine in self._engines.values()])
+        return ended and not (self._compiler and self._compiler.is_alive())
+
+    def _warm_up(self) -> None:
+        start = time.monotonic()
+        logs.event("compiling")
+        try:
+            self._backend.start()
+        except SecureMedianError as refused:
+            self._refused = refused
+        except Exception as error:
+            # `check` ends the server
+            logs.event("engine-error", logging.ERROR, error)
+        else:
+            self.ready = True
+            logs.event("compiled", seconds=round(time.monotonic() - start, 1))
+        self._wake()
 
     def _computes_beside(self, cohort: str) -> bool:
         """Return whether another cohort computes. Called by the threads of any engine."""

@@ -402,9 +402,8 @@ _FOLLOWER = _table(
     (OPEN, Close, checked, CHECKING, LOG, Held),
     (OPEN, Close, always, QUEUED, LOG, Held),
     # S0 has not heard the answer
-    (CHECKING, Close, always, None, Held),
-    (QUEUED, Close, discordant, *_FAILED, Failed),
-    (QUEUED, Close, always, None, Held),
+    ((CHECKING, QUEUED), Close, discordant, *_FAILED, Failed),
+    ((CHECKING, QUEUED), Close, always, None, Held),
     ((OPEN, CHECKING, QUEUED), Check, discordant, *_FAILED, Failed),
     ((OPEN, CHECKING), Check, always, None, CHECK),
     (QUEUED, Check, always, CHECKING, LOG, CHECK),

@@ -219,7 +219,7 @@ class SealedLink:
             got += count
             # a message may have records without end
             if count < 0 or time.monotonic() > deadline:
-                raise ChannelTimeout(f"no whole message came within {self._limit_s:g} s")
+                raise ChannelTimeout("no whole message came within the limit")
         return view
 
     def close(self, why: SecureMedianError | None = None) -> None:

@@ -466,7 +466,9 @@ class ZmqLink:
 
         Raises ChannelTimeout or ChannelClosed.
         """
-        deadline = time.monotonic() + self._timeout_s
+        return self._recv(time.monotonic() + self._timeout_s)
+
+    def _recv(self, deadline: float) -> list[bytes]:
         while not self._socket.poll(SLICE_MS):
             self._check()
             if time.monotonic() > deadline:
@@ -526,10 +528,8 @@ class Lane(ZmqLink):
         come. SECURITY: all of this is on CURVE, so a line that is cut leads to CURVE at the least.
         """
         self._sealed = self._ask() if party == 0 else self._offer()
-        if self._sealed:
-            self._sealed.limit(self._timeout_s)
-            if self._closed.is_set():
-                self._sealed.close()
+        if self._sealed and self._closed.is_set():
+            self._sealed.close()
 
     def _ask(self) -> SealedLink | None:
         if not self._port.seals:
@@ -589,10 +589,11 @@ class Lane(ZmqLink):
                 self._unseal(error)
         super().send(parts)
 
-    def recv(self) -> list[bytes]:
-        deadline = time.monotonic() + self._timeout_s
+    def _recv(self, deadline: float) -> list[bytes]:
         while self._sealed:
             if self._sealed.ready(SLICE_MS):
+                # a whole message within the limit, as on CURVE
+                self._sealed.limit(max(deadline - time.monotonic(), SLICE_MS / 1000))
                 try:
                     return self._sealed.recv()
                 except ChannelClosed as error:
@@ -602,7 +603,7 @@ class Lane(ZmqLink):
             elif time.monotonic() > deadline:
                 raise ChannelTimeout(f"the other server sent nothing for {self._timeout_s:g} s")
             self._check()
-        return super().recv()
+        return super()._recv(deadline)
 
     def _others(self) -> list[int]:
         return [self._sealed.fileno()] if self._sealed else []

@@ -424,7 +424,7 @@ class Requests:
             attempts_left=here.attempts_left,
             retry_in_s=retry_in_s,
             # the engine works for a live round: it fills the pools or runs the protocol
-            phase=engine.phase if here.live else "",
+            phase=(engine.phase if self._engines.ready else "compiling") if here.live else "",
             progress=list(engine.progress) if here.live else [0, 0],
             cost=dict(result.cost) if result else {},
             outermost=result.outermost if result else 0,
