@@ -22,6 +22,8 @@ class State(StrEnum):
     STARTING = "starting"
     # The protocol runs on the shares of the clients that both servers hold.
     RUNNING = "running"
+    # The digits of a vote can be fetched, and votes within them are taken of the same clients.
+    VOTING = "voting"
     # The result can be fetched.
     PUBLISHED = "published"
     # The round has ended without a result, and `reason` says why.
@@ -37,4 +39,5 @@ LIVE = (
     State.QUEUED,
     State.STARTING,
     State.RUNNING,
+    State.VOTING,
 )

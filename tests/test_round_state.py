@@ -103,6 +103,10 @@ DEALT: dict[str, Any] = {"method": "bucketed", "uploads": "dealt"}
 VALUES: dict[str, Any] = {"method": "trimmed-mean"}
 # dealings, and then folds
 AUDITED: dict[str, Any] = DEALT | {"security": "malicious"}
+# three votes of dealings, and folds of each
+VOTES: dict[str, Any] = {"method": "zoom", "encoding": "fixed", "word_bits": 12}
+VOTES |= {"fraction_bits": 4}
+AUDITED_VOTES: dict[str, Any] = VOTES | {"security": "malicious"}
 
 
 def params(**changes: Any) -> RoundParams:
@@ -704,7 +708,8 @@ def test_a_limit_that_is_reached_is_no_end_until_it_has_been_reached_too_often(
         return
     overdue = a_round(party, state)
     overdue.handle(Overdue(), 300.0)
-    if state is State.OPENING or (party == 1 and state is not State.RUNNING):
+    voting = state is State.VOTING
+    if state is State.OPENING or voting or (party == 1 and state is not State.RUNNING):
         assert overdue.state is State.FAILED and overdue.deadline == float("inf")
         return
     assert overdue.live
@@ -1113,7 +1118,7 @@ def test_s1_does_not_run_the_protocol_while_it_checks() -> None:
 def test_every_pair_is_a_transition_or_late_or_refused_and_nothing_else() -> None:
     """Check that a refused event changes nothing, too."""
     seen = {"transition": 0, "late": 0, "refused": 0}
-    kinds = PLAIN, DEALT, VALUES, AUDITED
+    kinds = PLAIN, DEALT, VALUES, AUDITED, VOTES
     every = itertools.product(kinds, (0, 1), State, MESSAGES + OWN)
     for kind, party, state, event in every:
         pair, here = (state, type(event)), a_round(party, state, **kind)
@@ -1196,6 +1201,8 @@ class Scenario:
     differ: tuple[str, ...] = ()
     # those whose folds do not come
     silent: tuple[str, ...] = ()
+    # those whose later votes differ at the two servers
+    fickle: tuple[str, ...] = ()
     # whether the round may fail at any time
     failures: bool = False
     # how often what is under way may break off, and how often the link or a server may
@@ -1227,6 +1234,8 @@ class Walk:
             for client in scenario.sent:
                 sent = {"uploaded": b"m", "uploaded_there": here.told(b"m")}
                 dealt = {"dealt": b"d", "dealt_there": True} if here.dealt else {}
+                # the check of dealings has walks of its own
+                dealt |= {"passed": True} if here.votes > 1 else {}
                 here.round_is(members=here.with_all([client], **sent, **dealt).members)
             here.setbacks = (LIMITS.max_attempts - 1) * scenario.spent
             here.sessions = (SESSIONS + LIMITS.max_attempts - 1) * scenario.tired
@@ -1243,8 +1252,10 @@ class Walk:
         # under which coins a client's dealing was opened, in which sessions a server has run the
         # protocol, and on whom either has
         self.opened: frozenset[tuple[str, bytes]] = frozenset()
-        self.runs: frozenset[tuple[int, bytes]] = frozenset()
+        self.runs: frozenset[tuple[int, bytes, int]] = frozenset()
         self.included: frozenset[tuple[str, ...]] = frozenset()
+        # of how many votes any client may have been told the digits
+        self.told = 0
         # in which session each server has compared the folds of whom
         self.folded: list[tuple[bytes | None, list[str]]] = [(None, []), (None, [])]
         # how many sessions of an audited round each has begun, and whether it has material
@@ -1261,6 +1272,7 @@ class Walk:
                 here.setbacks,
                 here.sessions,
                 here.attempt,
+                here.level,
                 tuple(here.here.items()),
                 tuple(here.there.items()),
                 frozenset(here.dealt_here),
@@ -1287,6 +1299,7 @@ class Walk:
             self.opened,
             self.runs,
             self.included,
+            self.told,
         )
         return tuple(rounds), tuple(map(tuple, queues)), tuple(self.busy), more
 
@@ -1303,7 +1316,8 @@ class Walk:
         """Begin a session of an audited round. SECURITY: all are counted, and are few."""
         here = self.rounds[party]
         self.began[party] += 1
-        assert not here.audited or self.began[party] <= here.sessions <= SESSIONS + here.runs
+        most = SESSIONS + here.runs + here.votes - 1
+        assert not here.audited or self.began[party] <= here.sessions <= most
 
     def events(self) -> Iterator[tuple[int, Event | Hello_]]:
         """Yield what may happen next at either server."""
@@ -1326,6 +1340,12 @@ class Walk:
             for client in self.scenario.decliners:
                 if here.state is State.OPEN and client not in {*here.declined, *here.here}:
                     yield party, Declined(client)
+            for client in here.included if here.state is State.VOTING else ():
+                if client in self.scenario.decliners:
+                    yield party, Declined(client)
+                if client not in here.here:
+                    own = party if client in self.scenario.fickle else 0
+                    yield party, Stored(client, b"v%d %d" % (here.level, own))
             if party == 0 and here.state is State.OPEN:
                 yield party, CloseAsked()
             if party == 0 and here.awaits_turn(float("inf")):
@@ -1340,12 +1360,13 @@ class Walk:
                 failed = [key for key in clients if key in out]
                 yield party, CheckEnded(clients, failed, failed if here.folding else [])
             if here.state is State.RUNNING and not here.computed_here:
-                yield party, Computed(receipt(party))
+                yield party, Computed(receipt(party, b"digits of %d" % here.level))
             if here.live and self.breaks:
                 yield party, Interrupted("closed", "why")
                 waits = here.adrift and not here.resuming if party == 0 else here.computed_here
                 leads = party == 0 or here.state is State.RUNNING
                 away = self.scenario.failures or (leads and not waits)
+                away &= here.state is not State.VOTING or self.scenario.failures
                 if (here.state, Overdue) in TABLE[party] and away:
                     yield party, Overdue()
             if here.live and self.scenario.failures:
@@ -1380,6 +1401,10 @@ class Walk:
         elif isinstance(event, Turn):
             self.sessions += event.new_session
         actions = here.handle(event, 1.0)
+        if here.state is State.VOTING:
+            # SECURITY: nobody is told other digits than those of both, and none of a set in between
+            assert here.path == (b"digits of %d" % (here.level - 1)).hex()
+            self.told = max(self.told, here.level)
         if dies:
             self.crash(party)
             return
@@ -1407,8 +1432,10 @@ class Walk:
                     self.breaks += 1
                     return
                 self.prepared[party] = here.session
-                assert (party, here.session) not in self.runs
-                self.runs |= {(party, here.session)}
+                assert (party, here.session, here.level) not in self.runs
+                # SECURITY: a vote whose digits anybody was told is never run again
+                assert self.told <= here.level and set(here.here) >= set(here.included)
+                self.runs |= {(party, here.session, here.level)}
                 self.included |= {tuple(here.included)}
                 # SECURITY: nothing is opened of what the servers are not bound to
                 if here.audited:
@@ -1489,6 +1516,15 @@ SCENARIOS = (
     Scenario(AUDITED, (), ("key-a", "key-b", "key-c"), silent=("key-a",), tired=True),
     Scenario(PLAIN, ("key-b", "key-c"), ("key-a",), decliners=("key-c",)),
     Scenario(PLAIN, (), ("key-a",), decliners=("key-b", "key-c", "key-d")),
+    Scenario(VOTES, (), TWO, failures=True),
+    Scenario(VOTES, (), TWO, crashes=1),
+    Scenario(VOTES, (), TWO, breaks=1),
+    Scenario(VOTES, (), TWO, breaks=1, spent=True, failures=True),
+    Scenario(VOTES, (), TWO, decliners=("key-b",)),
+    Scenario(VOTES, (), TWO, fickle=("key-b",), crashes=1),
+    Scenario(AUDITED_VOTES, (), TWO, crashes=1),
+    Scenario(AUDITED_VOTES, (), TWO, breaks=1),
+    Scenario(AUDITED_VOTES, (), TWO, crashes=1, tired=True),
 )
 
 
@@ -1511,7 +1547,7 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
         assert follower.ran or not leader.ran
         assert leader.failed | follower.failed <= set(scenario.wrong)
         if State.PUBLISHED in (leader.state, follower.state):
-            assert leader.ran and follower.ran
+            assert leader.ran and follower.ran and leader.last and follower.last
         # SECURITY: no other set at the same number, and no dealing under a second coin
         assert len(now.included) <= 1
         assert len(now.opened) == len({client for client, _ in now.opened})
@@ -1530,7 +1566,7 @@ def walk(scenario: Scenario, most: int = 0) -> tuple[set[Any], set[Any], int, se
             published = {here.state is State.PUBLISHED for here in now.rounds}
             assert len(published) == 1 or scenario.failures
             # an open round is published, whatever breaks
-            others = scenario.clients or scenario.dealers or scenario.decliners
+            others = scenario.clients or scenario.dealers or scenario.decliners or scenario.fickle
             complete = not (others or scenario.failures or out)
             few = scenario.spent or scenario.tired
             assert True in published or not leader.begun or not complete or few
@@ -1582,6 +1618,8 @@ RARE = {
     (1, State.RUNNING, Again),
     (0, State.FAILED, Failure),
     (1, State.FAILED, Failure),
+    (0, State.VOTING, Interrupted),
+    (0, State.VOTING, Again),
 }
 
 
@@ -1627,7 +1665,8 @@ def test_no_longer_order_of_events_makes_an_honest_server_refuse(scenario: Scena
 
 
 def test_an_abort_is_refused_once_values_may_have_been_opened() -> None:
-    for state in State:
+    # later votes are taken after a run
+    for state in set(State) - {State.VOTING}:
         asked = a_round(0, state)
         if state in (State.OPENING, State.OPEN, State.CLOSING, State.CHECKING, State.QUEUED):
             asked.check_abort()

@@ -203,7 +203,7 @@ def may_check(here: ServerRound, clients: list[str], coin: bytes) -> bool:
     if here.check or (not here.dealt and here.setbacks >= here.runs):
         return False
     if here.may_fold(clients):
-        return clients == here.included != here.folded
+        return all_here(here) and clients == here.included != here.folded
     if here.dealt:
         held = set(here.dealt_here)
     else:
@@ -211,6 +211,34 @@ def may_check(here: ServerRound, clients: list[str], coin: bytes) -> bool:
     return set(clients) <= held - here.passed - here.failed and all(
         (here.members[key].coin or b"") == coin for key in clients
     )
+
+
+# The later votes of the clients that the servers compute on
+
+
+def lacking(here: ServerRound) -> dict[str, str]:
+    """Return by name where the vote is of each client that the next run waits for.
+
+    That is "here", "there" or "none".
+    """
+    where = here.whereabouts()
+    names = [here.names[key] for key in here.included]
+    return {name: where[name] for name in names if where[name] != "both"}
+
+
+def all_here(here: ServerRound) -> bool:
+    """Return whether this server has what the next run is of; the digests compare the rest."""
+    return here.here.keys() >= set(here.included)
+
+
+def unfit(here: ServerRound) -> str:
+    """Return why the votes that are here end the round; "" if they do not."""
+    for key in here.included:
+        if reason := here.members[key].declined:
+            return f"{here.names[key]} votes no more: {DECLINED[reason]}"
+        if _differs(here, key):
+            return f"s0 and s1 have different votes of {here.names[key]}"
+    return ""
 
 
 # The clients that the servers compute on

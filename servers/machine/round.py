@@ -121,6 +121,14 @@ class ServerRound:
     # how many sessions have begun with security malicious, and whether the latest is not used yet
     sessions: int = 0
     unused: bool = False
+    # in a round of several votes: the vote that is taken or computed now, from 0 on, and the time
+    # until which all of them may take once the protocol has run
+    level: int = 0
+    until: float = float("inf")
+    # the digest of the digits of the votes before, in hex digits, and this server's signature of
+    # the record of them
+    path: str = ""
+    vouch: str = ""
     # the clients that are computed on, in the order of their keys
     included: list[str] = field(default_factory=list)
     # the others, by name, and why they are left out
@@ -237,7 +245,12 @@ class ServerRound:
     @property
     def attempts_left(self) -> int:
         """How often what breaks off can still be tried."""
-        return max(0, self.runs - self.setbacks) if self.live else 0
+        return max(0, self.runs - self.broken) if self.live else 0
+
+    @property
+    def broken(self) -> int:
+        """How often something has broken off: at this vote, or runs of all votes."""
+        return max(self.setbacks, self.attempt - self.level) if self.votes > 1 else self.setbacks
 
     @property
     def needed(self) -> int:
@@ -333,7 +346,17 @@ class ServerRound:
             f"starts over from another model, or opens with --release: {', '.join(names)}"
         )
 
-    # Checks and folds
+    # Votes, checks and folds
+
+    @property
+    def votes(self) -> int:
+        """How many votes a client has, each within the digits that the one before has opened."""
+        return self.params.form.votes
+
+    @property
+    def last(self) -> bool:
+        """Whether the vote that is taken now is the last, so that its run has the result."""
+        return self.level + 1 == self.votes
 
     @property
     def dealt(self) -> bool:
@@ -351,7 +374,7 @@ class ServerRound:
 
         SECURITY: in each, a server that deviates may guess once, and break the link off in time.
         """
-        return self.sessions > SESSIONS + self.runs
+        return self.sessions > SESSIONS + self.runs + self.votes - 1
 
     @property
     def checks(self) -> bool:
@@ -397,6 +420,9 @@ class ServerRound:
         """The digest of what must be the same at both servers before they run the protocol."""
         clients = self.included, sorted(self.failed), sorted(self.excluded.items())
         agreed = self.params.to_dict(), self.asked.participants, *clients
+        if self.votes > 1:
+            votes = [self.here.get(key, b"") for key in self.included]
+            agreed = *agreed, self.level, self.path, votes
         return digest(self.round_id, self.number, *agreed)
 
     def token(self, client: str, coin: bytes) -> bytes:
@@ -438,6 +464,8 @@ class ServerRound:
         kept = {name: getattr(self, name) for name in _SAVED}
         if self.sessions:
             kept["sessions"] = self.sessions
+        if self.level:
+            kept |= {"level": self.level, "path": self.path, "vouch": self.vouch}
         if not self.live:
             kept["noise_secret"] = ""
             for name in _SAVED_AT_THE_END:
@@ -460,7 +488,8 @@ class ServerRound:
             name: {key: bytes.fromhex(text) for key, text in saved.get(column, {}).items()}
             for name, column in _DIGESTS.items()
         }
-        own |= {"sessions": saved.get("sessions", 0)}
+        counts = {name: saved.get(name, 0) for name in ("sessions", "level")}
+        own |= counts | {name: saved.get(name, "") for name in ("path", "vouch")}
         verdicts = dict.fromkeys(saved.get("passed", ()), True)
         known: dict[str, dict[str, Any]] = {
             **stored,

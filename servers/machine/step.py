@@ -37,9 +37,10 @@ from securemedian.servers.network.control import SHA256_BYTES
 BESIDE: dict[str, tuple[str, ...]] = {
     State.OPEN: (State.OPEN,),
     State.CLOSING: (State.OPEN, State.CHECKING, State.QUEUED),
-    State.CHECKING: (State.CHECKING, State.QUEUED),
-    State.QUEUED: (State.CHECKING, State.QUEUED, State.RUNNING),
-    State.RUNNING: (State.QUEUED, State.RUNNING, State.PUBLISHED),
+    State.CHECKING: (State.CHECKING, State.QUEUED, State.VOTING),
+    State.QUEUED: (State.CHECKING, State.QUEUED, State.RUNNING, State.VOTING),
+    State.RUNNING: (State.QUEUED, State.RUNNING, State.VOTING, State.PUBLISHED),
+    State.VOTING: (State.VOTING, State.RUNNING),
     State.PUBLISHED: (State.RUNNING,),
 }
 
@@ -80,6 +81,9 @@ def step(
         after = _with_check(after)
     if line.to is not after.state:
         after = enter(after, line.to, now)
+        if isinstance(event, control.Resume) and event.level == after.level > here.level:
+            # the other server takes these votes already
+            after = _with_held(after, event.held)
     elif after.state is not State.OPEN and (
         isinstance(event, control.Resume) or bool(here.check) != bool(after.check)
     ):
@@ -114,7 +118,9 @@ def awaits_turn(here: ServerRound, now: float) -> bool:
 def use(here: ServerRound) -> events.Use | None:
     """Return the resource that the round uses now."""
     if here.check:
-        return _use_of(here, here.check.clients)
+        # the folds of a later vote are waited for as long as the vote
+        waits = here.level and here.folding
+        return None if waits else _use_of(here, here.check.clients)
     runs = here.state is State.RUNNING and not here.computed_here
     return events.Use.PROTOCOL if runs or here.state is State.STARTING else None
 
@@ -144,8 +150,23 @@ def enter(here: ServerRound, state: State, now: float) -> ServerRound:
         changes = {"receipt": None, "vouched": None}
     elif state is State.PUBLISHED:
         changes = {"code": "", "reason": ""}
+    elif state is State.VOTING and here.receipt:
+        # SECURITY: no vote of those before counts once more, nor what was bound to them
+        here = here.with_all(here.members, uploaded=None, uploaded_there=None)
+        changes = {
+            "level": here.level + 1,
+            "path": here.receipt.record.opened.hex(),
+            "vouch": here.receipt.signatures[f"s{here.party}"].hex(),
+            "receipt": None,
+            "vouched": None,
+            "signed": "",
+            "setbacks": 0,
+            "folded": [],
+        }
     if state not in LIVE:
         changes |= {"adrift": False, "resuming": False}
+    if state is State.RUNNING and not here.ran:
+        changes |= {"until": now + getattr(here.params.method, "limit_s", float("inf"))}
     entered = replace(
         here,
         state=state,
@@ -162,21 +183,25 @@ def _limited(here: ServerRound, now: float) -> ServerRound:
     if here.adrift:
         return replace(here, deadline=here.away_until)
     limits, forever = here.limits, float("inf")
+    # a later vote, and the folds of it, may take as long as the votes of a round may
+    left = max(0.0, here.until - now) if here.level else 0.0
     seconds = {
         State.OPENING: limits.answer_s,
         State.OPEN: here.params.deadline_s,
         State.CLOSING: limits.answer_s,
         # before and after a check, the round waits for its turn
-        State.CHECKING: limits.run_s if here.check else forever,
+        State.CHECKING: limits.run_s + left if here.check else forever,
         State.STARTING: limits.answer_s,
         State.RUNNING: limits.run_s,
+        State.VOTING: left,
     }
     if here.party == 1:
         # S0 leads, and S1 only sees to it that it does not wait for ever
         seconds |= {
             State.OPEN: here.params.deadline_s + limits.resume_s,
-            State.CHECKING: limits.resume_s,
+            State.CHECKING: limits.resume_s + left,
             State.QUEUED: limits.resume_s,
+            State.VOTING: limits.resume_s + left,
         }
     return replace(here, deadline=now + seconds.get(here.state, forever))
 
@@ -198,6 +223,8 @@ def _message(
     """Return the message of this kind that this server sends at `event`."""
     about, session, check = here.round_id, here.session, here.check
     signature = here.receipt.signatures[f"s{here.party}"] if here.receipt else b""
+    if here.state is State.VOTING:
+        signature = bytes.fromhex(here.vouch)
     held = {key: here.told(stored) for key, stored in sorted(here.here.items())}
     why = here.code, cut(f"s{here.party}: {here.reason}")
     if kind is control.Open:
@@ -210,7 +237,8 @@ def _message(
         }
         passed, failed = sorted(here.passed), sorted(here.failed | here.unfolded.keys())
         clients = held, sorted(here.dealt_here), passed, failed, coins
-        return control.Resume(about, session, here.state, here.attempt, signature, *clients)
+        said = session, here.state, here.attempt, signature, *clients
+        return control.Resume(about, *said, level=here.level)
     if kind is control.Dealt and isinstance(event, events.DealingStored):
         return control.Dealt(about, event.client)
     if kind is control.Uploaded and isinstance(event, events.Stored):
@@ -222,7 +250,7 @@ def _message(
     if kind is control.Compute:
         return control.Compute(about, here.digest, here.attempt, session, here.new_session)
     # an audited round may be checked again after a run
-    again = 0 if here.state is State.CHECKING else here.attempt
+    again = 0 if here.state in (State.CHECKING, State.VOTING) else here.attempt
     fields: dict[type, tuple[Any, ...]] = {
         control.Opened: (session, here.spent, here.runs),
         control.Close: (held,),
@@ -246,7 +274,9 @@ def note(here: ServerRound, event: events.Event, now: float) -> ServerRound:
         case events.Stored():
             return here.with_all([event.client], uploaded=event.digest)
         case events.Declined():
-            return leave_out_early(here.with_all([event.client], declined=event.reason))
+            here = here.with_all([event.client], declined=event.reason)
+            # SECURITY: nobody is left out any more once the protocol has run
+            return here if here.ran else leave_out_early(here)
         # only of listed clients: the other server could invent any number of others
         case control.Dealt():
             return here.with_all([event.client], dealt_there=True)
@@ -395,7 +425,9 @@ def _note_computed(here: ServerRound, receipt: Receipt, now: float) -> ServerRou
 def _vouched(here: ServerRound, signature: bytes) -> ServerRound:
     """Note that the other server has its result, and what it has signed."""
     receipt = here.receipt and here.receipt.with_signature(f"s{1 - here.party}", signature)
-    return replace(here, vouched=signature, receipt=receipt)
+    here = replace(here, vouched=signature, receipt=receipt)
+    # that of the next vote, counted before the conditions of the table
+    return begin_session(here) if receipt and not here.last else here
 
 
 def _note_turn(here: ServerRound, event: events.Turn, now: float) -> ServerRound:
@@ -405,7 +437,7 @@ def _note_turn(here: ServerRound, event: events.Turn, now: float) -> ServerRound
         here = drift(here, now)
     adrift = here.adrift and here.state is not State.OPENING
     here = replace(here, adrift=adrift, resuming=adrift)
-    if here.state is State.OPEN:
+    if here.state in (State.OPEN, State.VOTING):
         return here
     if next_use(here) is events.Use.FOLDS:
         here = use_session(here)
@@ -413,7 +445,7 @@ def _note_turn(here: ServerRound, event: events.Turn, now: float) -> ServerRound
 
 
 def _note_overdue(here: ServerRound, now: float) -> ServerRound:
-    if here.party == 0 and here.state in (State.OPENING, State.OPEN):
+    if here.party == 0 and here.state in (State.OPENING, State.OPEN, State.VOTING):
         return here
     if here.party == 0:
         abandoned = here.adrift and not here.resuming
@@ -443,6 +475,9 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
         beside = f"s0 is {leader.state} where s1 is {follower.state}"
         what = f"{beside}: the state folder of one of them is not its latest"
         return replace(here, discord=what)
+    if not _at_one_vote(here, said):
+        what = f"the servers are at votes {leader.level} and {follower.level}"
+        return replace(here, discord=f"{what}: the state folder of one is not its latest")
     known = here.known("coin")
     coins = {key: coin[:SEED_BYTES] for key, coin in said.coins.items()}
     if any(known.get(key, coin) != coin for key, coin in coins.items()):
@@ -453,7 +488,7 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
         what = f"s{1 - here.party} names a coin that s{here.party} has not tossed"
         return replace(here, discord=what)
     here = replace(here, vouched=None)
-    if said.signature and said.attempt == here.attempt:
+    if said.signature and said.attempt == here.attempt and here.state is State.RUNNING:
         here = _vouched(here, said.signature)
     if here.party == 0 and here.state is State.RUNNING and not here.computed_there:
         here = set_back(here, PeerUnavailable.code, "s1 has lost its run of the protocol", now)
@@ -464,7 +499,7 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
     # one that has its result needs no other session
     here = here if here.computed_here and here.computed_there else begin_session(here)
     here = here.with_all(said.dealt, dealt_there=True)
-    here = _with_held(here, said.held)
+    here = _with_held(here, said.held if said.level == here.level else {})
     here = here.with_each({key: {"coin": coin} for key, coin in unknown.items()})
     if here.party == 0 or here.ran:
         return here
@@ -473,6 +508,19 @@ def _note_resume(here: ServerRound, said: control.Resume, now: float) -> ServerR
     here = here.with_all(unheard, passed=None)
     here = here.with_all(here.unfolded.keys() - set(said.failed), unfolded=None)
     return choose(here) if here.state is State.CHECKING else here
+
+
+def _at_one_vote(here: ServerRound, said: control.Resume) -> bool:
+    """Return whether both servers are at the same vote, or one takes the next and the other may.
+
+    SECURITY: a vote whose digits a client may have been told is never run again.
+    """
+    if {here.state, said.state} != {State.VOTING, State.RUNNING}:
+        return here.level == said.level
+    votes, computed = here.state is State.VOTING, bool(said.signature)
+    computed &= votes or here.computed_here
+    levels = (here.level - 1, said.level) if votes else (here.level, said.level - 1)
+    return computed and levels[0] == levels[1] and here.attempt == said.attempt
 
 
 def _with_held(here: ServerRound, held: Mapping[str, bytes]) -> ServerRound:
@@ -498,7 +546,7 @@ def drift(here: ServerRound, now: float) -> ServerRound:
         resuming=False,
         check=None,
         folded=[],
-        deadline=here.deadline if here.state is State.OPEN else until,
+        deadline=here.deadline if here.state in (State.OPEN, State.VOTING) else until,
     )
 
 

@@ -58,6 +58,7 @@ from securemedian.mpc.errors import (
     ReceiptInvalid,
     RoundFailed,
     TooFewClients,
+    cut,
 )
 from securemedian.servers.machine import members
 from securemedian.servers.machine.events import (
@@ -138,6 +139,21 @@ def both_computed(here: ServerRound, _: Event) -> bool:
     return here.computed_here and here.computed_there
 
 
+def more(here: ServerRound, event: Event) -> bool:
+    """Return whether both servers have the digits of a vote that is not the last."""
+    return both_computed(here, event) and not here.last
+
+
+def unfit(here: ServerRound, _: Event) -> bool:
+    """Return whether the votes that are here end the round."""
+    return bool(members.unfit(here))
+
+
+def voted(here: ServerRound, _: Event) -> bool:
+    """Return whether both servers, which are in step, have the votes of all clients alike."""
+    return not here.adrift and not members.lacking(here)
+
+
 def disputed(here: ServerRound, event: Event) -> bool:
     """Return whether both have their result, and sign different ones."""
     other = f"s{1 - here.party}"
@@ -177,7 +193,7 @@ def left_alone(here: ServerRound, _: Event) -> bool:
 
 def given_up(here: ServerRound, _: Event) -> bool:
     """Return whether it broke off too often, or the other server was away for too long."""
-    return here.abandoned or here.setbacks >= here.runs
+    return here.abandoned or here.broken >= here.runs
 
 
 def obstructed(here: ServerRound, event: Event) -> bool:
@@ -210,11 +226,20 @@ def obstacle(here: ServerRound, event: Event) -> tuple[str, str] | None:
                 f"{other} has not gone on within resume_limit_s: "
                 "the round has failed for good, open a new one"
             )
+        case Stored() | Uploaded() | Declined() | Resume() if here.state is State.VOTING and (
+            why := members.unfit(here)
+        ):
+            return RoundFailed.code, f"{why}. {_NO_VOTES}"
+        case Overdue() if here.state is State.VOTING:
+            places = {"none": "both", "here": f"{other}", "there": f"{own}"}
+            late = ", ".join(f"{k} ({places[at]})" for k, at in members.lacking(here).items())
+            why = f"vote {here.level + 1} of {here.votes} did not come in time"
+            return RoundFailed.code, f"{why} from {cut(late) or f'{other}'}. {_NO_VOTES}"
         case Unlinked() | Interrupted() | Again() | Resume() | Overdue() if (
-            here.setbacks >= here.runs
+            here.broken >= here.runs
         ):
             return here.code, (
-                f"{here.reason}. It broke off {here.setbacks} times (max_attempts): "
+                f"{here.reason}. It broke off {here.broken} times (max_attempts): "
                 "the round has failed for good, open a new one"
             )
         case Overdue():
@@ -231,10 +256,13 @@ def obstacle(here: ServerRound, event: Event) -> tuple[str, str] | None:
         case Compute() if here.audited and (event.new_session or here.folded != here.included):
             reason = "s0 asks to run the protocol before the folds of all clients are compared"
             return PeerProtocolError.code, reason
-        case Compute() if event.attempt > here.runs:
+        case Compute() if not members.all_here(here):
+            reason = "s0 asks to run the protocol before all votes are here"
+            return PeerProtocolError.code, reason
+        case Compute() if event.attempt > here.runs + here.level:
             return RoundFailed.code, (
                 f"s0 asks for run {event.attempt} of the protocol, and {own} makes at most "
-                f"{here.runs} (max_attempts): open a new round"
+                f"{here.runs + here.level} (max_attempts): open a new round"
             )
         case Compute() if event.digest != here.digest:
             reason = f"the servers have different clients or parameters in round {here.round_id}"
@@ -282,11 +310,12 @@ def _table(*rows: Row) -> Table:
 
 
 # members of `State` and `Effect`, in their order
-(NEW, OPENING, OPEN, CLOSING, CHECKING, QUEUED, STARTING, RUNNING, PUBLISHED, FAILED) = State
+(NEW, OPENING, OPEN, CLOSING, CHECKING, QUEUED, STARTING, RUNNING, *_REST) = State
+VOTING, PUBLISHED, FAILED = _REST
 (LOG, BEGIN, PREPARE, BIND, CHECK, START, PUBLISH, DROP_SESSION, DROP_UPLOADS, ANSWER) = Effect
 
 # S1 is asked and never asks, so that it is never `opening`, `closing` or `starting`.
-_FOLLOWED = (OPEN, CHECKING, QUEUED, RUNNING)
+_FOLLOWED = (OPEN, CHECKING, QUEUED, RUNNING, VOTING)
 _PUBLISHED = (PUBLISHED, LOG, PUBLISH, DROP_UPLOADS)
 _FAILED = (FAILED, LOG, DROP_SESSION, DROP_UPLOADS)
 # the coordinator may still wait for its round to open
@@ -295,12 +324,15 @@ _FAILED_S0 = (*_FAILED, ANSWER)
 _BROKEN = (QUEUED, LOG, DROP_SESSION)
 _CLOSE = (CLOSING, LOG, Close)
 _RESUME = (DROP_SESSION, PREPARE, Resume)
+_NEXT = (VOTING, LOG)
 
 _BOTH: tuple[Row, ...] = (
     # a check that the failure has ended finds after all that the peer deviated
     (FAILED, Failure, always, None),
-    (RUNNING, Computed, discordant, *_FAILED, Failed),
+    (RUNNING, (Computed, Done), discordant, *_FAILED, Failed),
     (RUNNING, (Computed, Done), disputed, *_FAILED, Failed),
+    (RUNNING, Computed, more, *_NEXT, Done, PREPARE),
+    (RUNNING, Done, more, *_NEXT, PREPARE),
     (RUNNING, Computed, both_computed, *_PUBLISHED, Done),
     (RUNNING, Computed, always, None, Done),
     (RUNNING, Done, both_computed, *_PUBLISHED),
@@ -319,9 +351,9 @@ _LEADER = _table(
     (OPENING, (Dealt, Uploaded), always, None),
     (OPENING, Opened, of_session, OPEN, LOG, BEGIN, ANSWER, PREPARE),
     (OPENING, Opened, always, None),
-    ((OPENING, OPEN, CLOSING, CHECKING), Unlinked, always, None, DROP_SESSION),
-    ((OPEN, CLOSING, CHECKING), (Interrupted, Again), given_up, *_FAILED_S0, Failed),
-    ((OPEN, CLOSING, CHECKING), (Interrupted, Again), always, None, DROP_SESSION),
+    ((OPENING, OPEN, CLOSING, CHECKING, VOTING), Unlinked, always, None, DROP_SESSION),
+    ((OPEN, CLOSING, CHECKING, VOTING), (Interrupted, Again), given_up, *_FAILED_S0, Failed),
+    ((OPEN, CLOSING, CHECKING, VOTING), (Interrupted, Again), always, None, DROP_SESSION),
     ((OPEN, CLOSING, CHECKING), Tossed, always, None, CHECK),
     (OPEN, DealingStored, always, None, Dealt),
     # sent before S1 heard `close`
@@ -338,7 +370,7 @@ _LEADER = _table(
     (OPEN, Resume, always, None, PREPARE),
     (CLOSING, (CheckEnded, Verdicts), always, None),
     (CLOSING, Resume, always, None, PREPARE, Close),
-    ((CLOSING, RUNNING), Turn, always, None, Resume),
+    ((CLOSING, RUNNING, VOTING), Turn, always, None, Resume),
     ((CLOSING, CHECKING, QUEUED), Overdue, given_up, *_FAILED_S0, Failed),
     ((CLOSING, CHECKING, QUEUED), Overdue, always, None, DROP_SESSION),
     (CLOSING, Held, obstructed, *_FAILED_S0, Failed),
@@ -380,9 +412,20 @@ _LEADER = _table(
     ((STARTING, RUNNING), Again, always, None),
     (RUNNING, Resume, discordant, *_FAILED_S0, Failed),
     (RUNNING, Resume, disputed, *_FAILED_S0, Failed),
+    (RUNNING, Resume, more, *_NEXT, PREPARE),
     (RUNNING, Resume, both_computed, *_PUBLISHED),
     (RUNNING, Resume, given_up, *_FAILED_S0, Failed),
     (RUNNING, Resume, always, QUEUED, LOG, PREPARE),
+    (VOTING, Resume, discordant, *_FAILED_S0, Failed),
+    (VOTING, (Stored, Uploaded, Resume), unfit, *_FAILED_S0, Failed),
+    (VOTING, Stored, voted, QUEUED, Uploaded, LOG),
+    (VOTING, Stored, always, None, Uploaded),
+    (VOTING, Uploaded, voted, QUEUED, LOG),
+    (VOTING, Uploaded, always, None),
+    (VOTING, Resume, voted, QUEUED, LOG, PREPARE),
+    (VOTING, Resume, always, None, PREPARE),
+    # nobody is left out
+    (VOTING, (Declined, Overdue), always, *_FAILED_S0, Failed),
 )
 
 _FOLLOWER = _table(
@@ -404,20 +447,24 @@ _FOLLOWER = _table(
     # S0 has not heard the answer
     ((CHECKING, QUEUED), Close, discordant, *_FAILED, Failed),
     ((CHECKING, QUEUED), Close, always, None, Held),
-    ((OPEN, CHECKING, QUEUED), Check, discordant, *_FAILED, Failed),
+    ((OPEN, CHECKING, QUEUED, VOTING), Check, discordant, *_FAILED, Failed),
     ((OPEN, CHECKING), Check, always, None, CHECK),
-    (QUEUED, Check, always, CHECKING, LOG, CHECK),
+    ((QUEUED, VOTING), Check, always, CHECKING, LOG, CHECK),
     ((OPEN, CHECKING), Tossed, always, None, CHECK),
     ((OPEN, CHECKING), CheckEnded, always, None, Verdicts),
     # S1 is adrift, and S0 learns it
-    ((OPEN, CHECKING), Interrupted, always, None, DROP_SESSION, Again),
-    ((OPEN, CHECKING, QUEUED), Unlinked, always, None, DROP_SESSION),
-    ((OPEN, CHECKING, QUEUED), Overdue, always, *_FAILED, Failed),
-    ((OPEN, CHECKING, QUEUED, RUNNING), Resume, discordant, *_FAILED, Failed),
-    ((OPEN, CHECKING, QUEUED), Resume, always, None, *_RESUME),
+    ((OPEN, CHECKING, VOTING), Interrupted, always, None, DROP_SESSION, Again),
+    ((OPEN, CHECKING, QUEUED, VOTING), Unlinked, always, None, DROP_SESSION),
+    ((OPEN, CHECKING, QUEUED, VOTING), Overdue, always, *_FAILED, Failed),
+    (VOTING, Declined, always, *_FAILED, Failed),
+    (_FOLLOWED, Resume, discordant, *_FAILED, Failed),
+    (VOTING, (Stored, Uploaded, Resume), unfit, *_FAILED, Failed),
+    (VOTING, Stored, always, None, Uploaded),
+    (VOTING, Uploaded, always, None),
+    ((OPEN, CHECKING, QUEUED, VOTING), Resume, always, None, *_RESUME),
     (QUEUED, Interrupted, always, None, DROP_SESSION),
-    ((CHECKING, QUEUED), Compute, obstructed, *_FAILED, Failed),
-    ((CHECKING, QUEUED), Compute, always, RUNNING, LOG, BIND, START, Ready),
+    ((CHECKING, QUEUED, VOTING), Compute, obstructed, *_FAILED, Failed),
+    ((CHECKING, QUEUED, VOTING), Compute, always, RUNNING, LOG, BIND, START, Ready),
     (RUNNING, Unlinked, computed, None, DROP_SESSION),
     (RUNNING, Unlinked, always, *_BROKEN),
     (RUNNING, Interrupted, computed, None),
@@ -426,12 +473,15 @@ _FOLLOWER = _table(
     (RUNNING, Again, current, *_BROKEN),
     (RUNNING, Again, always, None),
     (RUNNING, Resume, disputed, *_FAILED, Failed),
+    (RUNNING, Resume, more, *_NEXT, *_RESUME),
     (RUNNING, Resume, both_computed, *_PUBLISHED, Resume),
     (RUNNING, Resume, always, QUEUED, LOG, *_RESUME),
     # S0 has not heard how the round has ended here
     (PUBLISHED, Resume, always, None, Resume),
     (FAILED, (Open, Resume), always, None, Failed),
 )
+
+_NO_VOTES = "Nobody is left out of later votes: the round has failed for good, open a new one"
 
 TABLE: tuple[Table, Table] = (_LEADER, _FOLLOWER)
 

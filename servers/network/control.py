@@ -56,6 +56,7 @@ _CONDITIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda coins: all(len(coin) == SEED_BYTES + SHA256_BYTES for coin in coins.values()),
         f"{SEED_BYTES + SHA256_BYTES} bytes each",
     ),
+    "level": (lambda level: level >= 0, "0 or more"),
     "load": (lambda load: len(load) == LOAD_BYTES, f"{LOAD_BYTES} bytes"),
 }
 
@@ -204,6 +205,8 @@ class Resume(RoundMessage):
     # the coins of the check of these clients' dealings, and behind each coin the receiver's
     # `ServerRound.token` of it
     coins: dict[str, bytes] = field(repr=False)
+    # in a round of several votes, the one that it takes or runs, from 0 on
+    level: int = field(default=0, metadata={"since": 3})
 
 
 @dataclass(frozen=True)
