@@ -38,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="rounds of honest servers in tests/test_bisect.py (default: %(default)s)",
     )
+    parser.addoption(
+        "--zooms",
+        type=int,
+        default=60,
+        metavar="N",
+        help="random rounds in tests/test_zoom.py (default: %(default)s)",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +57,12 @@ def fuzz_examples(pytestconfig: pytest.Config) -> int:
 def honest_audits(pytestconfig: pytest.Config) -> int:
     """Return how many small rounds of honest servers must pass."""
     return int(pytestconfig.getoption("--honest-audits"))
+
+
+@pytest.fixture(scope="session")
+def zooms(pytestconfig: pytest.Config) -> int:
+    """Return how many random rounds of zoom must be sorted words."""
+    return int(pytestconfig.getoption("--zooms"))
 
 
 @pytest.fixture

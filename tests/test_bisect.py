@@ -1274,5 +1274,5 @@ def test_what_is_said_of_folds_is_of_the_session(monkeypatch: pytest.MonkeyPatch
 )
 def test_other_rounds_cannot_be_bisected(method: Any) -> None:
     params = RoundParams(method, dim=64, max_clients=4)
-    with pytest.raises(ConfigError, match="security malicious takes bucketed"):
+    with pytest.raises(ConfigError, match="security malicious takes zoom, or bucketed"):
         dealing_of(params)

@@ -39,6 +39,7 @@ from securemedian.mpc.rounds.methods.reclustered import Reclustered
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.methods.zeno import Zeno
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_values, judge_surveys, run_round, survey_shard
 from securemedian.mpc.rounds.plan import Plan, predict, predict_shards
@@ -65,6 +66,10 @@ ROUNDS: dict[str, Method] = {
     "bfloat16": Radix(encoding="bfloat16"),
     "fixed": Radix(encoding="fixed", word_bits=11, fraction_bits=4),
     "buckets": Radix(encoding="buckets"),
+    "zoom": Zoom(encoding="bfloat16"),
+    "zoom-quartiles": Zoom(
+        encoding="fixed", word_bits=8, fraction_bits=2, slots=8, quantiles=[0.25, 0.75]
+    ),
     "ranks": Radix(encoding="bfloat16", ranks=[1, 2], quantiles=[0.9]),
     "midpoint": Radix(encoding="bfloat16", midpoint=True),
     "trimmed-mean": TrimmedMean(trim=0.3),
@@ -117,7 +122,7 @@ def counted(
                 opened = dealing.open_pairs(channel, j, dealt, halves, tossed or b"", parts)
                 dealing.compare(channel, opened)
             checked = meter.read().as_checking()
-            pairs = zip(halves, given, strict=True)
+            pairs = list(zip(halves, given, strict=True))
             given = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
         used = replace(shard, coin=coin) if shard and coin else shard
         if params.form.survey and used:
@@ -128,8 +133,13 @@ def counted(
                 found, cost = judge_surveys(parties[j], params, surveyed, weights, used)
                 used, checked = replace(used, verdicts=found), cost.after(checked)
         groups = evenly(params, len(weights)) if params.method.visible else []
-        outcome = run_round(parties[j], params, protocol, given, None, weights, groups, shard=used)
-        return outcome.cost.after(checked)
+        ran = Cost()
+        for vote in range(params.form.votes):
+            if vote:
+                given = [DealtUpload(dealt, half, rotated, vote) for half, rotated in pairs]
+            sizes = parties[j], params, protocol
+            ran += run_round(*sizes, given, None, weights, groups, shard=used).cost
+        return ran.after(checked)
 
     return run_both(run)
 

@@ -1,6 +1,7 @@
-"""A round of `bucketed` in which a server that deviates learns nothing beyond the result.
+"""A vote on dealt uploads in which a server that deviates learns nothing beyond the result.
 
-A `Bisection` takes a round through these phases, which both servers do at the same time:
+A `Bisection` takes a round of `bucketed`, or a vote of `zoom`, through these phases. Both servers
+do them at the same time:
 
     prepare  Ahead of time: all that needs no upload (`protocols.bisect`), in a session of its own.
     bind     The set of clients is fixed. Each server tells its share of the cumulative histogram,
@@ -318,9 +319,9 @@ def dealing_of(params: RoundParams) -> dealing.Dealing:
     shape = params.form.dealing
     if shape is None or params.method.groups > 1 or params.weights or shape.bits > macs.MAX_BITS:
         raise ConfigError(
-            "security malicious takes bucketed with uploads dealt, without groups and weights, and "
-            f"at most {macs.MAX_BITS} ring_bits: {params.method.label}; take that, or another "
-            "security"
+            "security malicious takes zoom, or bucketed with uploads dealt, without groups and "
+            f"weights, and at most {macs.MAX_BITS} ring_bits: {params.method.label}; take that, or "
+            "another security"
         )
     return shape
 

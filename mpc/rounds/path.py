@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicValues, Ring, Words
 from securemedian.mpc.canonical import digest
-from securemedian.mpc.errors import InputError, PeerProtocolError
+from securemedian.mpc.errors import InputError, LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
@@ -93,7 +93,12 @@ class Path:
 
     @property
     def result(self) -> PublicValues:
-        """Return the words of the result, shape (ranks, d), once all is opened."""
+        """Return the words of the result, shape (ranks, d).
+
+        Raises LocalProtocolError before all is opened: a prefix is not a result.
+        """
+        if not self.done:
+            raise LocalProtocolError(f"{self.votes} votes are not all of {self.params.form.votes}")
         return PublicValues(self.rows.astype(ring.dtype(self.params.form.opened_bits)))
 
     def saved(self) -> Words:

@@ -87,8 +87,9 @@ def predict(
     """Return the cost of `pipeline.run_round` for clients with these public weights.
 
     It includes one `check_dealings`, or one `check_values`, of all clients, which all of them pass,
-    and all phases of a `Bisection` where the method is audited. With a `shard` it is the
-    cost of that shard, with its survey and, for the first one, the verdicts on all.
+    and all phases of a `Bisection` where the method is audited. All votes of a round are counted.
+    With a `shard` it is the cost of that shard, with its survey and, for the first one, the
+    verdicts on all.
     Raises ConfigError if a chunk would be too large for any machine.
     """
     if params.form.audited:
@@ -110,8 +111,12 @@ def predict(
     checking = [cost.as_checking() for cost in checking]
     if dealt := params.form.dealing:
         checking = [_check_of_dealings(dealt, len(weights), shard)] * 2
-    # the stock of the check stays
-    counted, online_seconds = rehearsal.count(during, rehearsal.lanes)
+    counted, online_seconds = [Cost()] * 2, 0.0
+    for _ in range(params.form.votes):
+        # the stock of the check stays, and that of the vote before
+        vote, seconds = rehearsal.count(during, rehearsal.lanes)
+        counted = [each + more for each, more in zip(counted, vote, strict=True)]
+        online_seconds += seconds
     memory = EXTENSION_BYTES + (2 * ferret.CODE.memory if protocol.silent else 0)
     pieces = sum(step.does == Does.CHECK for step in before)
     memory = min(max(len(chunks), pieces), protocol.lanes) * (rehearsal.peak + memory)
@@ -149,6 +154,11 @@ def _check_of_dealings(shape: Dealing, clients: int, shard: Shard | None = None)
     return _said(said).as_checking()
 
 
+def disk_bytes(params: RoundParams, clients: int) -> int:
+    """Return the bytes of dealings and votes that one server keeps at most."""
+    return clients * (params.form.bytes_ahead + params.form.bytes_after)
+
+
 def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolParams) -> Plan:
     """Return the cost of all phases of a `Bisection`, which is the same at both parties.
 
@@ -163,7 +173,7 @@ def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolPara
     for phase in ("bind", "toss", "compare"):
         cost = cost.after(costs[phase].as_checking())
     dealing = bisecting.dealing_of(params)
-    cost = cost.after(_check_of_dealings(dealing, clients))
+    cost = sum([cost] * dealing.votes, Cost()).after(_check_of_dealings(dealing, clients))
     taken = params.dim * params.form.most_results * 8 + bisecting.memory(params, protocol)
     return Plan((cost, cost), 0.0, 0.0, taken)
 

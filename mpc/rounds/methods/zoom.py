@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from securemedian.mpc.arrays import PublicValues, Ring
-from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.errors import ConfigError, quoted
 from securemedian.mpc.options import check_number, check_whole, option
 from securemedian.mpc.protocols.audit.macs import MAX_BITS
 from securemedian.mpc.protocols.correlations.base import Demand
@@ -101,11 +101,10 @@ class Zoom(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.slots not in (4, 8, 16):
-            raise ConfigError(f"invalid slots: {self.slots!r}; give 4, 8 or 16")
+        if type(self.slots) is not int or self.slots not in (4, 8, 16):
+            raise ConfigError(f"invalid slots: {quoted(self.slots)}; give 4, 8 or 16")
         check_number("limit_s", self.limit_s, 0, WEEK, "more than 0 and at most a week")
         check_whole("check_bits", self.check_bits, 40, 128)
-        object.__setattr__(self, "fraction_bits", self._radix.fraction_bits)
         votes = self.levels * max(1, len(self.ranks) + len(self.quantiles))
         if votes > MAX_VOTES:
             raise ConfigError(
