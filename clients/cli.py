@@ -130,8 +130,7 @@ def _submit(options: argparse.Namespace) -> None:
                 _submit_and_warn(client, update, options)
                 say(f"submitted to round {round_id}")
                 if not wanted:
-                    if current.params.form.audited:
-                        client.attend()
+                    client.attend()
                     return
         result = client.result(round_id, group=options.group)
         with kept_at_servers(round_id):

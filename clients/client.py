@@ -25,6 +25,7 @@ from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
+    Ballot,
     Journal,
     Sent,
     Submission,
@@ -41,8 +42,10 @@ from securemedian.clients.rounds import (
     turns_of,
 )
 from securemedian.clients.sharing import REFUSED, Sender
+from securemedian.clients.spent import Spent
 from securemedian.clients.upload import Round, check_group
 from securemedian.common.model_form import ModelForm
+from securemedian.common.policy import refuse
 from securemedian.common.status import POLICY, SERVERS, check_public_metrics
 from securemedian.common.terminal import Progress, Report, Teller, unseen
 from securemedian.common.versions import agree
@@ -65,7 +68,10 @@ from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
 
 if TYPE_CHECKING:
+    from securemedian.clients.folder import Folder
     from securemedian.clients.public import PublicSet
+    from securemedian.clients.voter import Voter
+    from securemedian.common.receipts import Record
 
 _say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
@@ -122,6 +128,9 @@ class Client(Member):
             super().close()
             raise
         self.meanwhile = self._tend
+        self._spent = Spent(config.spent_file)
+        # those that look after rounds with an upload, once there is one
+        self._tenders: list[Folder | Voter] = []
         self._lookup = Lookup(self, self._journal)
         self._sender = Sender(self._journal, self, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
@@ -152,12 +161,19 @@ class Client(Member):
         return made
 
     def _tend(self) -> None:
-        """Answer what the servers of audited rounds ask this client."""
-        if self._journal.upheld:
+        """Do what the servers ask of this client after its uploads: folds and further votes."""
+        if self._journal.upheld and not self._tenders:
             # the protocol of audits takes a while to import
             from securemedian.clients.folder import Folder
+            from securemedian.clients.voter import Voter
 
-            Folder(self._journal, self).tend()
+            folder = Folder(self._journal, self)
+            self._tenders += [
+                folder,
+                Voter(self._journal, self, folder, self._admit, self.decline),
+            ]
+        for tender in self._tenders:
+            tender.tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -250,7 +266,8 @@ class Client(Member):
         next one that opens. `progress` gets the bytes sent and those in all, of the dealing and
         then of the upload.
 
-        In a round with security malicious, call `result` or `attend` next: both servers ask again.
+        In a round of zoom or with security malicious, call `result` or `attend` next: both servers
+        ask again.
 
         An update is shared once per round, because two sharings must not mix. A server that does
         not answer gets the same bytes again, for `retry_limit_s` of the configuration and in
@@ -294,6 +311,7 @@ class Client(Member):
         try:
             if made is None:
                 self._check_free(current)
+                self._check_unspent(current, fingerprint(vector, group))
                 mine = current.of_group(group)
                 cuts = self.config.saturate if saturate is None else saturate
                 upload.check_range(vector, mine, spec.name_at, cuts)
@@ -316,7 +334,8 @@ class Client(Member):
         """Stay until a round, by default the one last submitted to, needs this client no more.
 
         With security malicious a client is asked once more after its upload, and is left out if it
-        does not answer in time. Every wait answers, that of `result` too: this is for who
+        does not answer in time. In a round of zoom it votes on, and the round waits for it for
+        hours. Every wait answers, that of `result` too: this is for who
         waits for nothing else. Other rounds need nothing. Raises ChannelTimeout after `timeout_s`
         (default: `wait_timeout_s` of the configuration).
         """
@@ -326,7 +345,7 @@ class Client(Member):
             return None if round_id in self._journal.upheld else True
 
         what = f"round {round_id} did not end"
-        waiting = f"the end of round {round_id} from S0; it has security malicious, and is answered"
+        waiting = f"the end of round {round_id} from S0, which is answered until then"
         self.wait(0, over, self.limit(timeout_s), what, waiting)
 
     def fit(
@@ -482,6 +501,38 @@ class Client(Member):
                 )
             self.public.check(exchange)
 
+    def _check_unspent(self, current: Round, update: bytes) -> None:
+        """Raise InputError if a round of several votes is given an update that was voted on."""
+        if current.params.form.votes > 1 and (before := self._spent.first(update)):
+            raise InputError(
+                f"an update for round {current.round_id} that was voted on in another round: "
+                f"{before}; train again, because a second vote on it would tell more"
+            )
+
+    def _admit(self, round_id: str, ballot: Ballot, record: "Record") -> None:
+        """Raise PolicyRefused unless this client votes on among those whom a record includes.
+
+        Its update is then spent. Raises PeerProtocolError if a server names another number of them.
+        """
+        statuses = []
+        for party in (0, 1) if self.config.policy.needs_statuses else ():
+            said = self.status(round_id, 0.0, party)
+            if len(said.included) != len(record.included):
+                raise PeerProtocolError(
+                    f"S{party} names {len(said.included)} clients of round {round_id}, and vouches "
+                    f"for {len(record.included)}: nothing was sent"
+                )
+            statuses.append(replace(said, clients=dict.fromkeys(said.included, "both")))
+        # the round is among those made
+        made = self._journal.made_within_a_day - 1
+        about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
+        self.config.policy.check_round(ballot.path.params, made, *about)
+        if (before := self._spent.note(ballot.update, round_id)) != round_id:
+            raise PolicyRefused(
+                f"{self.config.name} refuses to vote on an update in two rounds: {before}; train "
+                "again"
+            )
+
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
         policy, statuses = self.config.policy, []
@@ -490,6 +541,9 @@ class Client(Member):
         made, key = self._journal.made_within_a_day, self.keys.public.decode()
         about = self.config.name, statuses, self.config.weight, key
         try:
+            if params.form.votes > 1 and not self.config.state_dir:
+                needs = f"round {round_id} of {params.method.name} without a state_dir, in which"
+                refuse(self.config.name, [f"{needs} it keeps its votes: set it in client.toml"])
             policy.check_round(params, made, *about)
         except PolicyRefused:
             self.decline(round_id)

@@ -7,7 +7,8 @@ of them. It may be asked again, for another binding, until a server has opened s
 
 SECURITY: a client folds once for a binding, and only if both servers name the same binding, coin
 and set of clients, so that all who fold answer for one sum. A server names them only to a client
-that is in the set.
+that is in the set. In a round of several votes it folds its present vote alone, under masks of that
+vote and of the digits before it.
 """
 
 from contextlib import suppress
@@ -18,8 +19,8 @@ from securemedian.clients.member import Member
 from securemedian.clients.upload import by_server
 from securemedian.mpc.errors import PeerProtocolError, RoundClosed, ServerUnreachable, UnknownRound
 from securemedian.mpc.protocols import dealing
-from securemedian.mpc.protocols.audit.binding import fold
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.audit.binding import fold, vote_masks
+from securemedian.mpc.protocols.dealing import DealtUpload, OwnDealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
 from securemedian.mpc.protocols.share import Upload, WordsUpload
 
@@ -33,16 +34,34 @@ class Folder:
 
     def __init__(self, journal: Journal, member: Member) -> None:
         self._journal, self._member = journal, member
+        # of the round of several votes that was looked after last
+        self._dealt: dict[str, OwnDealing] = {}
 
     def tend(self) -> None:
         """Answer what the servers ask now, and forget rounds that have ended.
 
-        Raises PeerProtocolError if the servers say different things, and ConfigError if what must
-        be remembered cannot be written.
+        `Voter` looks after the rounds of several votes. Raises PeerProtocolError if the servers say
+        different things, and ConfigError if what must be remembered cannot be written.
         """
         for round_id, upheld in self._journal.upheld.items():
-            with suppress(ServerUnreachable):
-                self._tend(round_id, upheld)
+            if upheld.ballot is None:
+                with suppress(ServerUnreachable):
+                    self._tend(round_id, upheld)
+
+    def answer(self, round_id: str, upheld: Upheld) -> bool:
+        """Answer for the present vote of a round, and return whether it was. Raises as `tend`."""
+        one, other = (self._asked(round_id, party) for party in (0, 1))
+        return bool(one["binding"]) and self._answer(round_id, upheld, one, other)
+
+    def dealt(self, round_id: str, upheld: Upheld) -> OwnDealing:
+        """Return the dealing of a round of several votes, made again once in this process."""
+        if round_id not in self._dealt:
+            self._dealt = {round_id: dealing.deal(upheld.shape, upheld.draw.entropy())}
+        return self._dealt[round_id]
+
+    def forget(self, round_id: str) -> None:
+        """Forget the dealing of a round."""
+        self._dealt.pop(round_id, None)
 
     def _tend(self, round_id: str, upheld: Upheld) -> None:
         try:
@@ -69,13 +88,15 @@ class Folder:
                 "folded": bool(),
             }:
                 if not binding or [*map(len, (binding, coin, clients))] == _LENGTHS:
-                    return said
+                    return {"level": 0} | said
         raise PeerProtocolError(f"S{party} does not say what it is bound to in round {round_id}")
 
     def _answer(
         self, round_id: str, upheld: Upheld, one: dict[str, Any], other: dict[str, Any]
-    ) -> None:
+    ) -> bool:
         """Send the folds for what both servers are bound to, if they say the same.
+
+        Return whether that was done.
 
         SECURITY: of two folds with the same masks under two coins the difference is that of the
         client's shares.
@@ -83,8 +104,14 @@ class Folder:
         binding, coin = one["binding"], one["coin"]
         if other["binding"] != binding or (one["folded"] and other["folded"]):
             # one of them has gone on, or both have answers
-            return
+            return False
+        path = upheld.ballot.path if upheld.ballot else None
+        vote, before = (path.votes, path.digest) if path else (0, b"")
+        if one["level"] != vote:
+            # this client has not voted there yet
+            return False
         for name, what in (
+            ("level", "S0 and S1 name different levels"),
             ("coin", "S0 and S1 name different coins"),
             ("set", "S0 and S1 name different sets of clients"),
         ):
@@ -93,20 +120,25 @@ class Folder:
                     f"{what} in round {round_id}: one of them does not tell the truth, and nothing "
                     "was sent"
                 )
-        self._journal.note_fold(round_id, binding, coin + one["set"])
-        self._member.report(f"round {round_id}: answering for the upload")
-        held, fields = self._held(upheld), {"round": round_id, "binding": binding}
+        self._journal.note_fold(round_id, binding, coin + one["set"] + before)
+        if not path:
+            self._member.report(f"round {round_id}: answering for the upload")
+        held, fields = self._held(round_id, upheld, vote), {"round": round_id, "binding": binding}
         for party, said in enumerate((one, other)):
             if not said["folded"]:
                 # the fold of the other server's half
                 of = 1 - party
-                arrays = {"fold": fold(of, held[of], binding, coin, upheld.masks[of])}
+                masks = vote_masks(upheld.masks[of], vote, before)
+                arrays = {"fold": fold(of, held[of], binding, coin, masks)}
                 self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
+        return True
 
-    def _held(self, upheld: Upheld) -> list[DealtUpload]:
+    def _held(self, round_id: str, upheld: Upheld, vote: int) -> list[DealtUpload]:
         """Return what S0 and S1 hold of this client, made again."""
         shape, draw = upheld.shape, upheld.draw
-        dealt = dealing.deal(shape, draw.entropy())
+        dealt = self.dealt(round_id, upheld)
+        if upheld.ballot is None:
+            self.forget(round_id)
         rotations = WordsUpload(shape.rotations_layout, upheld.rotations)
         halves: tuple[Upload, Upload] = by_server(dealt.seeded, dealt.words, draw.index)
-        return [DealtUpload(shape, half, rotations) for half in halves]
+        return [DealtUpload(shape, half, rotations, vote) for half in halves]

@@ -9,8 +9,9 @@ folder all of it outlasts the process, in one file per round, `ROUND.kept`, in o
              of them is sent, so that no dealing can rotate a second update.
     sent     what the round's result has to fit, for as many rounds as servers keep results.
 
-In an audited round the last two have, until it ends, what its folds are made of (`Upheld`), the
-dealing's secret included, and under which coin each binding was answered.
+In an audited round, and in one of several votes, the last two have more until it ends. They have
+what its folds and votes are made of (`Upheld`), the dealing's secret included, and under which coin
+each binding was answered. A vote takes the place of the one before it, before it is sent.
 
 The file `own` holds the arrays that the caller keeps (`Client.store`), and `days` when updates were
 shared within the last day, which a client's policy may limit. A file is the SHA-256 of its content,
@@ -23,10 +24,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -41,7 +42,7 @@ from securemedian.common.durable import (
     replace_file,
 )
 from securemedian.common.versions import STORE, check_store
-from securemedian.mpc.arrays import Words
+from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
@@ -53,6 +54,10 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols import wire
 from securemedian.mpc.protocols.dealing import Dealing
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.rounds.params import RoundParams
+
+if TYPE_CHECKING:
+    from securemedian.mpc.rounds.path import Path as Digits
 
 T = TypeVar("T")
 
@@ -94,15 +99,32 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Ballot:
+    """A client's part in one round of several votes, as far as both servers have told digits."""
+
+    # the words of its update, and the `fingerprint` of that
+    words: Ring = field(repr=False)
+    update: bytes = field(repr=False)
+    # the digest of the run that it was trained from
+    start: bytes
+    # the digits told, after which it votes now
+    path: "Digits"
+    # the record of the last ones, which both servers have signed; empty before there are any
+    record: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
 class Upheld:
-    """The parts of a client's folds in one audited round."""
+    """The parts of a client's folds in one audited round, and of its votes where it has several."""
 
     shape: Dealing
     draw: Draw
-    # its upload, the same for both servers
+    # its upload, or its present vote, the same for both servers
     rotations: Words = field(repr=False)
-    # the seeds of masks, which S0 and S1 have got with it
+    # the seeds of masks, which S0 and S1 have got with the upload; empty unless it is audited
     masks: tuple[bytes, bytes] = field(repr=False)
+    # in a round of several votes
+    ballot: Ballot | None = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +144,7 @@ class Submission:
     group: int = 0
     # the group that both servers are told: this one where groups are visible, 0 otherwise
     told: int = 0
-    # in an audited round
+    # in an audited round, and in one of several votes
     upheld: Upheld | None = None
 
 
@@ -154,8 +176,7 @@ class _Kept:
     draw: Draw | None = None
     made: Submission | None = None
     sent: Sent | None = None
-    # in an audited round that may not have ended, and there by binding the coin and set of the
-    # answer
+    # in such a round that may not have ended, and there by binding the coin and set of the answer
     upheld: Upheld | None = None
     coins: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     # whether the file has this
@@ -177,6 +198,7 @@ class _Kept:
                 Draw(b"", fields["index"], arrays["secret"].tobytes()),
                 arrays["rotations"],
                 (masks[:SEED_BYTES], masks[SEED_BYTES:]),
+                _ballot(message) if "votes" in fields else None,
             )
             of_hex = bytes.fromhex
             kept.coins = {of_hex(one): of_hex(coin) for one, coin in fields["coins"].items()}
@@ -230,6 +252,15 @@ class _Kept:
                 "masks": _bytes(b"".join(upheld.masks)),
                 "rotations": upheld.rotations,
             }
+            if ballot := upheld.ballot:
+                fields |= {
+                    "of": ballot.path.params.to_dict(),
+                    "votes": ballot.path.votes,
+                    "voted": ballot.update,
+                    "from": ballot.start,
+                    "record": ballot.record,
+                }
+                arrays |= {"words": ballot.words, "path": ballot.path.saved()}
         return wire.Message(kind, fields, arrays)
 
 
@@ -292,7 +323,7 @@ class Journal:
 
     @property
     def upheld(self) -> dict[str, Upheld]:
-        """Return by id what the folds of audited rounds are made of that may not have ended."""
+        """Return by id what folds and votes are made of, of rounds that may not have ended."""
         return {name: kept.upheld for name, kept in self._rounds.items() if kept.upheld}
 
     @property
@@ -384,8 +415,26 @@ class Journal:
         kept.written = False
         self._write(round_id)
 
+    def vote(self, round_id: str, rotations: Words, ballot: Ballot) -> None:
+        """Keep the next vote of a round, and what it follows. It may be sent once this returns.
+
+        SECURITY: raises LocalProtocolError for another vote, because two with the same vectors
+        would tell how they differ. Raises ConfigError, and keeps the last one, if it cannot be
+        written.
+        """
+        kept = self._rounds[round_id]
+        upheld = kept.upheld
+        if not (upheld and upheld.ballot and ballot.path.votes == upheld.ballot.path.votes + 1):
+            raise LocalProtocolError("a client votes once after each vote of a round")
+        kept.upheld, kept.written = replace(upheld, rotations=rotations, ballot=ballot), False
+        try:
+            self._write(round_id)
+        except ConfigError:
+            kept.upheld = upheld
+            raise
+
     def let_go(self, round_id: str) -> None:
-        """Forget what the folds of a round are made of: it has ended."""
+        """Forget what the folds and votes of a round are made of: it has ended."""
         kept = self._rounds[round_id]
         kept.upheld, kept.coins, kept.written = None, {}, False
         self._write(round_id)
@@ -445,6 +494,16 @@ class Journal:
                 f"cannot write to the state folder: {self._folder} ({error.strerror}); make "
                 f"room{then}"
             ) from error
+
+
+def _ballot(message: wire.Message) -> Ballot:
+    # the methods take a while to import
+    from securemedian.mpc.rounds.path import Path as Digits
+
+    fields, arrays = message.fields, message.arrays
+    params = RoundParams.from_dict(fields["of"])
+    path = Digits.restored(params, fields["votes"], arrays["path"])
+    return Ballot(arrays["words"], fields["voted"], fields["from"], path, fields["record"])
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

@@ -58,7 +58,7 @@ class Member:
         self._recent = outcomes.RecentRuns()
         # the server that is asked for values, chosen by the key, so that both servers' links carry
         # the same load
-        self._source = self.keys.public[-1] % 2
+        self.source = self.keys.public[-1] % 2
         # of the round whose results were fetched last, the groups without one
         self._unchanged_groups: tuple[str, list[int]] = "", []
 
@@ -315,7 +315,7 @@ class Member:
 
         def first() -> dict[int, wire.Message] | None:
             try:
-                return ask(0, both or (values and self._source == 0))
+                return ask(0, both or (values and self.source == 0))
             except RoundFailed:
                 with suppress(ServerUnreachable, UnknownRound, RoundFailed):
                     if ask(1, False):

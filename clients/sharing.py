@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from securemedian.clients import upload
 from securemedian.clients.connection import Connection, Limit, pauses
-from securemedian.clients.journal import Journal, Submission, Upheld, fingerprint
+from securemedian.clients.journal import Ballot, Journal, Submission, Upheld, fingerprint
 from securemedian.clients.member import Member
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
@@ -148,16 +148,19 @@ class Sender:
         Raises the error with which they refuse the dealing, which is then forgotten.
         """
         halves = self._halves(values, current, progress)
-        upheld = None
-        if current.params.form.audited and (shape := current.params.form.dealing):
-            draw = self._journal.draw(current.round_id, current.params.digest, current.index)
-            masks = os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)
+        upheld, update, params = None, fingerprint(vector, group), current.params
+        audited, several = params.form.audited, params.form.votes > 1
+        if (audited or several) and (shape := params.form.dealing):
+            draw = self._journal.draw(current.round_id, params.digest, current.index)
+            masks = (os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)) if audited else (b"", b"")
             upheld = Upheld(shape, draw, halves[0].share, masks)
+            if several:
+                upheld = replace(upheld, ballot=_ballot(vector, update, current))
         submission = Submission(
             current.round_id,
             current.params.digest,
             current.start,
-            fingerprint(vector, group),
+            update,
             halves,
             group,
             group if current.params.method.visible else 0,
@@ -199,8 +202,8 @@ class Sender:
         self._journal.keep(made)
         try:
             for party, (server, half) in enumerate(zip(self.servers, made.halves, strict=True)):
-                seeds = made.upheld.masks if made.upheld else None
-                masks = {"masks": np.frombuffer(seeds[party], np.uint8)} if seeds else None
+                seed = made.upheld.masks[party] if made.upheld else b""
+                masks = {"masks": np.frombuffer(seed, np.uint8)} if seed else None
                 way.send(server, half, sent, masks=masks)
                 before += half.share.nbytes
                 progress(before, total)
@@ -401,6 +404,16 @@ class Dealer:
             f"{server.label} has not checked your dealing within {limit.seconds:g} s, and you "
             f"are left out: round {self.round_id}; wait for the next round"
         )
+
+
+def _ballot(vector: NDArray[Any], update: bytes, current: Round) -> Ballot:
+    """Return what a client votes by, of a flat update and its fingerprint."""
+    # the methods take a while to import
+    from securemedian.mpc.rounds.methods.zoom import Zoom
+    from securemedian.mpc.rounds.path import Path
+
+    assert isinstance(method := current.params.method, Zoom)
+    return Ballot(method.words(vector), update, current.start, Path.begin(current.params))
 
 
 def check_s1(answer: Message, current: Round) -> None:

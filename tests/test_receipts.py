@@ -352,7 +352,7 @@ def test_a_round_that_has_failed_at_one_server_alone_is_no_result(failed: int) -
     member = object.__new__(Coordinator)
     servers = [Says(0), Says(1)]
     looks: Any = {"wait": lambda party, look, *_: look(), "limit": Limit}
-    vars(member).update(servers=servers, _source=0, **looks)
+    vars(member).update(servers=servers, source=0, **looks)
     with pytest.raises(ReceiptInvalid, match=f"S{failed} says that it has failed"):
         member.receipt(RECORD.round, 1)
     servers[1 - failed].party = failed
@@ -423,8 +423,8 @@ class Round:
         ]
         # two ask S0 for values, and one S1
         for party, client in zip((0, 0, 1), self.clients, strict=True):
-            client._source = party
-        self.coordinator._source = 0
+            client.source = party
+        self.coordinator.source = 0
 
     def lie(self, what: str) -> None:
         (self.pair.folder / "lie").write_text(what)
@@ -582,7 +582,7 @@ def test_one_server_is_enough_to_get_a_result(played: Round) -> None:
     for client, away in ((client, away) for client in played.clients for away in (0, 1)):
         # beside the client itself, which has its state folder
         with Client(replace(client.config, state_dir="")) as alone:
-            alone._source = client._source
+            alone.source = client.source
             alone.servers[away].cancel()
             if away == 1:
                 assert np.array_equal(alone.result(played.id), result)
