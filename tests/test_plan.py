@@ -135,7 +135,7 @@ def counted(
         groups = evenly(params, len(weights)) if params.method.visible else []
         ran = Cost()
         for vote in range(params.form.votes):
-            if vote:
+            if vote and dealt:
                 given = [DealtUpload(dealt, half, rotated, vote) for half, rotated in pairs]
             sizes = parties[j], params, protocol
             ran += run_round(*sizes, given, None, weights, groups, shard=used).cost

@@ -214,7 +214,7 @@ def test_votes_rotate_vectors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     index = rng.integers(0, 8, (5, 300))
     for vote, row in enumerate(index):
         rotations = share.WordsUpload(shape.rotations_layout, own.rotations(row, vote))
-        halves = own.seeded, own.words
+        halves: list[share.Upload] = [own.seeded, own.words]
         sums = [
             histogram(j, [DealtUpload(shape, half, rotations, vote)], [1], 4, 128, 300, True)
             for j, half in enumerate(halves)
@@ -379,7 +379,7 @@ def test_rounds_that_do_not_fit_are_refused() -> None:
 
 def test_the_lowest_and_highest_rank_are_single_clients() -> None:
     for given, single in (({"ranks": [1]}, True), ({"quantiles": [1.0]}, True), ({}, False)):
-        assert Zoom(**given).single_clients(5) is single  # type: ignore[arg-type]
+        assert Zoom(**given).single_clients(5) is single
     assert Zoom(ranks=[4]).single_clients(4) and not Zoom(ranks=[3]).single_clients(4)
 
 
