@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import PublicValues, Ring
 from securemedian.mpc.errors import ConfigError, InputError, LocalProtocolError, PeerProtocolError
-from securemedian.mpc.protocols import share
+from securemedian.mpc.protocols import ring, share
 from securemedian.mpc.protocols.audit.binding import fold, vote_masks
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, deal, histogram
@@ -238,6 +238,25 @@ def test_a_dealing_of_several_votes_is_checked_as_one() -> None:
     halves = [(one.seeded, one.words) for one in (good, bad)]
     for passed in run_both(lambda j: check(pair[j], j, shape, [half[j] for half in halves])):
         assert passed == [True, False]
+
+
+def test_votes_have_slots_of_their_own() -> None:
+    """Two rotations by the same slots would tell how two votes differ."""
+    shape = Dealing(300, 16, 4, votes=3)
+    own, same = deal(shape), np.zeros(300, np.uint8)
+    seen = np.stack([ring.unpack(own.rotations(same, vote)[0], 4, 300) for vote in range(3)])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert 1 <= (seen[one] == seen[other]).sum() < 60
+
+
+def test_a_dealing_for_few_clients_is_checked() -> None:
+    """W divides the ring of dealings, although counts take fewer bits."""
+    form, pair = Zoom(encoding="bfloat16").form(70, 2), local_pair()
+    assert form.dealing is not None and form.ring_bits < 4 == form.dealing.bits
+    shape, dealt = form.dealing, deal(form.dealing)
+    halves = dealt.seeded, dealt.words
+    for passed in run_both(lambda j: check(pair[j], j, shape, [halves[j]])):
+        assert passed == [True]
 
 
 def test_one_vote_is_dealt_as_before() -> None:
