@@ -1,8 +1,6 @@
 """Rounds of several votes through two real servers, and at one server alone."""
 
-import signal
 from collections.abc import Sequence
-from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
@@ -10,15 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.common.receipts import Receipt, Record
-from securemedian.mpc.errors import (
-    BadUpload,
-    DuplicateUpload,
-    NotAllowed,
-    RoundClosed,
-    RoundFailed,
-)
 from securemedian.mpc.protocols import dealing, ring
-from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.path import Path
 from tests.daemons import Pair, wait_until
 
