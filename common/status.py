@@ -101,8 +101,13 @@ class RoundStatus:
     epsilon: float | None = None
     # the record that this server has signed if the other one has deviated (`common.deviations`)
     deviation: dict[str, str] = field(default_factory=dict, metadata={"since": 2})
-    # seconds until it closes
+    # seconds until it closes, or until it fails for want of a vote
     deadline_in_s: float = 0.0
+    # in a round of several votes: the one that is taken or computed, and of how many
+    level: int = field(default=0, metadata={"since": 3})
+    levels: int = field(default=0, metadata={"since": 3})
+    # the clients that a later vote waits for
+    lacking: list[str] = field(default_factory=list, metadata={"since": 3})
     # the bytes of the round's uploads on this server's disk
     stored_bytes: int = 0
     # whether the server is linked to the other one, and otherwise what is wrong

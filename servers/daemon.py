@@ -161,6 +161,7 @@ class Daemon:
             self._rounds.engine_ended()
             self._engines.check()
             self._rounds.tick()
+            self._requests.tick()
         except zmq.ZMQError as error:
             # an error of a socket, such as a lack of descriptors, interrupts the rounds but does
             # not end the server

@@ -244,7 +244,7 @@ class Engine:
             return computation.bind(given, folds, limit_s, progress)
 
         self._compute_now()
-        self._opened().folds = folds
+        self._opened().folds, folds.wake = folds, self._wake
         self._begin("binding", self._checking(examine, check))
 
     def _checking(

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Folds:
         self.set = digest("set", *clients)
         # the id of the binding and what was tossed for it, while clients are asked
         self.binding = self.coin = b""
+        # called when the clients are asked
+        self.wake: Callable[[], None] = lambda: None
         self._words = words
         self._of: dict[str, Words] = {}
         self._complete = threading.Event()
@@ -36,6 +38,7 @@ class Folds:
         """Ask the clients from now on for their folds under a coin."""
         self.coin = coin
         self.binding = binding
+        self.wake()
 
     def put(self, client: str, binding: bytes, fold: Words) -> None:
         """Take the fold of a client; the same one may come again.
@@ -58,6 +61,10 @@ class Folds:
             )
         if len(self._of) == len(self.clients):
             self._complete.set()
+
+    def asks(self, client: str) -> bool:
+        """Return whether a fold of this client is asked for, and not here."""
+        return bool(self.binding) and client in self.clients and client not in self._of
 
     def has(self, client: str) -> bool:
         return client in self._of

@@ -81,11 +81,41 @@ def is_repeated(here: ServerRound, stored: bytes | None, digest: bytes, kind: st
     return stored == digest
 
 
-def check_upload(here: ServerRound, client: str) -> None:
-    """Check that an upload of this client may be stored now.
+def check_upload(here: ServerRound, client: str, vote: int = 0, path: str = "") -> None:
+    """Check that an upload of this client may be stored now: this vote, within these digits.
 
     Raises RoundClosed, NotAllowed or BadUpload if it may not.
     """
+    if vote:
+        _check_vote(here, client, vote)
+    else:
+        _check_uploader(here, client)
+    if path != here.path:
+        raise BadUpload(
+            f"this vote is within other digits than those told here: {here.round_id}; ask both "
+            "operators, for one server does not tell the truth"
+        )
+
+
+def _check_vote(here: ServerRound, client: str, vote: int) -> None:
+    """Check that a later vote of this client may be stored now.
+
+    Raises RoundClosed or NotAllowed if it may not.
+    """
+    if here.state is not State.VOTING or vote != here.level:
+        raise RoundClosed(
+            f"round {here.round_id} does not take vote {vote + 1}: it is {here.state}, at vote "
+            f"{here.level + 1}; ask for its level"
+        )
+    if client not in here.included:
+        raise NotAllowed(
+            f"you are not among the clients that round {here.round_id} is computed on: wait for "
+            "its result"
+        )
+
+
+def _check_uploader(here: ServerRound, client: str) -> None:
+    """Check that a first upload of this client may be stored now."""
     _check_sender(here, client, "uploads")
     if here.dealt and client not in here.dealt_here:
         raise BadUpload(
@@ -131,6 +161,9 @@ def check_decline(here: ServerRound, client: str) -> None:
     """
     if client not in here.members:
         raise NotAllowed(why_not_for_you(here))
+    if here.state is State.VOTING and client in here.included:
+        # also one whose vote is stored: the round ends
+        return
     if here.state is not State.OPEN or client in here.here:
         raise RoundClosed(
             f"too late to decline: round {here.round_id} is {here.state}, and your upload is "

@@ -419,7 +419,7 @@ class ServerRound:
     def digest(self) -> bytes:
         """The digest of what must be the same at both servers before they run the protocol."""
         clients = self.included, sorted(self.failed), sorted(self.excluded.items())
-        agreed = self.params.to_dict(), self.asked.participants, *clients
+        agreed: tuple[Any, ...] = self.params.to_dict(), self.asked.participants, *clients
         if self.votes > 1:
             votes = [self.here.get(key, b"") for key in self.included]
             agreed = *agreed, self.level, self.path, votes

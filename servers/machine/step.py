@@ -150,13 +150,13 @@ def enter(here: ServerRound, state: State, now: float) -> ServerRound:
         changes = {"receipt": None, "vouched": None}
     elif state is State.PUBLISHED:
         changes = {"code": "", "reason": ""}
-    elif state is State.VOTING and here.receipt:
+    elif state is State.VOTING and (told := here.receipt):
         # SECURITY: no vote of those before counts once more, nor what was bound to them
         here = here.with_all(here.members, uploaded=None, uploaded_there=None)
         changes = {
             "level": here.level + 1,
-            "path": here.receipt.record.opened.hex(),
-            "vouch": here.receipt.signatures[f"s{here.party}"].hex(),
+            "path": told.record.opened.hex(),
+            "vouch": told.signatures[f"s{here.party}"].hex(),
             "receipt": None,
             "vouched": None,
             "signed": "",

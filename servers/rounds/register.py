@@ -37,9 +37,10 @@ from securemedian.servers.config import ServerConfig
 from securemedian.servers.machine.events import Action, Effect
 from securemedian.servers.machine.round import Limits, Member, ServerRound
 from securemedian.servers.network.control import Open, RoundMessage
+from securemedian.servers.rounds.runs import path_of
 from securemedian.servers.storage.database import UNBOUND, Bound, Row, SavedRound, Verdict
 from securemedian.servers.storage.files import storing
-from securemedian.servers.storage.spool import DEALING, Spool
+from securemedian.servers.storage.spool import DEALING, Spool, kind_of
 from securemedian.servers.storage.store import Result, Store
 
 # the number of rounds of each cohort whose status and result can still be asked for
@@ -65,11 +66,13 @@ class Entry:
     when_opened: list[WhenOpened] = field(default_factory=list)
     # S0's run as the round leaves it
     after: RunState | None = None
-    # the protocol's result
+    # the protocol's result, or what the vote under way has left
     result: Result | None = None
+    # what the last vote has left whose digits clients may be told
+    told: Result | None = None
     # the public metrics that clients have sent to S0, by their keys
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    # the names of the files of `before`, `after` and `result`
+    # the names of the files of `before`, `after`, `result` and `told`
     files: dict[str, str] = field(default_factory=dict)
     # the clients that have asked S0 for the form of the round's model
     informed: set[str] = field(default_factory=set)
@@ -342,15 +345,18 @@ class Register:
     ) -> None:
         database, round_id, cohort = self._store.database, changed.round_id, changed.cohort
         verdicts = _changed_verdicts(entry.server_round, changed)
-        saved, new = json.dumps(changed.saved()), round_id not in self._entries
+        new = round_id not in self._entries
         lifted = Effect.BEGIN in actions and _lifts(changed.asked, database.bound(cohort))
         released = lifted and bool(database.bound(cohort).clients)
         # with the signatures that there are now
         result = entry.result
         if result and changed.receipt:
             result = replace(result, receipt=changed.receipt)
-        if new or rows or verdicts or saved != entry.saved:
+        votes = changed.level > entry.server_round.level
+        files = entry.files
+        if new or rows or verdicts or votes or _saved(changed, files) != entry.saved:
             files = self._write_files(entry, changed, result)
+            saved = _saved(changed, files)
             with database.transaction():
                 if new:
                     self._add(entry, changed, saved, files)
@@ -365,6 +371,8 @@ class Register:
                 if not changed.live:
                     database.drop_uploads(round_id)
             entry.files, entry.saved = files, saved
+        if votes:
+            entry.told = result
         entry.server_round, entry.result = changed, result
         if not changed.computed_here:
             entry.result = entry.after = None
@@ -418,6 +426,10 @@ class Register:
         files = dict(entry.files)
         if self._config.party == 0 and "before" not in files:
             files["before"] = self._store.write_run(entry.before)
+        if changed.level > entry.server_round.level and result:
+            files["told"] = self._store.write_result(result)
+        if not changed.live:
+            files.pop("told", None)
         if result is None or not changed.computed_here:
             files.pop("result", None)
             files.pop("after", None)
@@ -447,6 +459,8 @@ class Register:
         """Return the times of a round as seconds of the epoch, None for never."""
         shift = self._wall() - self._clock()
         times = {name: getattr(changed, name) for name in _TIMES}
+        if changed.until < inf:
+            times["until"] = changed.until
         return {name: None if at == inf else at + shift for name, at in times.items()}
 
     def _load(self) -> None:
@@ -483,8 +497,10 @@ class Register:
         ).restored(json.loads(made.saved))
         rows = database.uploads(made.round)
         changes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        fields_of = {DEALING: "dealt", kind_of(server_round.level): "uploaded"}
         for row in rows:
-            changes[row.client]["dealt" if row.kind == DEALING else "uploaded"] = row.sha256
+            if row.kind in fields_of:
+                changes[row.client][fields_of[row.kind]] = row.sha256
         for client, verdict in database.verdicts(made.round).items():
             changes[client] |= {"passed": verdict.passed}
             if verdict.coin is not None:
@@ -493,7 +509,14 @@ class Register:
         files = {
             kind: name for kind in ("before", "after", "result") if (name := getattr(made, kind))
         }
-        result = self._store.read_result(files["result"]) if "result" in files else None
+        saved = json.loads(made.saved)
+        files |= {"told": saved["told"]} if "told" in saved else {}
+        result, told = (
+            self._store.read_result(files[kind]) if kind in files else None
+            for kind in ("result", "told")
+        )
+        if server_round.live and server_round.votes > 1:
+            path_of(server_round, told)
         shift = self._clock() - self._wall()
         times = {name: inf if at is None else at + shift for name, at in made.times.items()}
         server_round = replace(
@@ -502,6 +525,7 @@ class Register:
             deadline=times["deadline"],
             retry_at=times["retry_at"],
             away_until=times["away_until"],
+            until=times.get("until", inf),
         )
         spool = self._spool(made.round, params, rows)
         if not server_round.live:
@@ -515,13 +539,20 @@ class Register:
             if server_round.live and "after" in files
             else None,
             result=result,
+            told=told,
             public_metrics=database.public_metrics(made.round),
             files=files,
-            saved=json.dumps(server_round.saved()),
+            saved=_saved(server_round, files),
         )
 
 
 _TIMES = ("deadline", "retry_at", "away_until")
+
+
+def _saved(changed: ServerRound, files: dict[str, str]) -> str:
+    """Return the plain values of a round as the database has them."""
+    told = {"told": files["told"]} if "told" in files else {}
+    return json.dumps(changed.saved() | told)
 
 
 def _check_enough(server_round: ServerRound, server: str) -> None:

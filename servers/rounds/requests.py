@@ -56,10 +56,12 @@ from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
-from securemedian.servers.rounds.runs import Opening
-from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
+from securemedian.servers.rounds.runs import Opening, path_of
+from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
 CLIENT, COORDINATOR = "client", "coordinator"
+# how long a request for a level may wait: a caller takes a server that says nothing for silent
+HOLD_S = 5.0
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -132,6 +134,9 @@ class UploadFields(ShareFields):
 
     # the group that the client chose, from 0 on, where groups are visible; 0 otherwise
     group: int = 0
+    # of a later vote: its number, and the digest of the digits that the client was told, 32 bytes
+    level: int = field(default=0, metadata={"since": 3})
+    path: bytes = field(default=b"", metadata={"since": 3})
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,16 @@ class DealFields(ShareFields):
     # the number of the piece, from 0 on, and how many there are
     piece: int
     pieces: int
+
+
+@dataclass(frozen=True)
+class LevelFields(OneRound):
+    """The fields with which a client asks what it votes within next."""
+
+    # of how many votes it knows the digits
+    after: int = 0
+    # whether the digits are sent, or the record of them alone
+    values: bool = True
 
 
 @dataclass(frozen=True)
@@ -228,6 +243,8 @@ class Requests:
         self._rounds, self._engines, self._reply = rounds, engines, reply
         self.reload(config)
         self._log = logs.BoundedLog()
+        # by client, the latest `level` that waits for an answer, and until when
+        self._held: dict[str, tuple[Call, float]] = {}
         # how many requests were answered, by name and by "ok" or the code of the error
         self.answers: Counter[tuple[str, str]] = Counter()
 
@@ -259,6 +276,25 @@ class Requests:
                 "request-error", key, logging.ERROR, error, caller=call.name, op=call.op
             )
             self._refuse(call, DEFECT, logged=False)
+
+    def tick(self) -> None:
+        """Answer requests for a level that have something to be told, or have waited for long."""
+        for call, until in list(self._held.values()):
+            self._answer_level(call, until)
+
+    def _answer_level(self, call: Call, until: float) -> None:
+        """Answer a request for a level, or hold it until there is an answer."""
+        try:
+            answer = self._level_of(call, over=time.monotonic() >= until)
+        except SecureMedianError as error:
+            self._held.pop(call.key, None)
+            self._refuse(call, error)
+            return
+        if answer is None:
+            self._held[call.key] = call, until
+        else:
+            self._held.pop(call.key, None)
+            self._answer(call, answer)
 
     def _checked_call(self, call: Call, message: wire.Message) -> Call:
         """Check that the caller may make a request and its fields, and return it with these.
@@ -433,8 +469,18 @@ class Requests:
             epsilon=told_epsilon(here.spent_after),
             deviation=here.deviation,
             deadline_in_s=left_s,
+            level=here.level + 1 if here.votes > 1 else 0,
+            levels=here.votes if here.votes > 1 else 0,
+            lacking=self._lacking(here),
             stored_bytes=entry.spool.stored_bytes,
         )
+
+    def _lacking(self, here: ServerRound) -> list[str]:
+        """Return the clients whose later votes, or whose folds, a round waits for."""
+        if here.state is State.VOTING:
+            return sorted(members.lacking(here))
+        folds = self._folds(here) if here.level else None
+        return [here.names[key] for key in folds.clients if not folds.has(key)] if folds else []
 
     def _round(self, call: Call) -> Answer:
         """Tell a client of its cohort's latest round.
@@ -442,6 +488,7 @@ class Requests:
         `release` and `wire` (the versions with which one can take part), `round`, `cohort`,
         `number`, `params`, `index` (the caller's place in this server's list; S0's counts).
         `state`, `start` (as in `status`), `model_form` (the form's SHA-256 in hex digits, or "").
+        `released` (whether others may take part than in an earlier attempt), `level`.
         `dealt` and `submitted` (whether the caller's whole dealing and its upload are here),
         `left_out` (why the caller is, or "").
         """
@@ -464,6 +511,8 @@ class Requests:
                 "state": server_round.state.value,
                 "start": server_round.asked.start,
                 "model_form": digest_of(server_round.asked.model_form),
+                "released": server_round.asked.release,
+                "level": server_round.level,
                 "dealt": call.key in server_round.dealt_here,
                 "submitted": call.key in server_round.here,
                 "left_out": server_round.left_out.get(call.name, ""),
@@ -528,13 +577,18 @@ class Requests:
         return Answer({"verdict": verdict, "coin": member.coin or b"", "opened": opened})
 
     def _upload(self, call: Call) -> None:
-        """Store an upload; another one than before is refused (duplicate-upload)."""
-        entry = self._find(call)
+        """Store an upload; another one than before is refused (duplicate-upload).
+
+        A later vote is taken of a client of the first, while the round is `voting` at its level.
+        """
+        entry, fields = self._find(call), call.fields
         share = _share_of(call, entry.server_round)
-        form, masks = call.fields.form, _masks_of(call, entry.server_round)
+        form, masks = fields.form, _masks_of(call, entry.server_round)
         group = members.group_named(entry.server_round, call.fields.group)
         self._warn_of_form(call, entry)
-        piece = Piece(UPLOAD, form, share, group=group, masks=masks)
+        of_vote = {"vote": fields.level, "path": fields.path.hex()}
+        kind = kind_of(fields.level)
+        piece = Piece(kind, form, share, group=group, masks=masks, **of_vote)
         self._rounds.put(entry, call.key, piece, self._when_stored(call, Answer()))
 
     def _warn_of_form(self, call: Call, entry: Entry) -> None:
@@ -547,12 +601,49 @@ class Requests:
             about = server_round.about
             self._log.event("no-model-form", call.key, logging.WARNING, **about, client=call.name)
 
+    def _level(self, call: Call) -> None:
+        """Tell of the digits that a round has opened, once those of more votes than `after` are.
+
+        Held for 5 seconds at most, until then, until a fold is asked of the caller, or until the
+        round ends. `state`, `level` (the votes before the one that is taken now), `asked` (whether
+        `bound` asks for a fold). While the round is `voting`, `record` of those votes as in a
+        receipt, `signature` of this server, and unless `values` is false array `digits` u8, packed:
+        [d] of the last of them. Otherwise both are empty. A failed round is an error
+        (round-failed). Clients that the round does not compute on are refused (not-allowed).
+        """
+        if earlier := self._held.pop(call.key, None):
+            self._answer_level(earlier[0], 0.0)
+        self._answer_level(call, time.monotonic() + HOLD_S)
+
+    def _level_of(self, call: Call, over: bool) -> Answer | None:
+        """Return the answer to a request for a level, or None while it waits and is not `over`."""
+        entry, key = self._listed(call), call.key
+        here, told = entry.server_round, entry.told
+        if here.state is State.FAILED:
+            raise RoundFailed(here.reason)
+        folds = self._folds(here)
+        asked = bool(folds and folds.asks(key))
+        said: dict[str, Any] = {"state": here.state.value, "level": here.level, "asked": asked}
+        # SECURITY: a vote is told only once both servers can never run it again
+        if here.state is not State.VOTING or told is None or here.level <= call.fields.after:
+            waits = here.live and not (asked or over)
+            return None if waits else Answer(said | {"record": b"", "signature": b""})
+        if key not in here.included:
+            raise NotAllowed(
+                f"you are not among the clients that round {here.round_id} is computed on: wait "
+                "for its result"
+            )
+        signature = told.receipt.signatures[f"s{here.party}"]
+        signed = {"record": told.receipt.encoded, "signature": signature}
+        digits = {"digits": path_of(here, told).last} if call.fields.values else {}
+        return Answer(said | signed, digits)
+
     def _bound(self, call: Call) -> Answer:
         """Tell whether an audited round asks the caller for a fold.
 
         `state` of the round, `binding` (16 bytes, the id of the servers' binding), `coin` (16
         bytes) and `set` (SHA-256 of the keys of the clients that it asks), all empty unless it
-        does, `folded` (whether the fold is here).
+        does, `folded` (whether the fold is here). `level`: the vote that the fold is of, from 0 on.
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round
@@ -561,7 +652,7 @@ class Requests:
         if folds and key in folds.clients and folds.binding:
             said = {"binding": folds.binding, "coin": folds.coin, "set": folds.set}
             said["folded"] = folds.has(key)
-        return Answer({"state": server_round.state.value} | said)
+        return Answer({"state": server_round.state.value, "level": server_round.level} | said)
 
     def _folds(self, server_round: ServerRound) -> Folds | None:
         """Return what clients of a round are asked for, if its folds are under check."""
@@ -749,7 +840,12 @@ def _check_start(call: Call, server_round: ServerRound) -> None:
 def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
     """Return the seed of masks in an upload, which audited rounds need and others refuse."""
     masks = call.arrays.get("masks")
-    if not server_round.audited:
+    if masks is not None and call.fields.level:
+        raise BadUpload(
+            f"masks for a later vote, whose are those of the first: {server_round.round_id}; leave "
+            "out `masks`"
+        )
+    if not server_round.audited or call.fields.level:
         if masks is not None:
             raise BadUpload(
                 f"masks for a round without security malicious: {server_round.round_id}; leave out "
@@ -793,6 +889,7 @@ OPS: dict[str, Op] = {
     "deal": Op(Requests._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Requests._checked, OneRound, (CLIENT,), polled=True),
     "upload": Op(Requests._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
+    "level": Op(Requests._level, LevelFields, (CLIENT,), polled=True),
     "bound": Op(Requests._bound, OneRound, (CLIENT,), polled=True),
     "folded": Op(Requests._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
     "decline": Op(Requests._decline, DeclineFields, (CLIENT,)),

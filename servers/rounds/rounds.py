@@ -44,9 +44,9 @@ from securemedian.servers.network.peer import PeerWatch, Told
 from securemedian.servers.rounds.peer_control import PeerControl
 from securemedian.servers.rounds.register import Entry, Register, WhenOpened
 from securemedian.servers.rounds.runner import RoundRunner, event_of
-from securemedian.servers.rounds.runs import Opening, begin_as_asked, finish_round
+from securemedian.servers.rounds.runs import Opening, begin_as_asked, finish_run
 from securemedian.servers.storage.database import Row
-from securemedian.servers.storage.spool import DEALING, UPLOAD, Piece
+from securemedian.servers.storage.spool import DEALING, Piece
 from securemedian.servers.storage.store import Store
 
 # why a round that has begun with release 1.0.0 may end with the update from it
@@ -133,9 +133,9 @@ class Rounds:
         return latest.server_round.params.dim if latest else 0
 
     def waits(self, entry: Entry) -> tuple[float, float]:
-        """Return the seconds until an open round's deadline, and until its next attempt."""
+        """Return the seconds until the deadline of uploads or votes, and until the next attempt."""
         here, now = entry.server_round, self._clock()
-        left_s = here.deadline - now if here.state is State.OPEN else 0.0
+        left_s = here.deadline - now if here.state in (State.OPEN, State.VOTING) else 0.0
         return left_s, max(0.0, here.retry_at - now) if here.live else 0.0
 
     def measure_link(self, told: Told) -> None:
@@ -247,9 +247,10 @@ class Rounds:
             # its earlier shares come first
             self.flush()
         if not self._is_repeated(entry, client, piece):
-            deals = piece.kind == DEALING
-            check = members.check_dealing if deals else members.check_upload
-            check(entry.server_round, client)
+            if piece.kind == DEALING:
+                members.check_dealing(entry.server_round, client)
+            else:
+                members.check_upload(entry.server_round, client, piece.vote, piece.path)
             if row := entry.spool.put(client, piece):
                 self._shares.append(_Share(entry, row, when_stored))
                 return
@@ -261,9 +262,12 @@ class Rounds:
         A round that has ended has deleted the shares but kept their digests.
         """
         here, spool = entry.server_round, entry.spool
-        if piece.kind == UPLOAD:
-            repeated = members.is_repeated(here, here.here.get(client), piece.digest, piece.kind)
-            if repeated:
+        if piece.kind != DEALING:
+            stored = here.here.get(client)
+            if here.live and piece.vote != here.level:
+                stored = spool.digest(client, piece.vote)
+            repeated = members.is_repeated(here, stored, piece.digest, "upload")
+            if repeated and not piece.vote:
                 spool.check_masks(client, piece.masks or b"")
             return repeated
         if client in here.failed:
@@ -382,8 +386,8 @@ class Rounds:
                 event = self._verdicts(entry, result)
             case _:
                 try:
-                    entry.result, entry.after = finish_round(
-                        entry.server_round, entry.before, result, self._signing
+                    entry.result, entry.after = finish_run(
+                        entry.server_round, entry.before, entry.told, result, self._signing
                     )
                     event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:

@@ -20,7 +20,7 @@ from securemedian.mpc.errors import (
     SecureMedianError,
     from_code,
 )
-from securemedian.mpc.protocols.audit.binding import fold_words
+from securemedian.mpc.protocols.audit.binding import fold_words, vote_masks
 from securemedian.servers import logs
 from securemedian.servers.computing.base import RoundInput
 from securemedian.servers.computing.engine import Engine, Engines
@@ -166,10 +166,12 @@ class RoundRunner:
         clients, params, shape = here.under_check, here.params, here.params.form.dealing
         coin = here.check.coin if here.check else b""
         self._require_session(entry)
-        examine = spool.examination(clients)
+        examine = spool.examination(clients, here.level)
         if shape and here.folding:
             # a check must not take longer than run_s
             limit_s = min(params.deadline_s, here.limits.run_s / 2)
+            if here.level:
+                limit_s = max(0.0, here.until - self._clock())
             if engine.prepares:
                 done, total = engine.progress
                 logs.event("waiting-for-material", **here.about, done=done, total=total)
@@ -194,20 +196,23 @@ class RoundRunner:
         if here.new_session:
             engine.prepare(here.session, here.params)
         self._require_session(entry)
-        engine.start(self._input(entry), entry.spool.examination(here.included))
+        engine.start(self._input(entry), entry.spool.examination(here.included, here.level))
 
     def _input(self, entry: Entry) -> RoundInput:
         """Return what the chosen clients of a round have sent, and what the method needs of it."""
         server_round, spool = entry.server_round, entry.spool
-        included = server_round.included
+        included, vote = server_round.included, server_round.level
+        path = bytes.fromhex(server_round.path)
         return RoundInput(
             server_round.computed,
-            [spool.get(client) for client in included],
+            [spool.get(client, vote) for client in included],
             server_round.params.method.weights_of(included),
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
-            [spool.masks(client) for client in included] if server_round.audited else (),
+            [vote_masks(spool.masks(client), vote, path) for client in included]
+            if server_round.audited
+            else (),
             partial(entry.check_stored, server_round.state, server_round.sessions),
         )
 
@@ -257,6 +262,8 @@ class RoundRunner:
             told |= {"cost": result.cost if result else {}}
             if result and result.unchanged_groups:
                 told |= {"unchanged_groups": list(result.unchanged_groups)}
+        if here.votes > 1 and state is not State.OPENING:
+            told |= {"vote": here.level + 1, "votes": here.votes}
         if failed:
             told |= why | {"opened": here.opened, "left_out": here.left_out}
         logs.event(f"round-{state}", logging.WARNING if failed else logging.INFO, **told)

@@ -6,7 +6,7 @@ docs/protocols.md, section 7.1; the paper's Algorithm 3.
 import re
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.rounds.optimiser import NoOptimiser, Optimiser, optimiser_from
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.path import Path
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.registry import policy_from
@@ -232,6 +233,48 @@ def finish_round(
         coin=outcome.coin.hex(),
     )
     return result, after
+
+
+def finish_run(
+    server_round: ServerRound,
+    before: RunState,
+    told: Result | None,
+    outcome: Outcome,
+    signing: SigningKey,
+) -> tuple[Result, RunState | None]:
+    """Return what a run of the protocol leaves: the result of the round, or of one of its votes.
+
+    `told` is what the vote before has left. The record of a vote has `Path.digest` where that of
+    the round has the digest of its result.
+    """
+    if server_round.votes == 1:
+        return finish_round(server_round, before, outcome, signing)
+    path = path_of(server_round, told).after(cast(PublicValues, outcome.values))
+    cost = {
+        name: count + (told.cost[name] if told else 0)
+        for name, count in outcome.cost.to_dict().items()
+    }
+    if not path.done:
+        return Result(receipt_of(server_round, path.digest, signing), path.saved(), cost), None
+    outcome = replace(outcome, values=path.result)
+    result, after = finish_round(server_round, before, outcome, signing)
+    return replace(result, cost=cost), after
+
+
+def path_of(server_round: ServerRound, told: Result | None) -> Path:
+    """Return the path that the votes before have opened.
+
+    Raises ConfigError if what they have left is not what clients were told.
+    """
+    path = Path.begin(server_round.params)
+    if told:
+        path = Path.restored(server_round.params, server_round.level, told.values)
+    if server_round.level and path.digest.hex() != server_round.path:
+        raise ConfigError(
+            f"the stored digits are not those that clients were told: {server_round.round_id}; "
+            "restore the state folder from a backup"
+        )
+    return path
 
 
 def receipt_of(server_round: ServerRound, opened: bytes, signing: SigningKey) -> Receipt:

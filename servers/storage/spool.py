@@ -40,6 +40,12 @@ _EXAMINERS = ThreadPoolExecutor(2, "examiner")
 
 DEALING, UPLOAD = "dealing", "upload"
 
+
+def kind_of(vote: int) -> str:
+    """Return the kind of a row with a client's vote, from 0 on."""
+    return f"vote-{vote}" if vote else UPLOAD
+
+
 # The context in which files are opened: within `Descriptors.own` they get reserved descriptors.
 Opening = Callable[[], AbstractContextManager[None]]
 
@@ -62,7 +68,7 @@ class StoredUpload:
 class Piece:
     """A share that a client has sent, or a piece of one: an upload is one piece."""
 
-    # DEALING or UPLOAD
+    # DEALING, or `kind_of` a vote
     kind: str
     # "seed" or "words", or of an upload where clients deal "rotations"
     form: str
@@ -74,9 +80,12 @@ class Piece:
     group: int | None = None
     # the seed of the masks of the client's folds, in an audited round
     masks: bytes | None = field(default=None, repr=False)
+    # the vote, and the digest of the digits that its client was told (`ServerRound.path`)
+    vote: int = 0
+    path: str = ""
 
     def __str__(self) -> str:
-        if self.kind == UPLOAD:
+        if self.kind != DEALING:
             return "an upload"
         return f"piece {quoted(self.number)} of {quoted(self.count)} of a dealing"
 
@@ -226,7 +235,7 @@ class Spool:
 
     def _check_piece(self, piece: Piece) -> int:
         """Return how many words the share has. Raises BadUpload unless this is a piece of one."""
-        if piece.kind == UPLOAD:
+        if piece.kind != DEALING:
             layout, words_form = self._layout, "rotations" if self._shape else "words"
             length: tuple[int, ...] = (layout.rows, layout.row_words)
         elif self._shape is None:
@@ -298,12 +307,17 @@ class Spool:
         if incoming := self._incoming.get((row.client, row.kind)):
             incoming.sha256, incoming.due = incoming.sha256_before, incoming.due - 1
 
-    def get(self, client: str) -> Upload:
-        """Return the upload of a client, with its dealing where it has dealt."""
-        upload = self._upload(self._rows[client, UPLOAD], self._layout)
+    def get(self, client: str, vote: int = 0) -> Upload:
+        """Return the upload of a client, or a later vote, with its dealing where it has dealt."""
+        upload = self._upload(self._rows[client, kind_of(vote)], self._layout)
         if self._shape is None:
             return upload
-        return DealtUpload(self._shape, self.dealing(client), upload)
+        return DealtUpload(self._shape, self.dealing(client), upload, vote)
+
+    def digest(self, client: str, vote: int) -> bytes | None:
+        """Return the digest of a vote of a client that is stored, if it is."""
+        row = self._rows.get((client, kind_of(vote)))
+        return row.sha256 if row else None
 
     def masks(self, client: str) -> bytes:
         """Return the seed of the masks of a client's folds for this server."""
@@ -339,12 +353,14 @@ class Spool:
         """Return the hashes of what checks have opened of a client's dealing; empty if nothing."""
         return self._opened.of.get(client, b"") if self._opened else b""
 
-    def examination(self, clients: Container[str]) -> Callable[[], None]:
-        """Return a function that checks what these clients have sent against its SHA-256.
+    def examination(self, clients: Container[str], vote: int = 0) -> Callable[[], None]:
+        """Return a function that checks dealings, and uploads of a vote, against their SHA-256.
 
         It reads all of it, and is meant for another thread. It raises DamagedUpload.
         """
-        rows = [row for row in self._rows.values() if row.client in clients and row.form != "seed"]
+        of_clients = [row for row in self._rows.values() if row.client in clients]
+        kinds = DEALING, kind_of(vote)
+        rows = [row for row in of_clients if row.kind in kinds and row.form != "seed"]
         file = self._file
 
         def examine_one(row: Row) -> None:
