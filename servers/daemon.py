@@ -194,11 +194,9 @@ class Daemon:
         signal.set_wakeup_fd(self._wake_in)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
 
     def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGHUP: let the loop read the configuration again."""
         self._reload_asked = True
 
     def _reload(self) -> None:
@@ -287,7 +285,6 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
 
 
 def _keys_of(config: ServerConfig) -> list[str]:
-    """Return the keys that may use the clients' port."""
     return [caller.public_key for caller in config.clients + config.coordinators]
 
 

@@ -97,7 +97,6 @@ class ThreadComputation:
         return bool(self._channels)
 
     def _meet(self) -> None:
-        """Meet the other server on every lane, if that was not done yet."""
         self._channels = self._channels or meet(self._party, self._links)
 
     def establish(self) -> None:

@@ -95,7 +95,6 @@ def check_upload(here: ServerRound, client: str) -> None:
 
 
 def _check_sender(here: ServerRound, client: str, what: str) -> None:
-    """Check that this client may send `what` now. Raises RoundClosed or NotAllowed."""
     if here.state is not State.OPEN:
         raise RoundClosed(
             f"round {here.round_id} takes no {what}: it is {here.state}; wait for the next one"

@@ -450,7 +450,6 @@ class Register:
         return {name: None if at == inf else at + shift for name, at in times.items()}
 
     def _load(self) -> None:
-        """Take up the rounds that the database has."""
         for made in self._store.database.rounds():
             try:
                 self._entries[made.round] = self._entry(made)

@@ -227,7 +227,6 @@ class RoundRunner:
         self._register.tidy()
 
     def _answer(self, entry: Entry) -> None:
-        """Answer all requests to open the round."""
         waiting, entry.when_opened = entry.when_opened, []
         for when_opened in waiting:
             self.answer(entry, when_opened)
