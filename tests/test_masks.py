@@ -29,6 +29,7 @@ import pytest
 from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.kinds import Tables
 from securemedian.mpc.protocols.kernels import jit
 from securemedian.mpc.protocols.kernels.native import processor
@@ -1160,7 +1161,10 @@ def rounds_are_right(silent_ots: bool) -> None:
     """Run the rounds, with silent OTs the first alone, and compare with plain numpy."""
     # a session of its own: one that is shared was made with all masks on
     both = make_parties(
-        extension="silent" if silent_ots else "softspoken", session_id=os_entropy(16)
+        extension="silent" if silent_ots else "softspoken",
+        session_id=os_entropy(16),
+        # kernels that run as Python let the other party wait
+        pairs=[local_pair(100)],
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:
