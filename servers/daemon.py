@@ -216,7 +216,7 @@ class Daemon:
         self._config = config
         allow(self._gate, CLIENT_DOMAIN, _keys_of(config))
         self._requests.reload(config)
-        self._rounds.reload(config)
+        self._rounds.register.reload(config)
         told: dict[str, Any] = dict(changes)
         level = logging.WARNING if changes["needs_restart"] else logging.INFO
         logs.event("reloaded", level, **told)
