@@ -48,6 +48,7 @@ from securemedian.servers.computing.folds import Folds
 from securemedian.servers.computing.threads import ThreadComputation
 from tests.parties import check_planned, run_both
 from tests.rates import check_rate
+from tests.rogue.bisecting import Cheat, cancelling
 from tests.test_ot import Lying
 from tests.uniformity import check_uniform
 
@@ -951,16 +952,6 @@ def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.Monk
     assert one_block == {(*first, *delta[4:]) for first in product((0, 1), repeat=4)}
 
 
-class Cheat:
-    """A prover whose values are others than it claims: what it commits to, one after another."""
-
-    def __init__(self, prover: Prover, values: Sequence[np.ndarray]) -> None:
-        self._prover, self._values = prover, list(values)
-
-    def commit(self, claims: np.ndarray, bits: int, slot: int) -> tuple[int, np.ndarray]:
-        return self._prover.commit(self._values.pop(0), bits, slot)
-
-
 @pytest.mark.parametrize(("count", "partners", "wrong"), [(6, 1, 2), (4, 2, 1), (6, 1, 6)])
 def test_what_is_no_bit_passes_as_often_as_predicted(
     count: int, partners: int, wrong: int, monkeypatch: pytest.MonkeyPatch
@@ -1009,31 +1000,6 @@ def passing(
 # Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
 
 
-def cancelling(opener: Opener, who: int, words: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return which of the errors (n, bytes) change no hash of what `who` opens with these words.
-
-    It is linear. The first error is among them. n is above 160, so that others make up for it.
-    """
-
-    def hashed(error: np.ndarray) -> int:
-        tag: Any = opener._hash(who, words)._tags[0]
-        tag.authenticate_additional_data(np.ascontiguousarray(error).data.cast("B"))
-        tag.finalize()
-        return int.from_bytes(tag.tag, "big")
-
-    none, basis = hashed(np.zeros_like(errors[0])), dict[int, tuple[int, int]]()
-    # the first error last, so that it is one of those that cancel
-    for number in (*range(1, len(errors)), 0):
-        left, used = hashed(errors[number]) ^ none, 1 << number
-        while left and left.bit_length() in basis:
-            other, others = basis[left.bit_length()]
-            left, used = left ^ other, used ^ others
-        if left:
-            basis[left.bit_length()] = left, used
-    assert not left
-    return np.array([used >> number & 1 for number in range(len(errors))], bool)
-
-
 def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
 
@@ -1055,7 +1021,7 @@ def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch)
             return true_prove(self, values, t)
         rows, length = bisect.partners_of(256)
         guards = 3 * rows * (length - 256)
-        places = [3 * 64, *(64 * step + i for step in range(4) for i in range(dim, 64))]
+        places = [*(64 * step + i for step in range(4) for i in range(dim, 64)), 3 * 64]
         errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
         for error, place in zip(errors, places, strict=True):
             error[guards + place :: 256][:rows] = 8

@@ -4,8 +4,9 @@ Each replaces functions of the authenticated bisect, for one party alone. That s
 than the other one opens: `Signs` has the shares of signs that came, and its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +20,7 @@ from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover
 from securemedian.mpc.protocols.audit.opening import Opener
-from securemedian.mpc.protocols.bisect import Lane
+from securemedian.mpc.protocols.bisect import TILE, Lane, partners_of
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Session
@@ -202,6 +203,94 @@ def _no_bits(true: Any, self: Lane, values: Array, t: int) -> Any:
     return true(self, values, t)
 
 
+# of the coordinates in which errors cancel: more than a hash has bits
+PLACES = 170
+
+
+class Cheat:
+    """A prover whose values are others than it claims: what it commits to, one after another."""
+
+    def __init__(self, prover: Prover, values: Sequence[Array]) -> None:
+        self._prover, self._values = prover, list(values)
+
+    def commit(self, claims: Array, bits: int, slot: int) -> tuple[int, Array]:
+        return self._prover.commit(self._values.pop(0), bits, slot)
+
+
+def cancelling(opener: Opener, who: int, words: Array, errors: Iterable[Array]) -> Array:
+    """Return which of the errors, arrays of one length, change no hash of what `who` opens.
+
+    These are the words that it opens. The hash is linear. The last error is among those that are
+    returned. There are more of them than the hash has bits, so that others make up for it.
+    """
+
+    def hashed(error: Array) -> int:
+        tag: Any = opener._hash(who, words)._tags[0]
+        tag.authenticate_additional_data(np.ascontiguousarray(error).data.cast("B"))
+        tag.finalize()
+        return int.from_bytes(tag.tag, "big")
+
+    none, basis, left, number = 0, dict[int, tuple[int, int]](), 0, 0
+    for number, error in enumerate(errors):
+        none = none or hashed(np.zeros_like(error))
+        left, used = hashed(error) ^ none, 1 << number
+        while left and left.bit_length() in basis:
+            other, others = basis[left.bit_length()]
+            left, used = left ^ other, used ^ others
+        if left:
+            basis[left.bit_length()] = left, used
+    assert not left
+    return np.array([used >> i & 1 for i in range(number + 1)], bool)
+
+
+def _cancel(replace: Replace, rogue: int) -> None:
+    """Claim that all bits are 0, and commit to numbers whose errors cancel in the hash then."""
+    steps, offs = 4, dict[int, list[Array]]()
+
+    def make_bits(true: Any, self: Lane, *given: Any) -> None:
+        randomness: Any = self.party.randomness
+        randomness.words = partial(np.zeros, dtype=np.uint64)
+        try:
+            true(self, *given)
+        finally:
+            del randomness.words
+
+    def prove(true: Any, self: Lane, values: Array, t: int) -> Any:
+        if t:
+            return true(self, values, t)
+        rows, length = partners_of(values.size)
+        words, claims = -(-rows * length // 64), np.zeros(rows * length, np.uint8)
+        # of the bits of the first step, which come last
+        first, half = values.size // steps * (steps - 1), 1 << self.shape.bits - 1
+
+        def errors() -> Iterable[Array]:
+            for place in range(first, first + PLACES):
+                tile = place // TILE * TILE
+                error = np.zeros(self._delta.size * rows * length, np.uint64)
+                of_tile = error[self._delta.size * rows * (length - values.size) + rows * tile :]
+                of_tile[place - tile :: min(TILE, values.size - tile)][:rows] = half
+                yield error
+
+        off, own = np.zeros_like(values), self.prover
+        hashed = self.opener, rogue, np.zeros(words, np.uint64), errors()
+        off[first : first + PLACES] = cancelling(*hashed) * half
+        offs.setdefault(self._lane, []).append(off[first:])
+        self.prover = Cheat(own, [off, claims])  # type: ignore[assignment]
+        try:
+            return true(self, values, t)
+        finally:
+            self.prover = own
+
+    def masked(true: Any, self: Lane, step: int, *given: Any) -> Any:
+        z, d = true(self, step, *given)
+        each = zip(offs[self._lane], self._chunks, strict=True)
+        off = np.concatenate([one[: chunk.bound.dim] for one, chunk in each])
+        return (z ^ off, d ^ off) if step == steps - 1 else (z, d)
+
+    for name, deviate in (("_make_bits", make_bits), ("_prove_bits", prove), ("_masked", masked)):
+        _by(Lane, name, deviate)(replace, rogue)
+
+
 def _wrong_blocks(true: Any, self: Prover, values: Array, *given: Any) -> Any:
     """Authenticate other values in six of the 12 blocks: a guess that their 24 bits are 0."""
     channel, send = self._channel, self._channel.send
@@ -276,6 +365,7 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "coin": (_coin, "committed"),
     "no": (_by(Opener, "tell", _no), "the sums of the clients' shares"),
     "no-bits": (_by(Lane, "_prove_bits", _no_bits), "random bits"),
+    "cancel": (_cancel, "random bits 0 of lane"),
     "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
 }
