@@ -233,7 +233,7 @@ class Register:
             )
         refuse(config.name, forbidden(config.security, params))
         if params.form.audited:
-            config.check_audits()
+            config.check_malicious()
         if asked.model_form:
             ModelForm.parse(asked.model_form, params.dim)
         upload_bytes = 8 * params.form.layout.words + ENVELOPE_BYTES

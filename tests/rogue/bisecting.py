@@ -7,7 +7,6 @@ than the other one opens: `Signs` has the shares of signs that came, and its own
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,8 @@ class Signs:
 
     def of(self, lane: int) -> list[Array]:
         """Return the signs of each step that were opened to it."""
-        pairs = zip_longest(self.shares.get(lane, []), self.theirs.get(lane, []))
-        return [own ^ other for own, other in pairs if other is not None]
+        pairs = zip(self.shares.get(lane, []), self.theirs.get(lane, []), strict=True)
+        return [own ^ other for own, other in pairs]
 
 
 def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: None) -> Signs:
@@ -61,8 +60,7 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
         def sign(self: Lane, own: Any, peers: Any) -> AuthenticatedBits:
             found: AuthenticatedBits = true(self, own, peers)
             if self.party.number == rogue:
-                spoils.shares.setdefault(self._lane, []).append(found.bits.copy())
-                self.opener.lane = self._lane  # type: ignore[attr-defined]
+                self.opener.own = self._lane, found.bits.copy()  # type: ignore[attr-defined]
             return found
 
         return sign
@@ -71,9 +69,9 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
         def tell(self: Opener, label: str, mine: Array, *given: Any) -> Any:
             theirs, right = true(self, label, mine, *given)
             if self._number == rogue and label == "bisect.sign":
-                lane = self.lane  # type: ignore[attr-defined]
-                count = spoils.shares[lane][-1].size
-                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, count))
+                lane, own = self.own  # type: ignore[attr-defined]
+                spoils.shares.setdefault(lane, []).append(own)
+                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, own.size))
                 keep(spoils)
             return theirs, right
 
