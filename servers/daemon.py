@@ -105,9 +105,9 @@ class Daemon:
         Raises ConfigError if what it needs is not installed, or if it is not guarded.
         """
         if config.engine.kind == "threads":
-            return ThreadBackend(config.party, config.protocol, self._lane)
+            return ThreadBackend(config.party, config.protocol, self._lanes)
         folder, limit = Path(config.state_dir), lambda: self._config.channel_timeout_s
-        return RayBackend(config.party, config.protocol, config.engine, folder, self._lane, limit)
+        return RayBackend(config.party, config.protocol, config.engine, folder, self._lanes, limit)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until no run is under way.
@@ -262,9 +262,11 @@ class Daemon:
         with suppress(zmq.Again):
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
-    def _lane(self, session_id: bytes, lane: int) -> ZmqLink:
+    def _lanes(self, session_id: bytes, count: int) -> list[ZmqLink]:
+        timeout_s = self._config.channel_timeout_s
+        # one block: each lets in as many connections as wait at the ports
         with self._descriptors.own():
-            return self._peer.lane(session_id, lane, self._config.channel_timeout_s)
+            return [self._peer.lane(session_id, lane, timeout_s) for lane in range(count)]
 
     def _wake(self) -> None:
         os.write(self._wake_in, b"\0")
