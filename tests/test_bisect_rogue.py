@@ -47,7 +47,7 @@ def attack(
 ) -> tuple[float, dict[int, BaseException]]:
     """Return what party `rogue` learns, in bits per coordinate, and how both servers end."""
 
-    round_ = Round(RNG.integers(0, 16, (5, DIM)), lanes=2, chunk=1024)
+    round_ = Round(RNG.integers(0, 16, (9, DIM)), lanes=2, chunk=1024)
     replace = partial(replaced, monkeypatch)
     spoils, errors = spy(replace, rogue), dict[int, BaseException]()
     if name:

@@ -14,7 +14,7 @@ import numpy as np
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import binding
-from securemedian.mpc.protocols.audit.ands import AndMaker
+from securemedian.mpc.protocols.audit.ands import AndMaker, Carry
 from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover
@@ -57,8 +57,8 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
         return init
 
     def sign(true: Any) -> Any:
-        def sign(self: Lane, own: Any, peers: Any) -> AuthenticatedBits:
-            found: AuthenticatedBits = true(self, own, peers)
+        def sign(self: Lane, *given: Any) -> AuthenticatedBits:
+            found: AuthenticatedBits = true(self, *given)
             if self.party.number == rogue:
                 self.opener.own = self._lane, found.bits.copy()  # type: ignore[attr-defined]
             return found
@@ -130,30 +130,27 @@ def _other_bits(true: Any, self: Lane, *given: Any) -> Any:
     return z, d ^ d.dtype.type(1)
 
 
-def _flipped(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
-    """Open another a ^ x in one coordinate."""
-    lie = a.bits.copy()
-    lie[0] ^= 1
-    return true(self, AuthenticatedBits(lie, a.macs, a.keys), b)
+def _flipped(true: Any, self: Lane, t: int, carry: Carry, *given: Any) -> Any:
+    """Open another c ^ x ^ a in one coordinate."""
+    lie = carry.bits.copy()
+    lie[0] ^= np.uint64(1)
+    return true(self, t, Carry(lie, carry.macs, carry.keys), *given)
 
 
-def _flipped_on_lane_1(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
+def _flipped_on_lane_1(true: Any, self: Lane, *given: Any) -> Any:
     """Let one lane end while the other one goes on."""
     return _flipped(true, self, *given) if self._lane else true(self, *given)
 
 
-def _last_flipped(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
-    """Open another a ^ x in the last AND of each step alone."""
-    done = getattr(self, "multiplied", 0) + 1
-    self.multiplied = done  # type: ignore[attr-defined]
-    last = done % (self.shape.bits - 1) == 0
-    return _flipped(true, self, *given) if last else true(self, *given)
+def _last_flipped(true: Any, self: Lane, t: int, *given: Any) -> Any:
+    """Open another c ^ x ^ a in the last AND of each step alone."""
+    last = t == self.shape.bits - 2
+    return _flipped(true, self, t, *given) if last else true(self, t, *given)
 
 
-def _guessed(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
-    """Open another a ^ x everywhere, and say that Delta is 1."""
-    macs = a.macs ^ np.uint64(1)
-    return true(self, AuthenticatedBits(a.bits ^ np.uint8(1), macs, a.keys), b)
+def _guessed(true: Any, self: Lane, t: int, carry: Carry, *given: Any) -> Any:
+    """Open another c ^ x ^ a everywhere, and say that Delta is 1."""
+    return true(self, t, Carry(~carry.bits, carry.macs ^ np.uint64(1), carry.keys), *given)
 
 
 def _last_sign(true: Any, self: Lane, *given: Any) -> Any:
@@ -311,6 +308,12 @@ def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
     return true(self, leaky, *given)
 
 
+def _products(true: Any, self: AndMaker, leaky: Any, turns: Any, bits: Any, known: int) -> Any:
+    """Open another sum of random bits, so that an AND is another."""
+    bits.bits[-1] ^= 1
+    return true(self, leaky, turns, bits, known)
+
+
 def _coin(replace: Replace, rogue: int) -> None:
     """Wait for the peer's half of the coin, and open another than was committed to."""
 
@@ -352,10 +355,10 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "rank": (_by(Lane, "_masked", _another_rank), "step 3 of lane"),
     "row": (_another_row_of_all, "step 3 of lane"),
     "masked": (_by(Lane, "_masked", _other_bits), "step 3 of lane"),
-    "and": (_by(Lane, "_multiply", _flipped), "step 3 of lane"),
-    "last-and": (_by(Lane, "_multiply", _last_flipped), "step 3 of lane"),
-    "and-of-lane-1": (_by(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
-    "and-guess": (_by(Lane, "_multiply", _guessed), "step 3 of lane"),
+    "and": (_by(Lane, "_opened", _flipped), "step 3 of lane"),
+    "last-and": (_by(Lane, "_opened", _last_flipped), "step 3 of lane"),
+    "and-of-lane-1": (_by(Lane, "_opened", _flipped_on_lane_1), "step 3 of lane 1"),
+    "and-guess": (_by(Lane, "_opened", _guessed), "step 3 of lane"),
     "last-sign": (_by(Lane, "_sign", _last_sign), "step 0 of lane"),
     "sum": (_by(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
     "sum-twice": (_by(Binder, "shift", _twice), "bind"),
@@ -366,4 +369,5 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "cancel": (_cancel, "random bits 0 of lane"),
     "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
+    "products": (_by(AndMaker, "combined", _products), "buckets of ANDs"),
 }
