@@ -468,11 +468,9 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     k = known_bits(both, 64)[2]
     run_both(lambda j: both[j].products(k[j], 0))
     check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
-    tables = [*["and.tables"] * 3, "and.tops"]
+    tables = [*check, "and.tables"] * 3 + ["and.tops"]
     settled = ["toss.commit", "toss.open", "audit.hidden", "audit.proof"]
-    wanted = (
-        check * 3 + tables + settled + ["toss.commit", "toss.open", "and.buckets", "opening.digest"]
-    )
+    wanted = tables + settled + ["toss.commit", "toss.open", "and.buckets", "opening.digest"]
     assert [end.sent for end in pair] == [wanted] * 2
 
 

@@ -220,16 +220,13 @@ class Lane:
             self._chunks.append(_Chunk(bound, shares, *kept))
         if masks:
             self._masks = self.binder.draw_masks()
-        self._ands.forget()
 
     def _make(self, dim: int, report: Report) -> tuple[Numbers, Committed, Products]:
         """Make the random bits of all steps of a chunk, prove that they are bits, and make ANDs."""
         bits, width, steps = self.shape.bits, padded(dim), len(self._steps)
         words = self.party.randomness.words(-(-steps * width * ring.dtype(bits).itemsize // 8))
         numbers = ring.reduce(words.view(ring.dtype(bits))[: steps * width], bits)
-        committed, products = Committed(), Products()
-        pools, rows, told = pools_of(bits, steps, width), (bits - 1) * steps, 0
-        waiting, done = list[AuthenticatedBits](), 0
+        committed, proved = Committed(), list[AuthenticatedBits]()
         for t in range(bits):
             at, their_at, f, halves = self._prove_bits((numbers >> t & 1).astype(np.uint8), t)
             f = self.verifier.opened(f, steps * width, bits - t)
@@ -238,30 +235,35 @@ class Lane:
                 its = ring.pack(f[:, first : first + width], bits - t)
                 blocks = first // per_block(bits - t)
                 committed[step, t] = _Committed(at + blocks, their_at + blocks, its)
-            del f
-            waiting.append(halves)
-            while t < bits - 1 and pools and done + pools[0] <= (t + 1) * steps:
-                count = pools.pop(0)
-                joined = AuthenticatedBits.joined(waiting)
-                waiting = [joined[count * width :]]
-                self._make_products(joined[: count * width], done, width, products)
-                done += count
-                report(dim * done // rows - told)
-                told = dim * done // rows
-        # its bits are made, too
-        report(2 * dim - told)
+            proved.append(halves)
+        report(dim)
+        products, rows, done, told = Products(), (bits - 1) * steps, 0, 0
+        for count in pools_of(bits, steps, width):
+            some = slice(done * width, (done + count) * width)
+            self._make_products(proved, some, width, products)
+            done += count
+            report(dim * done // rows - told)
+            told = dim * done // rows
+        report(dim - told)
+        self._ands.forget()
         return dict(enumerate(numbers.reshape(steps, width))), committed, products
 
     def _make_products(
-        self, bits: AuthenticatedBits, first: int, width: int, products: Products
+        self, proved: list[AuthenticatedBits], some: slice, width: int, products: Products
     ) -> None:
-        """Make ANDs of rows of bits, from row `first` on: of all steps of t = 0, then of 1, .."""
+        """Make ANDs of some of the bits that were proved: of all steps of t = 0, then of 1, .."""
         self.opener.what = f"the ANDs of lane {self._lane}"
         steps = len(self._steps)
-        known = max(0, min(len(bits), (steps - first) * width))
+        each = steps * width
+        parts = [
+            proved[t][max(0, some.start - t * each) : max(0, some.stop - t * each)]
+            for t in range(self.shape.bits - 1)
+        ]
+        bits = AuthenticatedBits.joined([part for part in parts if len(part)])
+        known = max(0, min(some.stop, each) - some.start)
         w, x = self._ands.products(bits, known)
         for start in range(0, len(bits), width):
-            t, step = divmod(first + start // width, steps)
+            t, step = divmod((some.start + start) // width, steps)
             of_w = w[start : start + width]
             of_x = x[start - known : start - known + width] if t else of_w
             products[step, t] = of_w, of_x
@@ -562,19 +564,18 @@ def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Itera
 
     for size in sizes:
         width = padded(size)
-        pools, done, numbers = pools_of(bits, steps, width), 0, steps * width
+        numbers, done = steps * width, 0
         partners = math.prod(partners_of(numbers))
-        for t, m in enumerate(range(bits, 0, -1)):
+        for m in range(bits, 0, -1):
             yield from _both("mac.values", ring.packed_words(trees * numbers, m))
-            if m == 1:
-                continue
-            yield from _both("mac.values", ring.packed_words(trees * partners, m))
-            yield from toss_messages()
-            yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
-            while pools and done + pools[0] <= (t + 1) * steps:
-                count, known = pools.pop(0), max(0, steps - done)
-                yield from ands.messages(count * width, min(known, count) * width, PORTIONS)
-                done += count
+            if m > 1:
+                yield from _both("mac.values", ring.packed_words(trees * partners, m))
+                yield from toss_messages()
+                yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
+        for rows in pools_of(bits, steps, width):
+            known = max(0, min(done + rows, steps) - done)
+            yield from ands.messages(rows * width, known * width, PORTIONS)
+            done += rows
     for count in [*drawn, *([math.prod(fold_shape(shape))] if masks else [])]:
         yield from draw(count)
 

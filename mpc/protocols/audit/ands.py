@@ -36,7 +36,7 @@ MACs. With k = a ^ b, what is opened beside the d_i is q = k ^ x ^ y, which y hi
 So y is used up. Of MACs and keys, `audit.bits.MAC_BITS` bits are kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, Self
@@ -128,9 +128,9 @@ class _Half(NamedTuple):
 
     # all ones if they are of party 0's bits, and else 0
     whose: np.uint64
-    # of a public one, which is added to party 0's share
+    # the change for a public one, which is added to party 0's share
     added: np.uint64
-    # of what the peer opens
+    # the change for a one that the peer opens
     delta: np.uint64
 
 
@@ -206,35 +206,44 @@ class AndMaker:
     def leaky(self, factors: Factors, tests: Words) -> None:
         """Make leaky ANDs: write their factors and T (n,).
 
-        All OTs of a portion are checked before its tables are made, and all of these are sent
-        before any is waited for.
+        All OTs of a group are checked before its tables are sent. They are waited for only when
+        the corrections of the next group are on their way.
         """
         x, y, z = factors
-        delta, sent = self.delta, np.empty_like(tests)
-        groups = list(_groups(len(tests), self._portions))
-        for some in groups:
+        delta, tops = self.delta, np.empty(len(tests) // 64, np.uint64)
+        waiting: list[slice] = []
+
+        def wait() -> None:
+            """Finish S of the last group."""
+            for some in waiting:
+                shape, words = (some.stop - some.start,), slice(some.start // 64, some.stop // 64)
+                received = self._channel.recv("and.tables", np.uint64, shape)
+                kernels.mask_tops(x.bits[some], z.bits[some], received, tests[some], tops[words])
+            waiting.clear()
+
+        for some in _groups(len(tests), self._portions):
             own, key0, key1 = hashes = [
                 self._scratch.array(f"hash of {what}", some.stop - some.start)
                 for what in ("own", "key 0", "key 1")
             ]
-            self._correlated([factor[some] for factor in factors], hashes)
+            self._correlated([factor[some] for factor in factors], hashes, wait)
+            # new each time, because the channel may still be sending the last ones
+            sent = np.empty(len(own), np.uint64)
             given = *y[some].arrays, x.bits[some], own, key0, key1, delta
-            kernels.garble(*given, tests[some], sent[some])
-        for some in groups:
-            self._channel.send("and.tables", sent[some])
-        received = np.empty_like(sent)
-        for some in groups:
-            shape = (some.stop - some.start,)
-            received[some] = self._channel.recv("and.tables", np.uint64, shape)
-        tops = np.empty(len(tests) // 64, np.uint64)
-        kernels.mask_tops(x.bits, z.bits, received, tests, tops)
+            kernels.garble(*given, tests[some], sent)
+            self._channel.send("and.tables", sent)
+            waiting.append(some)
+        wait()
         opened = tops ^ self._channel.exchange("and.tops", tops)
         kernels.unmask(opened, self._number, delta, *z.arrays, tests)
 
-    def _correlated(self, factors: Factors, hashes: Sequence[Words]) -> None:
+    def _correlated(
+        self, factors: Factors, hashes: Sequence[Words], wait: Callable[[], None]
+    ) -> None:
         """Make and check the OTs of leaky ANDs: the shares of x, y and r, with MACs and keys.
 
-        The hashes are of the MACs of x, of its keys, and of those ^ Delta.
+        The hashes are of the MACs of x, of its keys, and of those ^ Delta. `wait` receives what was
+        sent before.
         """
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
@@ -249,6 +258,7 @@ class AndMaker:
                 packing.unpack_bits(words, factor.bits)
         for each in receivers:
             each.seal()
+        wait()
         for some in pieces:
             x, *rest = (factor[some] for factor in factors)
             sender.extend_correlated(x.keys, *(each[some] for each in hashes[1:]))
@@ -400,10 +410,13 @@ def messages(
     # of x, y and r, and for the checks
     trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]
     leaky = _leaky_count(count)
-    groups = [some.stop - some.start for some in _groups(leaky, portions)]
-    for some in groups:
-        sizes = [min(PORTION, some - at) for at in range(0, some, PORTION)]
+    tables: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
+    for some in _groups(leaky, portions):
+        group = some.stop - some.start
+        sizes = [min(PORTION, group - at) for at in range(0, group, PORTION)]
         for sent in both:
+            if tables and not sent:
+                yield False, *tables.pop()
             for size, each in product(sizes, trees):
                 yield sent, "ot.corrections", np.uint64, (each - 1, size // 64)
             for each in trees[:2]:
@@ -414,9 +427,11 @@ def messages(
         ):
             for sent in both:
                 yield from [(sent, label, dtype, shape)] * 2
-    for label, parts in (("and.tables", groups), ("and.tops", [leaky // 64])):
-        for sent, words in product(both, parts):
-            yield sent, label, np.uint64, (words,)
+        tables.append(("and.tables", np.uint64, (group,)))
+        yield True, *tables[0]
+    yield False, *tables[0]
+    for sent in both:
+        yield sent, "and.tops", np.uint64, (leaky // 64,)
     buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
