@@ -242,11 +242,11 @@ def _cancel(replace: Replace, rogue: int) -> None:
     """Claim that all bits are 0, and commit to numbers whose errors cancel in the hash then."""
     steps, offs = 4, dict[int, list[Array]]()
 
-    def make_bits(true: Any, self: Lane, *given: Any) -> None:
+    def make(true: Any, self: Lane, *given: Any) -> Any:
         randomness: Any = self.party.randomness
         randomness.words = partial(np.zeros, dtype=np.uint64)
         try:
-            true(self, *given)
+            return true(self, *given)
         finally:
             del randomness.words
 
@@ -282,7 +282,7 @@ def _cancel(replace: Replace, rogue: int) -> None:
         off = np.concatenate([one[: chunk.bound.dim] for one, chunk in each])
         return (z ^ off, d ^ off) if step == steps - 1 else (z, d)
 
-    for name, deviate in (("_make_bits", make_bits), ("_prove_bits", prove), ("_masked", masked)):
+    for name, deviate in (("_make", make), ("_prove_bits", prove), ("_masked", masked)):
         _by(Lane, name, deviate)(replace, rogue)
 
 
@@ -306,12 +306,6 @@ def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
     """Open another bit of a bucket of leaky ANDs."""
     leaky[1].bits[-1] ^= 1
     return true(self, leaky, *given)
-
-
-def _products(true: Any, self: AndMaker, leaky: Any, turns: Any, bits: Any, known: int) -> Any:
-    """Open another sum of random bits, so that an AND is another."""
-    bits.bits[-1] ^= 1
-    return true(self, leaky, turns, bits, known)
 
 
 def _coin(replace: Replace, rogue: int) -> None:
@@ -369,5 +363,4 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "cancel": (_cancel, "random bits 0 of lane"),
     "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
-    "products": (_by(AndMaker, "combined", _products), "buckets of ANDs"),
 }
