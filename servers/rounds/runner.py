@@ -22,7 +22,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.audit.binding import fold_words
 from securemedian.servers import logs
-from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.base import RoundInput, mark_nothing
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Effect, Event, Failure, Interrupted
@@ -199,7 +199,8 @@ class RoundRunner:
     def _input(self, entry: Entry) -> RoundInput:
         """Return what the chosen clients of a round have sent, and what the method needs of it."""
         server_round, spool = entry.server_round, entry.spool
-        included = server_round.included
+        included, audited = server_round.included, server_round.audited
+        check = partial(entry.check_stored, server_round.state, server_round.sessions)
         return RoundInput(
             server_round.computed,
             [spool.get(client) for client in included],
@@ -207,8 +208,9 @@ class RoundRunner:
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
-            [spool.masks(client) for client in included] if server_round.audited else (),
-            partial(entry.check_stored, server_round.state, server_round.sessions),
+            [spool.masks(client) for client in included] if audited else (),
+            # of others the input goes to workers, also on other hosts
+            check if audited else mark_nothing,
         )
 
     def _require_session(self, entry: Entry) -> None:
