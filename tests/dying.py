@@ -1,7 +1,8 @@
 """A server that dies at a moment, or loses its link to the other one: `Pair.start(module=..)`.
 
 It is a real daemon. The file SERVER.moment beside its configuration says at which moment it dies,
-or its link is cut: `die state open`, or `cut lane bisect.sign 8` for the eighth of these messages.
+or its link is cut, or its lanes break: `die state open`, or `cut lane bisect.sign 8` for the eighth
+of these messages.
 
     state NAME   The round's new state is stored, and nothing is done about it.
     said NAME    A message has been given to the control stream.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from securemedian import cli
+from securemedian.mpc.errors import ChannelClosed
 from securemedian.mpc.protocols.bisect import Lane
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.servers import logs
@@ -48,7 +50,7 @@ class Moments:
         self.to_cut, self.is_cut = threading.Event(), threading.Event()
 
     def come(self, what: str, name: str) -> None:
-        """Die, or lose the link and go on, if this is the moment."""
+        """Die, break off, or lose the link and go on, if this is the moment."""
         with self._lock:
             if not self._file.exists():
                 return
@@ -59,8 +61,11 @@ class Moments:
                 return
             self._file.unlink()
             self._seen.clear()
-            if how == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
+            match how:
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "break":
+                    raise ChannelClosed("broken on purpose")
             self.to_cut.set()
         assert self.is_cut.wait(LIMIT_S)
         self.is_cut.clear()
