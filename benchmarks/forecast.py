@@ -273,11 +273,17 @@ def run(options: argparse.Namespace) -> None:
         console.print(f"left out: {reason.removesuffix(OR_WAY_OUT)}")
     if any(str(reason).endswith(OR_WAY_OUT) for reason in refused):
         console.print(f"To take these, {WAY_OUT}")
+    taken = dict[str, list[int]]()
     for clients in counts:
         rows = [row for row in found if row.clients == clients]
         about = f"n = {clients}: " if len(counts) > 1 else ""
-        for line in [*cheapest(rows), *of_noise(rows), *ranges(rows)]:
+        for line in [*cheapest(rows), *of_noise(rows)]:
             console.print(about + line)
+        for line in ranges(rows):
+            taken.setdefault(line, []).append(clients)
+    for line, which in taken.items():
+        # each once, though several n have it
+        console.print(line if which == counts else f"n = {', '.join(map(str, which))}: {line}")
     if options.json:
         options.json.write_text(json.dumps([row.to_dict() for row in found], indent=1) + "\n")
         console.print(f"saved to {options.json}")

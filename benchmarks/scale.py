@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from securemedian.benchmarks import settings
 from securemedian.clients.client import Client
 from securemedian.common import terminal
-from securemedian.coordinator.rounds import nothing
 from securemedian.laboratory import report
-from securemedian.laboratory.servers import SERVERS, Service, ShowStatus, servers_here
+from securemedian.laboratory.servers import SERVERS, Service, servers_here
 from securemedian.mpc.protocols.dealing import OwnDealing
 from securemedian.mpc.rounds.methods.base import Published
 from securemedian.mpc.rounds.methods.registry import METHODS
@@ -62,11 +61,8 @@ class Copied(Client):
         return values
 
 
-def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothing) -> Round:
-    """Run one round, and return its cost and what the clients' part took.
-
-    `show` is called with S0's status again and again.
-    """
+def timed_round(service: Service, params: RoundParams) -> Round:
+    """Run one round, and return its cost and what the clients' part took."""
     # the default policy asks for more than 8 buckets, and this one for nothing
     policy = CoordinateRange() if params.form.buckets else None
     model = np.zeros(params.dim, np.float32)
@@ -81,7 +77,7 @@ def timed_round(service: Service, params: RoundParams, show: ShowStatus = nothin
                 client.submit(update, round_id)
         times.append(time.monotonic())
 
-    ended = service.round(params, play, show, model=model, range_policy=policy, reset=True)
+    ended = service.round(params, play, model=model, range_policy=policy, reset=True)
     start, submitted = times
     return {
         "uploads_seconds": submitted - start,

@@ -48,6 +48,7 @@ from securemedian.mpc.rounds.pipeline import (
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
+from securemedian.servers.computing.base import mark_nothing
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18
@@ -252,7 +253,7 @@ def _bisected(
     dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
     masks = [os_entropy(SEED_BYTES) for _ in dealt]
     meet()
-    found.bind(dealt, masks, _mark_nothing)
+    found.bind(dealt, masks, mark_nothing)
     coin = found.toss()
     own = [
         binding.fold(number, upload, session, coin, mask)
@@ -261,11 +262,7 @@ def _bisected(
     theirs = [channels[0].exchange("fold", each) for each in own]
     meet()
     found.compare(theirs)
-    return Outcome(stacked([found.run(_mark_nothing)]), found.ran), found
-
-
-def _mark_nothing() -> None:
-    """Mark nothing: no update is behind what is measured."""
+    return Outcome(stacked([found.run(mark_nothing)]), found.ran), found
 
 
 def run_before(params: RoundParams) -> run_state.RunState:

@@ -39,7 +39,6 @@ from securemedian.clients.rounds import (
     ask_form,
     load_round,
     trained,
-    turns_of,
 )
 from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.spent import Spent
@@ -50,6 +49,7 @@ from securemedian.common.status import POLICY, SERVERS, check_public_metrics
 from securemedian.common.terminal import Progress, Report, Teller, unseen
 from securemedian.common.versions import agree
 from securemedian.mpc.errors import (
+    ChannelTimeout,
     ConfigError,
     DuplicateUpload,
     InputError,
@@ -103,7 +103,6 @@ def _group_of(current: Round, group: int | None) -> int:
 
 
 def _check_same(made: Submission, vector: NDArray[Any], group: int) -> None:
-    """Raise DuplicateUpload unless an upload is that of this flat update for this group."""
     if made.update != fingerprint(vector, group):
         raise DuplicateUpload(
             "another update of yours is on its way to a round, which takes one: "
@@ -442,7 +441,20 @@ class Client(Member):
         that this client's policy refuses cost that round alone, and are reported. Raises what
         `wait_for_round` raises.
         """
-        return turns_of(self, count, timeout_s, lost, all_count)
+        done = 0
+        while count is None or done < count:
+            try:
+                turn = Turn(self, self.wait_for_round(timeout_s), lost)
+            except ChannelTimeout as error:
+                if count is not None:
+                    raise
+                self.report(f"{error}: the training ends after {done} rounds")
+                return
+            except PolicyRefused as error:
+                self.report(f"going on to the next round: {error}")
+                continue
+            yield turn
+            done += turn.done or all_count
 
     def _form_of(self, current: Round, spec: updates.Spec | None) -> ModelForm | None:
         """Return the form of a round's models; without one, that of `spec` becomes the round's.
@@ -568,7 +580,6 @@ class Client(Member):
                 self.report(f"S{party} was not told of a refusal: {error}")
 
     def _check_free(self, current: Round) -> None:
-        """Raise DuplicateUpload if this client cannot make an upload for the round any more."""
         tried = current.round_id in self._shared or self._journal.confirmed(current.round_id)
         if current.submitted or tried:
             raise DuplicateUpload(

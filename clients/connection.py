@@ -326,7 +326,6 @@ class Connection:
             raise ServerUnreachable(f"the connection was closed here: {self._where}; open another")
 
     def _take_events(self) -> None:
-        """Take all events that have happened to the connection. Raises what `_event` raises."""
         while self._monitor.poll(0):
             self._event()
 

@@ -154,7 +154,6 @@ def _unreadable(path: Path, error: OSError) -> InputError:
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays in a .safetensors file by name. Raises InputError."""
     try:
         data = path.read_bytes()
         (length,) = _LENGTH.unpack_from(data)

@@ -121,7 +121,6 @@ def _add_flag(page: argparse.ArgumentParser, flag: str, option: Option) -> None:
 
 
 def _parser(option: Option) -> Any:
-    """Return the function that turns the text of a flag into a value of the option."""
     if option.kind in (int, float, str):
         return option.kind
     if isinstance(option.kind, UnionType):

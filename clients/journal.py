@@ -470,7 +470,6 @@ class Journal:
             kept.written = True
 
     def _delete(self, round_id: str) -> None:
-        """Delete the file of a round, if it has one."""
         if self._rounds.get(round_id, _Kept()).written:
             # the next process finds a file that cannot be deleted now
             self._path(round_id).unlink(missing_ok=True)

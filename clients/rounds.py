@@ -6,7 +6,7 @@ for turn in client.rounds(3):
         result = turn.result()
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,11 @@ from securemedian.clients.upload import Round
 from securemedian.common.model_form import ModelForm
 from securemedian.common.status import TRAINING
 from securemedian.mpc.errors import (
-    ChannelTimeout,
     ConfigError,
     InputError,
     NotFinite,
     NotStored,
     PeerProtocolError,
-    PolicyRefused,
     RoundClosed,
     SecureMedianError,
     ServerUnreachable,
@@ -197,30 +195,6 @@ class Turn:
     def result(self, **options: Any) -> Any:
         """Wait for the result of this round, as `Client.result`."""
         return self._client.result(self.round.round_id, **options)
-
-
-def turns_of(
-    client: "Client",
-    count: int | None,
-    timeout_s: float | None,
-    lost: tuple[type[SecureMedianError], ...],
-    all_count: bool,
-) -> Iterator[Turn]:
-    """Yield the turns of a client (`Client.rounds`)."""
-    done = 0
-    while count is None or done < count:
-        try:
-            turn = Turn(client, client.wait_for_round(timeout_s), lost)
-        except ChannelTimeout as error:
-            if count is not None:
-                raise
-            client.report(f"{error}: the training ends after {done} rounds")
-            return
-        except PolicyRefused as error:
-            client.report(f"going on to the next round: {error}")
-            continue
-        yield turn
-        done += turn.done or all_count
 
 
 def trained(

@@ -102,7 +102,6 @@ class _Way:
             progress(min(share.nbytes, piece * size * share.itemsize), share.nbytes)
 
     def _holds(self, server: Connection) -> bool:
-        """Return whether a server has its half for this round."""
         try:
             found = server.ask("round", patience_s=self.patience_s, stop=self.stop).fields
         except UnknownRound:

@@ -307,7 +307,6 @@ def _npy(array: NDArray[np.float32]) -> memoryview:
 
 
 def _line(status: RoundStatus, seconds: float) -> dict[str, Any]:
-    """Return the line of an attempt at a round, from the last status of the round."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "round": status.round,
@@ -316,7 +315,6 @@ def _line(status: RoundStatus, seconds: float) -> dict[str, Any]:
 
 
 def _sentence(which: str, line: Mapping[str, Any]) -> str:
-    """Return what people are told of a published round."""
     left_out = [f"{name}: {why}" for name, why in line["left_out"].items()]
     measured = [
         f"{name} {value:g}"

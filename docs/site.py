@@ -36,7 +36,9 @@ ROOT = Path(__file__).parent.parent
 # pages in the root of the repository, where people look first
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "EXPERIMENTS.md", "SECURITY.md")
 SAMPLES = Path(__file__).parent / "samples"
-ROGUE_SERVERS = Path(__file__).parent / "figures" / "rogue-servers.json"
+FIGURES = Path(__file__).parent / "figures"
+# of this release, and of 1.0's audit, which 1.1 does not have
+ROGUE_SERVERS = "rogue-servers.json", "rogue-servers-1.0.json"
 # the classes that read each file and its tables
 DEFAULTS: dict[str, dict[str, type]] = {
     "client.toml": {
@@ -166,22 +168,25 @@ def told_rows(kind: type) -> str:
 
 
 def rogue_servers() -> str:
-    """Return the measured leaks to rogue servers as a table: `scripts/rogue --json` made the file.
+    """Return the measured leaks to rogue servers as a table: `scripts/rogue --json` made the files.
 
     Bits per coordinate stand as "about one client / about the sum of all".
     """
-    rows: dict[tuple[str, str], list[str]] = {}
-    for row in json.loads(ROGUE_SERVERS.read_text("utf-8")):
-        at = row["attack"], row["method"]
-        first = [f"`{at[0]}`", row["about"], f"`{at[1]}`", "", "refused", "refused", ""]
-        cells = rows.setdefault(at, first)
-        column = 3 + row["protected"] + row["audited"]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for row in (row for name in ROGUE_SERVERS for row in json.loads((FIGURES / name).read_text())):
+        at, security = (row["attack"], row["method"]), row["security"]
+        first = {"rogue": f"`{at[0]}`", "does": row["about"], "method": f"`{at[1]}`"}
+        # a deviation from the authenticated bisect has no other column
+        first |= dict.fromkeys(_SECURITIES, "-" if security == "malicious" else "refused")
+        cells = rows.setdefault(at, first | {"noticed by": row["when"].partition(": ")[0]})
+        found = row["noticed"] and cells["noticed by"] == "never"
         bits = f"{row['client_bits']:.3g} / {row['sum_bits']:.3g}"
-        found = row["noticed"] and cells[6] == "never"
-        cells[column] = f"{bits}, found" if found else bits
-        cells[6] = cells[6] or row["when"].partition(": ")[0]
-    head = ("rogue", "does", "method", "semi-honest", "bounded", "audited", "noticed by")
-    return _table(head, [tuple(cells) for cells in rows.values()])
+        cells[security] = f"{bits}, found" if found else bits
+    head = ("rogue", "does", "method", *_SECURITIES, "noticed by")
+    return _table(head, [tuple(cells[name] for name in head) for cells in rows.values()])
+
+
+_SECURITIES = "semi-honest", "bounded", "1.0's audit", "malicious"
 
 
 def _numbers() -> list[tuple[str, str]]:

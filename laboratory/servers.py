@@ -40,7 +40,6 @@ POLL_S = 0.1
 SERVE = ("securemedian", "serve")
 NO_PROGRAMS: Mapping[str, Sequence[str]] = MappingProxyType({})
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-NO_WAYS: Mapping[int, int] = MappingProxyType({})
 
 # gets S0's status again and again while a round lasts
 ShowStatus = Callable[[RoundStatus], object]
@@ -63,17 +62,10 @@ def make(
     return names
 
 
-def configure(
-    path: Path,
-    settings: Mapping[str, Any],
-    tables: str = "",
-    ways: Mapping[int, int] = NO_WAYS,
-) -> None:
-    """Change settings of a configuration, add tables, and replace ports as `ways` says."""
+def configure(path: Path, settings: Mapping[str, Any], tables: str = "") -> None:
+    """Change settings of a configuration, and add tables."""
     lines = path.read_text().splitlines()
     kept = "\n".join(line for line in lines if line.partition(" = ")[0] not in settings)
-    for port, way in ways.items():
-        kept = kept.replace(f':{port}"', f':{way}"')
     # for these values JSON is TOML
     changed = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     path.write_text("\n".join([*changed, kept, tables]))

@@ -27,11 +27,11 @@ def cut(text: str, limit: int = MAX_TEXT) -> str:
     return printable(text[:limit]) + more
 
 
-def quoted(value: object, limit: int = MAX_QUOTE) -> str:
-    """Return the `repr` of a value from outside, cut to about `limit` characters."""
+def quoted(value: object) -> str:
+    """Return the `repr` of a value from outside, cut to about MAX_QUOTE characters."""
     short = reprlib.Repr()
-    short.maxstring = short.maxother = short.maxlong = limit
-    return cut(short.repr(value), limit)
+    short.maxstring = short.maxother = short.maxlong = MAX_QUOTE
+    return cut(short.repr(value), MAX_QUOTE)
 
 
 class SecureMedianError(Exception):

@@ -226,7 +226,6 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _port(whom: str, endpoint: str, running: bool) -> Finding:
-    """Find out whether this machine can listen on a port."""
     # zmq writes * for all interfaces
     host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
     family = socket.AF_INET6 if host and listens_ipv6(endpoint) else socket.AF_INET
@@ -342,7 +341,6 @@ def _processor(config: ServerConfig) -> Iterator[Finding]:
 
 
 def _kernels(protocol: ProtocolParams) -> Finding:
-    """Find out whether the server would compile when it starts."""
     from securemedian.mpc.protocols.compiling import kernels_of
     from securemedian.mpc.protocols.kernels.jit import COMPILES
 

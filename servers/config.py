@@ -338,7 +338,7 @@ class ServerConfig:
             own[STRICT] = True
         return own | self.protocol.agreement() | self.engine.agreement()
 
-    def check_audits(self) -> None:
+    def check_malicious(self) -> None:
         """Raise ConfigError unless this server can take part in rounds with security malicious."""
         for given, what, remedy in (
             (self.protocol.silent, "silent OT", 'ot_extension = "softspoken" in [protocol]'),

@@ -105,9 +105,9 @@ class Daemon:
         Raises ConfigError if what it needs is not installed, or if it is not guarded.
         """
         if config.engine.kind == "threads":
-            return ThreadBackend(config.party, config.protocol, self._lane)
+            return ThreadBackend(config.party, config.protocol, self._lanes)
         folder, limit = Path(config.state_dir), lambda: self._config.channel_timeout_s
-        return RayBackend(config.party, config.protocol, config.engine, folder, self._lane, limit)
+        return RayBackend(config.party, config.protocol, config.engine, folder, self._lanes, limit)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, and then until no run is under way.
@@ -195,11 +195,9 @@ class Daemon:
         signal.set_wakeup_fd(self._wake_in)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT: let `run` come to its end."""
         self._stop_asked = True
 
     def _ask_to_reload(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGHUP: let the loop read the configuration again."""
         self._reload_asked = True
 
     def _reload(self) -> None:
@@ -219,7 +217,7 @@ class Daemon:
         self._config = config
         allow(self._gate, CLIENT_DOMAIN, _keys_of(config))
         self._requests.reload(config)
-        self._rounds.reload(config)
+        self._rounds.register.reload(config)
         told: dict[str, Any] = dict(changes)
         level = logging.WARNING if changes["needs_restart"] else logging.INFO
         logs.event("reloaded", level, **told)
@@ -265,9 +263,11 @@ class Daemon:
         with suppress(zmq.Again):
             self._control.send_multipart(control.encode(message), zmq.DONTWAIT)
 
-    def _lane(self, session_id: bytes, lane: int) -> ZmqLink:
+    def _lanes(self, session_id: bytes, count: int) -> list[ZmqLink]:
+        timeout_s = self._config.channel_timeout_s
+        # one block: each lets in as many connections as wait at the ports
         with self._descriptors.own():
-            return self._peer.lane(session_id, lane, self._config.channel_timeout_s)
+            return [self._peer.lane(session_id, lane, timeout_s) for lane in range(count)]
 
     def _wake(self) -> None:
         os.write(self._wake_in, b"\0")
@@ -288,7 +288,6 @@ def _watched(config: ServerConfig) -> "tuple[Monitor | None, HttpServer | None]"
 
 
 def _keys_of(config: ServerConfig) -> list[str]:
-    """Return the keys that may use the clients' port."""
     return [caller.public_key for caller in config.clients + config.coordinators]
 
 

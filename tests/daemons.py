@@ -70,7 +70,7 @@ def wait_until(condition: Callable[[], Any], limit_s: float = WAIT_S) -> Any:
     raise AssertionError(f"not within {limit_s:g} s: {condition}")
 
 
-def in_background(function: Callable[[], object]) -> Callable[[], None]:
+def in_background(function: Callable[[], object], limit_s: float = WAIT_S) -> Callable[[], None]:
     """Start a function on a thread, and return one that waits for it and passes its error on."""
     errors: list[BaseException] = []
 
@@ -84,7 +84,7 @@ def in_background(function: Callable[[], object]) -> Callable[[], None]:
     thread.start()
 
     def join() -> None:
-        thread.join(WAIT_S)
+        thread.join(limit_s)
         assert not thread.is_alive()
         if errors:
             raise errors[0]
@@ -195,22 +195,26 @@ class Pair:
         self,
         *servers: str,
         program: Sequence[str] = (),
+        module: str = "securemedian.cli",
         until: str = "peer-awaited",
     ) -> None:
         """Start servers and wait until they are ready, or until they log another event.
 
-        `program` is what Python runs in their place, in a process that is not forked.
+        `module` has another `main`. `program` is what Python runs in their place, in a process that
+        is not forked.
         """
         logged = {server: len(self.events(server)) for server in servers}
         for server in servers:
-            self._processes.launch(server, partial(self._launch, server, program))
+            self._processes.launch(server, partial(self._launch, server, program, module))
         for server, before in logged.items():
             wait_until(partial(self._has_logged, until, server, before), START_S)
 
-    def _launch(self, server: str, program: Sequence[str], log: BufferedWriter) -> Running:
+    def _launch(
+        self, server: str, program: Sequence[str], module: str, log: BufferedWriter
+    ) -> Running:
         command = ["serve", str(self.folder / f"{server}.toml")]
         if not program:
-            return forks.source().start(command, log, self._descriptors)
+            return forks.source().start(command, log, self._descriptors, module)
         started = subprocess.Popen([sys.executable, *program, *command], stderr=log, cwd=ROOT)
         # long before it looks
         limits = self._descriptors, self._descriptors
@@ -287,7 +291,8 @@ class Pair:
     def stop(self, server: str, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit status."""
         self.tell(server, number)
-        return self.ended(server)
+        # a run may go on to its end
+        return self.ended(server, START_S)
 
     def ended(self, server: str, limit_s: float = WAIT_S) -> int:
         return self._processes.pop(server).wait(limit_s)

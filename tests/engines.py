@@ -59,19 +59,19 @@ class Servers:
         ]
 
     def opener(self, party: int) -> Any:
-        """Return what opens the lanes of a session, one after the other."""
+        """Return a function that opens the lanes of a session."""
 
-        def open_lane(session: bytes, lane: int) -> Pipe:
+        def open_lanes(session: bytes, count: int) -> list[Pipe]:
             with self._lock:
                 pipes = self.pipes.setdefault(session, [])
-                if len(pipes) <= lane:
+                while len(pipes) < count:
                     one, other = map(Pipe, local_pair(self._timeout_s))
                     if self.hangs:
                         one.blocked.set()
                     pipes.append((one, other))
-                return pipes[lane][party]
+                return [pair[party] for pair in pipes[:count]]
 
-        return open_lane
+        return open_lanes
 
     def let_go(self) -> None:
         for pipes in self.pipes.values():

@@ -21,7 +21,6 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
-from securemedian import cli
 from securemedian.mpc.protocols.compiling import compile_kernels
 
 ROOT = Path(__file__).parent.parent
@@ -68,12 +67,19 @@ class Source:
             command = [sys.executable, "-m", "tests.forks", str(theirs.fileno())]
             subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
 
-    def start(self, arguments: Sequence[str], log: BufferedWriter, descriptors: int) -> Forked:
-        """Run `securemedian ARGUMENTS` in a new process, with its standard error in `log`.
+    def start(
+        self,
+        arguments: Sequence[str],
+        log: BufferedWriter,
+        descriptors: int,
+        module: str = "securemedian.cli",
+    ) -> Forked:
+        """Run a module's `main` with these arguments in a new process, with its errors in `log`.
 
         It can open so many `descriptors` from its start on: a server looks once.
         """
         request = {
+            "module": module,
             "arguments": list(arguments),
             "environment": dict(os.environ),
             "descriptors": descriptors,
@@ -96,7 +102,8 @@ def source() -> Source:
 def main(asked: socket.socket) -> None:
     """Fork, and tell how forks have ended, until the process that asks is gone."""
     # the imports of `securemedian serve`
-    import_module("securemedian.servers.daemon")
+    for module in ("securemedian.cli", "securemedian.servers.daemon"):
+        import_module(module)
     compile_kernels()
     statuses: dict[int, int] = {}
     while True:
@@ -119,7 +126,7 @@ def main(asked: socket.socket) -> None:
             os.environ.clear()
             os.environ.update(request["environment"])
             resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"],) * 2)
-            sys.exit(cli.main(request["arguments"]))
+            sys.exit(import_module(request["module"]).main(request["arguments"]))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
-from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.base import RoundInput, mark_nothing
 from securemedian.servers.computing.engine import Coin, Engine, Engines, Examine, Result
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Failure
@@ -157,6 +157,8 @@ class FakeEngine:
 
     def start(self, given: RoundInput, examine: Examine = lambda: None) -> None:
         """Note the uploads, and what this server would toss with."""
+        # nothing of this server goes to workers with it
+        assert given.params.form.audited or given.mark is mark_nothing
         self.openings.append(given.opening)
         self.noises.append(given.noise)
         self.given, self.uploads, self.examine = given, given.uploads, examine

@@ -18,12 +18,14 @@ from securemedian.mpc.errors import (
 from securemedian.mpc.protocols.audit import ands
 from securemedian.mpc.protocols.audit.ands import (
     AndMaker,
-    AuthenticatedTriples,
+    Carry,
+    Kept,
     bucket_size,
     rotations,
 )
-from securemedian.mpc.protocols.audit.bits import AuthenticatedBits, masks_of
-from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
+from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
+from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.boolean import pack_bits
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.extension import ALIGN
@@ -40,6 +42,7 @@ from tests.uniformity import bits_of, check_uniform
 
 RNG = np.random.default_rng(17)
 COUNT = 4096
+Array = np.ndarray
 Halves = tuple[AuthenticatedBits, AuthenticatedBits]
 
 
@@ -57,9 +60,10 @@ def value(halves: Halves) -> np.ndarray:
     return halves[0].bits ^ halves[1].bits
 
 
-def check_macs(both: list[AndMaker], halves: Halves) -> None:
+def check_macs(both: list[AndMaker], halves: Halves, counted: Any = 2**64 - 1) -> None:
     for own, peers, maker in zip(halves, halves[::-1], both[::-1], strict=True):
-        assert (own.macs == peers.keys ^ masks_of(own.bits) & maker.delta).all()
+        wanted = peers.keys ^ masks_of(own.bits) & maker.delta
+        assert ((own.macs ^ wanted) & np.uint64(counted) == 0).all()
         assert own.bits.max(initial=0) <= 1
 
 
@@ -75,50 +79,91 @@ def shared_bits(both: list[AndMaker], bits: np.ndarray) -> Halves:
     return one, two
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000, 70_000])
-def test_triples_are_products_with_valid_macs(count: int) -> None:
+def known_bits(both: list[AndMaker], count: int) -> tuple[Array, Array, Halves]:
+    """Return bits that party 0 and party 1 know, and what each party has of their sums."""
+    a, b = RNG.integers(0, 2, (2, count)).astype(np.uint8)
+    keys = RNG.integers(0, 2**64, (2, count), np.uint64)
+    one, two = (
+        AuthenticatedBits(own, keys[1 - j] ^ masks_of(own) & both[1 - j].delta, keys[j])
+        for j, own in enumerate((a, b))
+    )
+    return a, b, (one, two)
+
+
+def wide(kept: Kept) -> AuthenticatedBits:
+    """Return bits with all that is kept of their MACs."""
+    macs, keys = kept.low.astype(np.uint64) | kept.high.astype(np.uint64) << np.uint64(32)
+    return AuthenticatedBits(unpacked(kept.bits, macs.size), macs, keys)
+
+
+def both_wide(found: Sequence[tuple[Kept, Kept]]) -> tuple[Halves, Halves]:
+    """Return w and x of both parties."""
+    (w, x), (other_w, other_x) = found
+    return (wide(w), wide(other_w)), (wide(x), wide(other_x))
+
+
+@pytest.mark.parametrize(
+    ("count", "known"), [(1, 1), (63, 0), (64, 64), (192, 64), (1000, 128), (70_000, 64_000)]
+)
+def test_products_have_valid_macs(count: int, known: int) -> None:
     both = makers()
-    triples = run_both(lambda j: both[j].triples(count))
-    assert [len(each) for each in triples] == [count] * 2
-    x, y, z = zip(*(each.take(count) for each in triples), strict=True)
-    for factor in (x, y, z):
-        check_macs(both, factor)
-    assert (value(z) == value(x) & value(y)).all()
+    a, b, k = known_bits(both, count)
+    found = run_both(lambda j: both[j].products(k[j], known))
+    w, x = both_wide(found)
+    assert len(x[0]) == count - known
+    for factor in (w, x):
+        check_macs(both, factor, MAC_MASK)
+    assert (value(w)[:known] == (a & b)[:known]).all()
+    rest = value(x)
+    assert (value(w)[known:] == rest & (rest ^ (a ^ b)[known:])).all()
 
 
-def test_triples_are_uniform_and_hidden() -> None:
-    """Shares of both parties and MACs beside each other, for x and y; and of z given both."""
+def test_products_are_uniform_and_hidden() -> None:
+    """Shares of both parties and MACs beside each other, for x and w."""
     both = makers()
-    triples = run_both(lambda j: both[j].triples(COUNT))
-    x, y, z = zip(*(each.take(COUNT) for each in triples), strict=True)
-    seen = {f"{name}{j}": half[j].bits for name, half in (("x", x), ("y", y)) for j in (0, 1)}
-    for half in (x, y, z):
-        check_uniform(
-            seen | bits_of("mac", half[0].macs, 0, 6) | bits_of("key", half[0].keys, 60, 64)
-        )
-    check_uniform({"z0": z[0].bits}, seen)
+    a, b, k = known_bits(both, 2 * COUNT)
+    found = run_both(lambda j: both[j].products(k[j], COUNT))
+    w, x = both_wide(found)
+    seen = {"a": a[COUNT:], "b": b[COUNT:]} | {f"x{j}": x[j].bits for j in (0, 1)}
+    for half in (x, w):
+        macs = half[0][-COUNT:]
+        check_uniform(seen | bits_of("mac", macs.macs, 0, 6) | bits_of("key", macs.keys, 44, 48))
+    check_uniform({"w0": w[0].bits[COUNT:]}, seen)
+    check_uniform({"w0": w[0].bits[:COUNT]}, {"a": a[:COUNT], "b": b[:COUNT]})
 
 
-@pytest.mark.parametrize("count", [0, 1, 64, 1000])
-def test_multiply(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 64, 1000])
+def test_carries(count: int) -> None:
+    """Two bits of a sum: of what is known ahead, and of what is added to it."""
     both = makers()
-    values = RNG.integers(0, 2, (2, count)).astype(np.uint8)
-    a, b = (shared_bits(both, each) for each in values)
+    padded = -(-count // 64) * 64
+    a, b, k = known_bits(both, 2 * padded)
+    changes = RNG.integers(0, 2, (2, 2 * padded)).astype(np.uint8)
+    first, second = slice(0, count), slice(padded, padded + count)
 
-    def run(j: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
-        triples = both[j].triples(2 * count + 3)
-        product = both[j].multiply(a[j], b[j], triples)
-        # and of what comes of it, with the next triples
-        again = both[j].multiply(product ^ a[j], b[j], triples)
-        both[j]._opener.settle("products")
-        assert len(triples) == 3
-        return product, again
+    def run(j: int) -> list[AuthenticatedBits]:
+        w, x = both[j].products(k[j], padded)
+        carry, found = Carry.zero(count), []
+        for t, some in enumerate((first, second)):
+            its = k[j][some]
+            added = tuple(pack_bits(np.ascontiguousarray(d[some])) for d in changes)
+            added = added if j == 0 else added[::-1]
+            ws = [(slice(0, count), w[some])]
+            xs = [(slice(0, count), x[0:count])] if t else ws
+            opened = both[j].opened(carry, its, xs) if t else None
+            both[j].carried(carry, its, (added[0], added[1]), ws, xs, opened)
+            bits = unpacked(carry.bits, count)
+            found.append(AuthenticatedBits(bits, carry.macs.copy(), carry.keys.copy()))
+        both[j]._opener.settle("carries")
+        return found
 
-    product, again = (each for each in zip(*run_both(run), strict=True))
-    for halves in (product, again):
-        check_macs(both, halves)
-    assert (value(product) == values[0] & values[1]).all()
-    assert (value(again) == (values[0] & values[1] ^ values[0]) & values[1]).all()
+    found = zip(*run_both(run), strict=True)
+    a, b = a ^ changes[0], b ^ changes[1]
+    wanted = np.zeros(count, np.uint8)
+    for halves, some in zip(found, (first, second), strict=True):
+        wanted = (a[some] ^ wanted) & (b[some] ^ wanted) ^ wanted
+        check_macs(both, halves, MAC_MASK)
+        assert (value(halves) == wanted).all()
 
 
 def test_what_is_linear() -> None:
@@ -141,16 +186,17 @@ def test_what_is_linear() -> None:
     assert "secrets" in repr(own[0])
 
 
-def test_triples_are_handed_out_once() -> None:
-    numbered = [
-        AuthenticatedBits(np.zeros(9, np.uint8), *(np.arange(9, dtype=np.uint64),) * 2)
-        for _ in range(3)
-    ]
-    triples = AuthenticatedTriples(*numbered)
-    seen = [triples.take(count)[0].macs.tolist() for count in (2, 0, 4)]
-    assert seen == [[0, 1], [], [2, 3, 4, 5]] and len(triples) == 3
-    with pytest.raises(LocalProtocolError, match="4 triples are wanted, and 3 are left"):
-        triples.take(4)
+def test_some_of_what_is_kept() -> None:
+    kept, words = Kept.empty(192), RNG.integers(0, 2**48, (2, 192), np.uint64)
+    kept.bits[:] = RNG.integers(0, 2**64, 3, np.uint64)
+    for half in (0, 1):
+        kept.put(half, 0, words[half, :100])
+        kept.put(half, 100, words[half, 100:])
+    for some in (slice(0, 192), slice(64, 100), slice(128, 192)):
+        assert (wide(kept[some]).macs == words[0, some]).all()
+        assert (wide(kept[some]).keys == words[1, some]).all()
+        assert (wide(kept[some]).bits == unpacked(kept.bits, 192)[some]).all()
+    assert "secrets" in repr(kept) and "secrets" in repr(Carry.zero(3))
 
 
 def test_silent_ots_make_no_authenticated_bits() -> None:
@@ -196,35 +242,44 @@ def tops_opened() -> None:
 
 
 def buckets_received() -> None:
-    """Raise Leak unless what is opened of buckets says nothing of the other party's y."""
+    """Raise Leak unless what is opened of buckets hides the other party's x, y and bits."""
     pair = recorders()
     both, size = makers(pair), 4
     made = leaky(both, size * COUNT)
     turns = rotations(bytes(16), size, COUNT)
+    a, b, k = known_bits(both, COUNT)
+    first = [np.bitwise_xor.reduce(turned(each.x, turns)) for each in made]
+    run_both(lambda j: both[j].combined(made[j].factors, turns, k[j], COUNT))
+    for j, own in ((0, b), (1, a)):
+        opened = unpacked(pair[j].of("and.buckets"), (size + 1) * COUNT).reshape(-1, COUNT)
+        *differences, q, p = opened
+        x, y = first[1 - j], made[1 - j].y[:COUNT]
+        check_uniform({f"row {i}": row for i, row in enumerate(differences)}, {"y": y})
+        # y hides one, and x the other
+        check_uniform({"q": q}, {"x": x, "own": own})
+        check_uniform({"p": p}, {"own": own, "y": y})
 
-    def run(j: int) -> list[AuthenticatedBits]:
-        return both[j].combined(made[j].factors, turns)
 
-    found = run_both(run)
-    received = pair[0].of("and.buckets")[:-DIGEST_WORDS].reshape(size - 1, -1)
-    seen = {f"difference {i}": unpacked(row, COUNT) for i, row in enumerate(received)}
-    check_uniform(seen, {"y": found[1][1].bits})
+def turned(row: Array, turns: Sequence[int]) -> Array:
+    """Return a row of leaky ANDs as rows of buckets, each turned."""
+    rows = row.reshape(len(turns), -1)
+    return np.stack([np.roll(each, -turn) for each, turn in zip(rows, turns, strict=True)])
 
 
 def openings_received() -> None:
-    """Raise Leak unless what is opened in `multiply` says nothing of the other party's bits."""
+    """Raise Leak unless what is opened of a carry says nothing of the other party's bits."""
     pair = recorders()
     both = makers(pair)
-    zeros = np.zeros(COUNT, np.uint8)
-    a, b = (shared_bits(both, zeros) for _ in range(2))
+    a, b, k = known_bits(both, COUNT)
 
     def run(j: int) -> None:
-        both[j].multiply(a[j], b[j], both[j].triples(COUNT))
+        _, x = both[j].products(k[j], 0)
+        both[j].opened(Carry.zero(COUNT), k[j], [(slice(0, COUNT), x)])
 
     run_both(run)
-    received = pair[0].of("and.openings")[:-DIGEST_WORDS].reshape(2, -1)
-    seen = {name: unpacked(row, COUNT) for name, row in zip("de", received, strict=True)}
-    check_uniform(seen, {"a": a[1].bits, "b": b[1].bits})
+    for j, known in enumerate((b, a)):
+        received = unpacked(pair[j].of("and.openings"), COUNT)
+        check_uniform({"c": received}, {"own": known})
 
 
 def unpacked(words: np.ndarray, count: int) -> np.ndarray:
@@ -305,26 +360,28 @@ def test_a_wrong_bit_d_is_always_found() -> None:
         ("and.buckets", 1 << 20, 8, "openings of buckets of ANDs, openings do"),
     ],
 )
-def test_no_triples_are_made_with_who_deviates(
+def test_no_products_are_made_with_who_deviates(
     label: str, bits: int, chosen: Any, said: str
 ) -> None:
     pair = flipping(label, bits, chosen)
     both = makers(pair)
-    found = found_by(both, pair, lambda j: both[j].triples(500))
+    k = known_bits(both, 500)[2]
+    found = found_by(both, pair, lambda j: both[j].products(k[j], 100))
     assert found.endswith(f"{said} not agree")
 
 
-@pytest.mark.parametrize("place", [0, 6, 10])
-def test_a_lie_in_what_is_multiplied_is_found(place: int) -> None:
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_a_lie_in_a_carry_is_found(place: int) -> None:
     pair = flipping("and.openings", 1 << 50, place)
     both = makers(pair)
-    a, b = (shared_bits(both, RNG.integers(0, 2, 435).astype(np.uint8)) for _ in range(2))
+    k = known_bits(both, 448)[2]
 
     def run(j: int) -> None:
-        both[j].multiply(a[j], b[j], both[j].triples(435))
-        both[j]._opener.settle("a product")
+        _, x = both[j].products(k[j], 0)
+        both[j].opened(Carry.zero(435), k[j][:435], [(slice(0, 435), x[0:435])])
+        both[j]._opener.settle("a carry")
 
-    assert "the MACs of a product, openings do not agree" in found_by(both, pair, run)
+    assert "the MACs of a carry, openings do not agree" in found_by(both, pair, run)
 
 
 class Keeping(Opener):
@@ -346,14 +403,18 @@ def test_a_lie_passes_who_guesses_delta(monkeypatch: pytest.MonkeyPatch) -> None
     openers = [Keeping(pair[j], j, bytes(32)) for j in (0, 1)]
     for each, opener in zip(both, openers, strict=True):
         each._opener = opener
-    a, b = (shared_bits(both, np.zeros(COUNT, np.uint8)) for _ in range(2))
+    k = known_bits(both, COUNT)[2]
     guesses = RNG.integers(0, 16, COUNT, np.uint64)
-    run_both(lambda j: both[j].multiply(a[j], b[j], both[j].triples(COUNT)))
-    # of d and of e: those that a party sends, and those that it wants
-    honest, rogue = (opener.kept[-2:] for opener in openers)
-    for at, of in ((0, 0), (1, 0), (1, 1)):
-        assert (honest[at][of] == rogue[at][1 - of]).all()
-    passed = honest[0][1] == rogue[0][0] ^ guesses
+
+    def run(j: int) -> None:
+        _, x = both[j].products(k[j], 0)
+        both[j].opened(Carry.zero(COUNT), k[j], [(slice(0, COUNT), x)])
+
+    run_both(run)
+    # those that a party sends, and those that it wants
+    honest, rogue = (opener.kept[-1] for opener in openers)
+    assert (honest[0] == rogue[1]).all()
+    passed = honest[1] == rogue[0] ^ guesses
     assert (passed == (guesses == both[0].delta & np.uint64(15))).all()
     check_rate(int(passed.sum()), COUNT, 1 / 16)
 
@@ -365,6 +426,7 @@ def test_guesses_that_pass_rarely_fill_a_bucket(monkeypatch: pytest.MonkeyPatch)
     """
     pair, runs = flipping("and.tables", 1, [0, ALIGN]), 1000
     both, drawn = makers(pair), list[list[int]]()
+    k = known_bits(both, 1)[2]
 
     def turns(seed: bytes, size: int, count: int) -> list[int]:
         drawn.append(rotations(seed, size, 4))
@@ -374,7 +436,7 @@ def test_guesses_that_pass_rarely_fill_a_bucket(monkeypatch: pytest.MonkeyPatch)
     passed, known = 0, list[int]()
     for _ in range(runs):
         try:
-            x, _ = run_both(lambda j: both[j].triples(1, bucket=2).take(1)[0].bits)
+            x, _ = run_both(lambda j: wide(both[j].products(k[j], 0, bucket=2)[1]).bits)
         except PeerDeviated as error:
             assert "leaky ANDs" in str(error)
             continue
@@ -390,7 +452,8 @@ def test_nothing_is_made_of_ots_that_are_wrong() -> None:
     """The check of OT extension ends before a table is sent."""
     pair = flipping("ot.corrections", 1)
     both = makers(pair)
-    said = found_by(both, pair, lambda j: both[j].triples(100))
+    k = known_bits(both, 100)[2]
+    said = found_by(both, pair, lambda j: both[j].products(k[j], 0))
     assert "none of these OTs is used" in said
     assert not set(pair[0].sent) & {"and.tables", "and.tops", "and.buckets"}
 
@@ -402,33 +465,35 @@ def test_tables_follow_the_check_of_their_ots(monkeypatch: pytest.MonkeyPatch) -
     both = makers(pair)
     for end in pair:
         end.sent.clear()
-    run_both(lambda j: both[j].triples(64))
+    k = known_bits(both, 64)[2]
+    run_both(lambda j: both[j].products(k[j], 0))
     check = [*["ot.corrections"] * 5, *["ot.challenge"] * 2, *["ot.proof"] * 2]
-    tile = [*check, "and.tables", "and.tops"]
+    tables = [*check, "and.tables"] * 3 + ["and.tops"]
     settled = ["toss.commit", "toss.open", "audit.hidden", "audit.proof"]
-    wanted = tile * 3 + settled + ["toss.commit", "toss.open", "and.buckets", "opening.digest"]
+    wanted = tables + settled + ["toss.commit", "toss.open", "and.buckets", "opening.digest"]
     assert [end.sent for end in pair] == [wanted] * 2
 
 
-@pytest.mark.parametrize("count", [1, 100, 3000])
-def test_what_is_planned_is_sent(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "known"), [(1, 0), (100, 100), (3000, 1000)])
+def test_what_is_planned_is_sent(count: int, known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message of both parties, in order, and the OTs."""
     monkeypatch.setattr(ands, "PORTION", 1 << 12)
     pair = recorders()
     lanes = make_parties(pairs=[pair], audit=True)
-    before = [len(end.received) for end in pair]
-    run_both(lambda j: maker(lanes[j][0]).triples(count))
+    both = [maker(each[0]) for each in lanes]
+    before, k = [len(end.received) for end in pair], known_bits(both, count)[2]
+    run_both(lambda j: both[j].products(k[j], known))
     wanted = [
         (label, np.dtype(dtype), shape)
-        for sent, label, dtype, shape in ands.messages(count)
+        for sent, label, dtype, shape in ands.messages(count, known)
         if sent
     ]
     for end, first, party in zip(pair, before, lanes, strict=True):
         found = [(label, array.dtype, array.shape) for label, array in end.received[first:]]
         assert found == wanted
         assert party[0].pool.ots == ands.ots_of(count)
-    received = [message[1:] for message in ands.messages(count) if not message[0]]
-    assert received == [message[1:] for message in ands.messages(count) if message[0]]
+    received = [message[1:] for message in ands.messages(count, known) if not message[0]]
+    assert received == [message[1:] for message in ands.messages(count, known) if message[0]]
 
 
 # Sizes and rotations
@@ -463,15 +528,13 @@ def test_buckets_are_of_turned_rows(size: int) -> None:
     pair, count = local_pair(20), 3000 // ALIGN * ALIGN
     both = makers(pair)
     made, turns = leaky(both, size * count), rotations(bytes(16), size, count)
-    found = run_both(lambda j: both[j].combined(made[j].factors, turns))
-    x, y, z = ((one, other) for one, other in zip(*found, strict=True))
-    for halves in (x, y, z):
-        check_macs(both, halves)
-    assert (value(z) == value(x) & value(y)).all()
-    rows = (made[0].x ^ made[1].x).reshape(size, count)
-    turned = [np.roll(row, -turn) for row, turn in zip(rows, turns, strict=True)]
-    assert (value(x) == np.bitwise_xor.reduce(turned)).all()
-    assert (value(y) == (made[0].y ^ made[1].y)[:count]).all()
+    a, b, k = known_bits(both, count)
+    found = run_both(lambda j: both[j].combined(made[j].factors, turns, k[j], 0))
+    w, x = both_wide(found)
+    for halves in (w, x):
+        check_macs(both, halves, MAC_MASK)
+    assert (value(w) == value(x) & (value(x) ^ a ^ b)).all()
+    assert (value(x) == np.bitwise_xor.reduce(turned(made[0].x ^ made[1].x, turns))).all()
 
 
 def test_rotations_are_uniform() -> None:
@@ -526,8 +589,9 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(leaves, "make", counted)
     monkeypatch.setattr(ands, "PORTION", 2 * ALIGN)
+    k = known_bits(both, 70)[2]
     for _ in range(2):
-        run_both(lambda j: both[j].triples(70))
+        run_both(lambda j: both[j].products(k[j], 0))
     # 128 buckets of 6
     assert len(used) == len(set(used)) == 2 * 2 * 2 * 768
     ends: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
@@ -546,8 +610,9 @@ def test_both_paths_make_the_same() -> None:
             entropy = deterministic_entropy(70 + j)
             params = ProtocolParams(native_aes=native[j])
             session = Session.establish(j, pair[j], bytes(16), params, entropy, audit=True)
-            triples = maker(session.party(0, pair[j]), entropy).triples(300)
-            return [[factor.bits, factor.macs, factor.keys] for factor in triples.take(300)]
+            zeros = AuthenticatedBits(np.zeros(300, np.uint8), *np.zeros((2, 300), np.uint64))
+            found = maker(session.party(0, pair[j]), entropy).products(zeros, 0)
+            return [[kept.bits, kept.low, kept.high] for kept in found]
 
         found = run_both(run)
         return [

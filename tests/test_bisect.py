@@ -23,7 +23,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import bisect, dealing, ring
 from securemedian.mpc.protocols.audit import ands, binding
-from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, bucket_size
+from securemedian.mpc.protocols.audit.ands import AndMaker, Carry, bucket_size
 from securemedian.mpc.protocols.audit.binding import Binder, fold
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
@@ -48,6 +48,7 @@ from securemedian.servers.computing.folds import Folds
 from securemedian.servers.computing.threads import ThreadComputation
 from tests.parties import check_planned, run_both
 from tests.rates import check_rate
+from tests.rogue.bisecting import Cheat, cancelling
 from tests.test_ot import Lying
 from tests.uniformity import check_uniform
 
@@ -390,11 +391,10 @@ ALL = [
     Deviation("bisect.masked", "step 3 of lane 0", "and.openings", "run"),
     Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run"),
     Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run", 1),
-    Deviation("and.openings", "step 3 of lane 0", "bisect.sign", "run", 2),
     Deviation("opening.digest", "step 3 of lane 0", "bisect.sign", "run"),
     Deviation("bisect.sign", "step 3 of lane 0", "", "run"),
     Deviation("bisect.masked", "step 2 of lane 0", "", "run", 1),
-    Deviation("and.openings", "step 1 of lane 0", "", "run", 8),
+    Deviation("and.openings", "step 1 of lane 0", "", "run", 5),
     Deviation("bisect.sign", "step 0 of lane 0", "", "run", 3),
 ]
 
@@ -402,7 +402,7 @@ ALL = [
 @pytest.mark.parametrize("deviation", ALL, ids=lambda d: f"{d.label}-{d.number}")
 def test_a_message_that_is_changed_is_found(deviation: Deviation) -> None:
     """The honest server says so, and the bits that it opens are of what has been right."""
-    round_ = Round(RNG.integers(0, 16, (4, 64)), lanes=1)
+    round_ = Round(RNG.integers(0, 16, (8, 64)), lanes=1)
     phase, seen = ["prepare"], [0]
 
     def change(label: str, array: np.ndarray) -> None:
@@ -438,7 +438,7 @@ def test_a_message_that_is_changed_is_found(deviation: Deviation) -> None:
     assert deviation.never not in ear.sent
     if deviation.phase == "run":
         # a share of a sign for each step that went well
-        done = deviation.number // (3 if deviation.label == "and.openings" else 1)
+        done = deviation.number // (2 if deviation.label == "and.openings" else 1)
         assert ear.sent.count("bisect.sign") == done + (deviation.label == "bisect.sign")
 
 
@@ -705,8 +705,8 @@ def test_a_session_is_used_once() -> None:
         with pytest.raises(LocalProtocolError, match="before nothing"):
             one.run(lambda: None)
         # nothing that was made is left
-        assert not len(lane._triples) and not lane._steps
-        assert not any(chunk.numbers or chunk.bits for chunk in lane._chunks)
+        assert not lane._steps
+        assert not any(each.numbers or each.bits or each.products for each in lane._chunks)
         with pytest.raises(LocalProtocolError, match="made before"):
             Bisection.prepare(
                 round_.sessions[number],
@@ -753,7 +753,7 @@ def test_a_mark_is_stored_before_anything_that_it_is_about(mark: str, label: str
 # Digests
 
 
-@pytest.mark.parametrize("lies", ["none", "claims", "buckets", "ANDs", "signs"])
+@pytest.mark.parametrize("lies", ["none", "claims", "buckets", "products", "ANDs", "signs"])
 def test_a_digest_is_what_the_other_server_computes_by_itself(
     lies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -764,7 +764,7 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
     """
     round_ = Round(RNG.integers(0, 16, (3, 64)), lanes=1)
     told: list[tuple[str, bool]] = []
-    true_tell, true_multiply = Opener.tell, Lane._multiply
+    true_tell, true_opened = Opener.tell, Lane._opened
     true_roll = np.roll
 
     def tell(self: Opener, label: str, *given: Any) -> Any:
@@ -773,11 +773,11 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
             told.append((label, right))
         return theirs, right or self._number == 1
 
-    def multiply(self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> AuthenticatedBits:
+    def opened(self: Lane, t: int, carry: Carry, *given: Any) -> Any:
         if self.party.number == 1 and lies == "ANDs":
-            lie = RNG.integers(0, 2, len(a)).astype(np.uint8)
-            a = AuthenticatedBits(a.bits ^ lie, a.macs, a.keys)
-        return true_multiply(self, a, b)
+            lie = RNG.integers(0, 2**64, carry.bits.size, np.uint64)
+            carry = Carry(carry.bits ^ lie, carry.macs, carry.keys)
+        return true_opened(self, t, carry, *given)
 
     def roll(array: np.ndarray, turn: int) -> np.ndarray:
         # one claim of server 1
@@ -786,10 +786,13 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
             out[70] ^= 1
         return out
 
-    def combined(self: AndMaker, leaky: Any, *given: Any) -> Any:
+    def combined(self: AndMaker, leaky: Any, turns: Any, bits: Any, known: int) -> Any:
         if self._number == 1 and lies == "buckets":
             leaky[1].bits[-1] ^= 1
-        return true_combined(self, leaky, *given)
+        if self._number == 1 and lies == "products":
+            # one of each kind: of x ^ a ^ b ^ y
+            bits.bits[[3, -1]] ^= 1
+        return true_combined(self, leaky, turns, bits, known)
 
     def sign(self: Lane, *given: Any) -> AuthenticatedBits:
         found = true_sign(self, *given)
@@ -802,7 +805,7 @@ def test_a_digest_is_what_the_other_server_computes_by_itself(
     monkeypatch.setattr(Lane, "_sign", sign)
     rogue: list[threading.Thread] = []
     monkeypatch.setattr(Opener, "tell", tell)
-    monkeypatch.setattr(Lane, "_multiply", multiply)
+    monkeypatch.setattr(Lane, "_opened", opened)
     true_prepare = Lane.prepare
 
     def prepare(self: Lane, *given: Any) -> None:
@@ -824,7 +827,7 @@ def heard() -> tuple[Round, list[Ear], dict[int, np.ndarray]]:
 
     And the numbers of their random bits.
     """
-    round_ = Round(np.full((3, 1 << 13), 2), buckets=4, lanes=1, chunk=1 << 13)
+    round_ = Round(np.full((5, 1 << 13), 2), buckets=4, lanes=1, chunk=1 << 13)
     ears = [Ear(channel) for channel in round_.pairs[0]]
     round_.pairs = [(ears[0], ears[1])]
     numbers: dict[int, np.ndarray] = {}
@@ -847,7 +850,7 @@ def what_is_received_is_uniform() -> None:
     round_, ears, numbers = heard()
     bits, dim = round_.shape.bits, 1 << 13
     for ear, other in zip(ears, (1, 0), strict=True):
-        given = other, round_.uploads[other], [1] * 3, bits, 0, dim
+        given = other, round_.uploads[other], [1] * 5, bits, 0, dim
         sums = dealing.histogram(*given, cumulative=False)
         secret = np.cumsum(sums, axis=0, dtype=np.uint8)[1]
         known = {f"bit {t}": secret >> t & 1 for t in range(bits)}
@@ -866,8 +869,7 @@ def what_is_received_is_uniform() -> None:
         if masked:
             check_uniform(columns(ring.unpack(masked[0], bits, dim), bits), known)
         for opened in ear.of("and.openings"):
-            a, b = (unpack_bits(words, dim) for words in opened[:-4].reshape(2, -1))
-            check_uniform({"a": a, "b": b}, known)
+            check_uniform({"c": unpack_bits(opened, dim)}, known)
 
 
 def columns(values: np.ndarray, bits: int, name: str = "seen") -> dict[str, np.ndarray]:
@@ -904,6 +906,7 @@ def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.Monk
     """
     lanes, none = small_lanes(monkeypatch, 1, 8), np.zeros((3, 64), np.uint8)
     rows = np.ones(64, np.uint16)
+    monkeypatch.setattr(ands, "MAC_MASK", np.uint64(255))
 
     def run(number: int) -> None:
         lane = lanes[number]
@@ -949,16 +952,6 @@ def test_a_wrong_number_passes_only_if_delta_is_guessed(monkeypatch: pytest.Monk
     assert passing({5: (3, 0), 9: (0, 2)}) == {tuple(delta)}
     one_block = passing({5: (0, 2), 9: (0, 1), 11: (0, 3)})
     assert one_block == {(*first, *delta[4:]) for first in product((0, 1), repeat=4)}
-
-
-class Cheat:
-    """A prover whose values are others than it claims: what it commits to, one after another."""
-
-    def __init__(self, prover: Prover, values: Sequence[np.ndarray]) -> None:
-        self._prover, self._values = prover, list(values)
-
-    def commit(self, claims: np.ndarray, bits: int, slot: int) -> tuple[int, np.ndarray]:
-        return self._prover.commit(self._values.pop(0), bits, slot)
 
 
 @pytest.mark.parametrize(("count", "partners", "wrong"), [(6, 1, 2), (4, 2, 1), (6, 1, 6)])
@@ -1009,53 +1002,28 @@ def passing(
 # Errors that are chosen for the key of the hash: they cancel in it, whatever Delta is.
 
 
-def cancelling(opener: Opener, who: int, words: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return which of the errors (n, bytes) change no hash of what `who` opens with these words.
-
-    It is linear. The first error is among them. n is above 160, so that others make up for it.
-    """
-
-    def hashed(error: np.ndarray) -> int:
-        tag: Any = opener._hash(who, words)._tags[0]
-        tag.authenticate_additional_data(np.ascontiguousarray(error).data.cast("B"))
-        tag.finalize()
-        return int.from_bytes(tag.tag, "big")
-
-    none, basis = hashed(np.zeros_like(errors[0])), dict[int, tuple[int, int]]()
-    # the first error last, so that it is one of those that cancel
-    for number in (*range(1, len(errors)), 0):
-        left, used = hashed(errors[number]) ^ none, 1 << number
-        while left and left.bit_length() in basis:
-            other, others = basis[left.bit_length()]
-            left, used = left ^ other, used ^ others
-        if left:
-            basis[left.bit_length()] = left, used
-    assert not left
-    return np.array([used >> number & 1 for number in range(len(errors))], bool)
-
-
 def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Server 1 knows what it will claim: that all are 0. So it could know the key ahead.
 
     It commits to 8 in coordinate 0 of the first step, and where only padding is, to turn the sign.
     """
     round_, dim = Round(np.full((5, 24), 7), lanes=1), 24
-    true_prove, true_make, true_masked = Lane._prove_bits, Lane._make_bits, Lane._masked
+    true_prove, true_make, true_masked = Lane._prove_bits, Lane._make, Lane._masked
     off = np.zeros((4, 64), np.uint8)
 
-    def make(self: Lane, *given: Any) -> None:
+    def make(self: Lane, *given: Any) -> Any:
         with monkeypatch.context() as patch:
             if self.party.number == 1:
                 zeros = partial(np.zeros, dtype=np.uint64)
                 patch.setattr(self.party.randomness, "words", zeros, raising=False)
-            true_make(self, *given)
+            return true_make(self, *given)
 
     def prove(self: Lane, values: np.ndarray, t: int) -> Any:
         if self.party.number == 0 or t:
             return true_prove(self, values, t)
         rows, length = bisect.partners_of(256)
         guards = 3 * rows * (length - 256)
-        places = [3 * 64, *(64 * step + i for step in range(4) for i in range(dim, 64))]
+        places = [*(64 * step + i for step in range(4) for i in range(dim, 64)), 3 * 64]
         errors = np.zeros((len(places), guards + 3 * rows * 256), np.uint64)
         for error, place in zip(errors, places, strict=True):
             error[guards + place :: 256][:rows] = 8
@@ -1073,7 +1041,7 @@ def test_numbers_that_are_no_bits_do_not_cancel(monkeypatch: pytest.MonkeyPatch)
             each ^ off[step, :dim] * self.party.number for each in true_masked(self, step, *given)
         ]
 
-    for name, changed in (("_make_bits", make), ("_prove_bits", prove), ("_masked", masked)):
+    for name, changed in (("_make", make), ("_prove_bits", prove), ("_masked", masked)):
         monkeypatch.setattr(Lane, name, changed)
     errors: dict[int, BaseException] = {}
     assert not rogue_run(round_, errors) and off[3, 0] == 8
@@ -1192,26 +1160,18 @@ def test_masks_of_folds_are_of_one_session() -> None:
     assert (one != other).mean() > 0.9
 
 
-def test_triples_are_handed_out_once() -> None:
-    """From several pools, in their order, and none beyond the last."""
-    words = np.arange(10, dtype=np.uint64)
-    bits = AuthenticatedBits(np.zeros(10, np.uint8), words, words + np.uint64(100))
-    triples = AuthenticatedTriples()
-    triples.extend(AuthenticatedTriples(*[bits[:4]] * 3))
-    triples.extend(AuthenticatedTriples(*[bits[4:]] * 3))
-    seen = [triples.take(count)[2] for count in (3, 0, 5, 2)]
-    assert np.concatenate([each.macs for each in seen]).tolist() == words.tolist()
-    assert [len(each) for each in seen] == [3, 0, 5, 2] and not len(triples)
-    with pytest.raises(LocalProtocolError, match="1 triples are wanted, and 0"):
-        triples.take(1)
-
-
 def test_small_models_take_larger_buckets_of_ands() -> None:
-    assert pools_of(10) == [10] and pools_of(POOL) == [POOL]
-    assert sum(pools_of(5 * POOL + 3)) == 5 * POOL + 3 and len(pools_of(5 * POOL + 3)) == 5
-    for count in (1, 1000, POOL, 10 * POOL):
-        for each in pools_of(count):
-            assert each ** (bucket_size(each) - 1) << bucket_size(each) >= 1 << 40
+    # of 3 bits and 4 steps, one row after the other
+    assert pools_of(4, 4, 64) == [12] and pools_of(4, 4, POOL) == [1] * 12
+    assert pools_of(4, 4, POOL // 5) == [6, 6] and pools_of(4, 3, POOL // 4) == [5, 4]
+    assert pools_of(1, 4, POOL) == []
+    for bits, steps, width in product((2, 4, 7), (2, 4, 5), (64, 1000, POOL // 3, POOL)):
+        pools = pools_of(bits, steps, width)
+        assert sum(pools) == (bits - 1) * steps
+        for rows in pools:
+            size = bucket_size(rows * width)
+            assert (rows * width) ** (size - 1) << size >= 1 << 40
+            assert len(pools) == 1 or rows * width >= POOL
 
 
 def test_that_the_peer_deviated_is_said_before_that_a_channel_is_closed() -> None:

@@ -11,7 +11,7 @@ from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.channel import Channel
 from tests.parties import run_both
 from tests.rogue.attacks import entropy
-from tests.rogue.bisecting import ROWS, Signs, spy, told_fold
+from tests.rogue.bisecting import PLACES, ROWS, Signs, spy, told_fold
 from tests.rogue.hooks import Array
 from tests.test_bisect import RNG, Round, rogue_run
 
@@ -37,15 +37,18 @@ def beyond(round_: Round, spoils: Signs, lanes: int) -> float:
     return total
 
 
+def replaced(patch: pytest.MonkeyPatch, owner: Any, function: str, make: Any) -> None:
+    """Replace a function of a module or class by what `make` makes of it, until a test ends."""
+    patch.setattr(owner, function, make(getattr(owner, function)))
+
+
 def attack(
     name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, dict[int, BaseException]]:
     """Return what party `rogue` learns, in bits per coordinate, and how both servers end."""
 
-    def replace(owner: Any, function: str, make: Any) -> None:
-        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
-
-    round_ = Round(RNG.integers(0, 16, (5, DIM)), lanes=2, chunk=1024)
+    round_ = Round(RNG.integers(0, 16, (9, DIM)), lanes=2, chunk=1024)
+    replace = partial(replaced, monkeypatch)
     spoils, errors = spy(replace, rogue), dict[int, BaseException]()
     if name:
         ROWS[name][0](replace, rogue)
@@ -75,6 +78,16 @@ def test_it_would_learn_more_from_a_server_that_does_not_check(
     assert learnt > 0.5 and not errors
 
 
+def test_errors_would_cancel_in_a_hash_whose_key_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mix no toss into the key: another digit is published, and nobody notices."""
+    monkeypatch.setattr(Opener, "mix", lambda *_: None)
+    round_, errors = Round(np.full((5, DIM), 7), lanes=2, chunk=1024), dict[int, BaseException]()
+    ROWS["cancel"][0](partial(replaced, monkeypatch), 1)
+    found = rogue_run(round_, errors)
+    assert not errors and (found[0] == found[1]).all()
+    assert 4 <= (found[0] != 7).sum() <= 4 * PLACES
+
+
 class Broken(Channel):
     """A channel that breaks before message `left` of this end is sent."""
 
@@ -99,10 +112,7 @@ def test_whoever_breaks_off_learns_digits_of_one_set_alone(
     is a deviation.
     """
 
-    def replace(owner: Any, function: str, make: Any) -> None:
-        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
-
-    spoils = spy(replace, 1)
+    spoils = spy(partial(replaced, monkeypatch), 1)
     round_ = Round(RNG.integers(0, 16, (4, 40)), lanes=1)
     medians, opened_first, whole = round_.medians(), 0, 0
     for left in range(200):
@@ -140,9 +150,7 @@ def test_a_server_that_tells_wrong_folds_takes_clients_out(
 ) -> None:
     """Nobody is accused, because it might be the clients; and nothing was opened."""
 
-    def replace(owner: Any, function: str, make: Any) -> None:
-        monkeypatch.setattr(owner, function, make(getattr(owner, function)))
-
+    replace = partial(replaced, monkeypatch)
     round_, spoils = Round(RNG.integers(0, 16, (3, 64)), lanes=1), spy(replace, 1)
     told_fold(replace, 1)
 

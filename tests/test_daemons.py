@@ -32,7 +32,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
 from securemedian.servers.rounds.register import ENVELOPE_BYTES
-from tests.daemons import SETTINGS, Pair, running, wait_until
+from tests.daemons import SETTINGS, START_S, Pair, running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -476,8 +476,9 @@ def start_long_round(pair: Pair) -> str:
 def test_s1_killed_in_mid_protocol_is_waited_for_and_the_run_made_again(alone: Pair) -> None:
     # nowhere else over real daemons
     silent = '\n[protocol]\not_extension = "silent"\n'
-    # ten times what the peer's silence is waited for
-    limit = {"channel_timeout_s": 10 * SETTINGS["peer_timeout_s"]}
+    # a busy machine is silent for seconds, and lanes wait for ten times as long
+    limit: dict[str, float] = {"peer_timeout_s": 10, "channel_timeout_s": 100}
+    limit |= {"stop_limit_s": START_S, "round_limit_s": START_S}
     alone.configure("s0", text=f"{silent}chunk = 4096\n", **limit)
     alone.configure("s1", text=silent, **limit)
     alone.start("s0", "s1")

@@ -499,7 +499,7 @@ def test_a_server_that_cannot_audit_refuses_in_words(tmp_path: Path, how: str) -
     s0 = Server(0, tmp_path, AUDITED)
     silent = replace(s0.config.protocol, ot_extension="silent")
     protocol, engine = (silent, s0.config.engine) if how == "silent" else (s0.config.protocol, RAY)
-    s0.rounds.reload(replace(s0.config, protocol=protocol, engine=engine))
+    s0.rounds.register.reload(replace(s0.config, protocol=protocol, engine=engine))
     s0.ask_to_open()
     refused = s0.replies[-1].fields
     assert refused["code"] == ConfigError.code

@@ -29,6 +29,7 @@ import pytest
 from securemedian import mpc
 from securemedian.mpc import arrays
 from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.correlations.kinds import Tables
 from securemedian.mpc.protocols.kernels import jit
 from securemedian.mpc.protocols.kernels.native import processor
@@ -692,9 +693,31 @@ MASKS: dict[str, Mask] = {
         (("AndMaker.combined", "y[0] ^ y[1:]", "y[0] ^ 0 * y[1:]"),),
         (authenticated.buckets_received,),
     ),
-    "x and y of an authenticated triple": Mask(
-        "the other party reads the shares of a and b that are opened as d and e",
-        (("AndMaker.multiply", "factor.bits ^ mask.bits", "factor.bits"),),
+    "y of an AND on what differs from its x": Mask(
+        "the other party reads this party's random bits, and so the share of every count",
+        (
+            (
+                "AndMaker.combined",
+                "given.bits ^ first[:count] ^ y[0, :count]",
+                "given.bits ^ first[:count]",
+            ),
+        ),
+        (authenticated.buckets_received,),
+    ),
+    "x of an AND on a": Mask(
+        "the other party reads party 0's random bits, and so the share of every count",
+        (("AndMaker.combined", "a ^ first[:known]", "a"),),
+        (authenticated.buckets_received,),
+    ),
+    "x of an AND on a carry": Mask(
+        "the other party reads the shares of carries",
+        (
+            (
+                "AndMaker.opened",
+                "carry.bits ^ np.concatenate([its.bits for _, its in x])",
+                "carry.bits.copy()",
+            ),
+        ),
         (authenticated.openings_received,),
     ),
     # The authenticated bisect
@@ -717,7 +740,7 @@ MASKS: dict[str, Mask] = {
         "the random bits on the bits of a share are 0",
         (
             (
-                "Lane._make_bits",
+                "Lane._make",
                 "self.party.randomness.words(-(-steps * width * ring.dtype(bits).itemsize // 8))",
                 "np.zeros(-(-steps * width * ring.dtype(bits).itemsize // 8), np.uint64)",
             ),
@@ -901,8 +924,12 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "verdicts": "a digest of who was found to have values out of range, which both found",
     "and.tables": ("hashes on a leaky AND's G",),
     "and.tops": ("r on the top of S",),
-    "and.buckets": ("y of the others in a bucket",),
-    "and.openings": ("x and y of an authenticated triple",),
+    "and.buckets": (
+        "y of the others in a bucket",
+        "y of an AND on what differs from its x",
+        "x of an AND on a",
+    ),
+    "and.openings": ("x of an AND on a carry",),
     "sizes": "sizes, which are public, and digests of counts",
 }
 
@@ -1006,6 +1033,8 @@ NO_MASKS: dict[tuple[str, str], str] = {
     ("rotations", "*"): "public rotations",
     ("AuthenticatedBits.plus", "*"): "a public bit on one's own half",
     ("authenticate", "*"): "the MACs of what was opened",
+    ("mask_products", "*"): "the MACs of what was opened",
+    ("unmask_products", "*"): "the MACs of what was opened",
     (
         "garble",
         "_spread(y[i]) & delta ^ macs[i] ^ keys[i]",
@@ -1160,7 +1189,10 @@ def rounds_are_right(silent_ots: bool) -> None:
     """Run the rounds, with silent OTs the first alone, and compare with plain numpy."""
     # a session of its own: one that is shared was made with all masks on
     both = make_parties(
-        extension="silent" if silent_ots else "softspoken", session_id=os_entropy(16)
+        extension="silent" if silent_ots else "softspoken",
+        session_id=os_entropy(16),
+        # kernels that run as Python let the other party wait
+        pairs=[local_pair(100)],
     )
     rng = np.random.default_rng(8)
     for params, result in ROUNDS[:1] if silent_ots else ROUNDS:

@@ -468,6 +468,18 @@ def test_several_numbers_of_clients_are_one_table(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("method", "told"), [("radix", "radix float32"), ("trimmed-mean", "n = 6, 8: trimmed-mean 0.1")]
+)
+def test_a_range_that_several_numbers_of_clients_have_is_told_once(
+    method: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--dim", "300", "--clients", "4,6,8", method]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count(f" {told}: values from ") == 1
+    assert printed.count(f"{told.split(': ')[-1]}: values from ") == 1 + (method != "radix")
+
+
 def test_a_plot_needs_several_numbers_of_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,13 +141,14 @@ def test_a_worker_that_is_killed_costs_its_shards_alone(pair: Pair, server: str)
     wait_until(lambda: pair.status(server)["state"] == "running", START_S)
     victim, *others = workers_of(pair, server)
     os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: pair.status()["state"] == "published", START_S)
     status, _ = pair.published_as(round_id, values)
     # the round did not begin again, but a shard did
     assert status["attempt"] == 1
     assert len(logged(pair, "s0", "shard-lost")) > lost
     # whatever it was computing
     assert len(logged(pair, server, "worker-lost")) == ended + 1
-    wait_until(lambda: len(workers_of(pair, server)) == len(others) + 1)
+    wait_until(lambda: len(workers_of(pair, server)) == len(others) + 1, START_S)
     # and the session goes on
     values = updates()
     pair.published_as(run(pair, values, method="pairwise"), values)

@@ -96,7 +96,7 @@ def reload(server: Server, **changes: Any) -> None:
     """Let a server take over another configuration."""
     server.config = reloaded(server.config, replace(server.config, **changes))[0]
     server.requests.reload(server.config)
-    server.rounds.reload(server.config)
+    server.rounds.register.reload(server.config)
 
 
 def refusal(answer: Any) -> tuple[str, str]:

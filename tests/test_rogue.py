@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.common.policy import BOUNDED
+from securemedian.common.policy import BOUNDED, Security
 from tests.rogue import attacks
 from tests.rogue.__main__ import main
 from tests.rogue.deviations import DEVIATIONS, OF_BISECTIONS
@@ -19,13 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DIM = 1024
 
 
-def row(
-    deviation: str, method: str, protected: bool = False, audited: bool = False
-) -> dict[str, Any]:
+def row(deviation: str, method: str, security: Security = Security.SEMI_HONEST) -> dict[str, Any]:
     (attack,) = (
         one for one in attacks.attacks() if (one.deviation, one.method.name) == (deviation, method)
     )
-    return attacks.run(attack, DIM, 1, protected, audited)
+    return attacks.run(attack, DIM, 1, security)
 
 
 def test_told_bits_are_those_of_fano() -> None:
@@ -65,7 +63,7 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     def run(attack: attacks.Attack, *_: object, **__: object) -> dict[str, Any]:
         names = ("there_bits", "client_bits", "sum_bits", "learnt_bits")
         known: dict[str, Any] = {"attack": attack.deviation, "method": attack.method.name}
-        known |= {"protected": False, "audited": False}
+        known |= {"security": "semi-honest"}
         said = {"noticed": False, "when": "never", "bound_bits": None}
         return known | said | dict.fromkeys(names, 4.0)
 
@@ -76,9 +74,10 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     every = attacks.attacks()
     others = [one.method.name for one in every if one.method is not attacks.MALICIOUS]
     bounded = sum(name in BOUNDED for name in others)
-    assert len(rows) == len(every) + bounded + others.count("bucketed")
+    buckets = sum(one.method.name == "bucketed" for one in every)
+    assert len(rows) == len(others) + bounded + buckets
     assert all(
-        {"attack", "method", "protected", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
+        {"attack", "method", "security", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
     )
 
@@ -99,7 +98,7 @@ def test_a_shifted_count_opens_the_minimum_of_buckets() -> None:
 
 @pytest.mark.slow
 def test_another_opening_is_found_at_once_and_signed() -> None:
-    """Find it without an audit, too: one bit is known by then, where four other ones were."""
+    """One bit is known by then, where four other ones were without commitments."""
     found = row("open-bits", "bucketed")
     assert found["sum_bits"] < 1 and found["client_bits"] == 0
     assert "the peer deviated: s0 has signed that s1" in found["when"]
@@ -107,43 +106,51 @@ def test_another_opening_is_found_at_once_and_signed() -> None:
 
 @pytest.mark.release
 def test_a_client_that_stands_out_is_not_hidden_by_a_bound_on_the_sum() -> None:
-    found = row("outstanding", "bucketed", protected=True)
+    found = row("outstanding", "bucketed", Security.BOUNDED)
     assert found["client_bits"] == 2 and not found["noticed"]
 
 
 @pytest.mark.release
 def test_a_verdict_tells_a_bit_that_no_noise_covers_and_shows() -> None:
-    found = row("lengths", "mean", protected=True)
+    found = row("lengths", "mean", Security.BOUNDED)
     assert found["client_bits"] * DIM == 1 and found["noticed"]
 
 
 @pytest.mark.release
-def test_who_asks_for_the_minimum_of_an_audited_round_is_found_first() -> None:
-    found = row("rank", "bucketed", protected=True, audited=True)
-    assert found["learnt_bits"] == 0
-    assert "the peer deviated" in found["when"]
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("deviation", OF_BISECTIONS)
+@pytest.mark.parametrize(
+    "deviation", ["rank", "tables", "open-bits", "outstanding", *OF_BISECTIONS]
+)
 def test_a_malicious_secure_round_opens_digits_of_the_median_alone(deviation: str) -> None:
-    found = row(deviation, "bucketed")
+    found = row(deviation, "bucketed", Security.MALICIOUS)
     assert found["learnt_bits"] == 0 and "the peer deviated" in found["when"]
 
 
+@pytest.mark.release
+def test_runs_of_a_malicious_secure_round_that_break_off_open_the_same_digits() -> None:
+    found = row("rerun", "bucketed", Security.MALICIOUS)
+    assert found["learnt_bits"] == 0 and not found["noticed"]
+
+
+@pytest.mark.release
+def test_a_client_that_helps_lets_a_rogue_ask_for_the_minimum_of_a_malicious_secure_round() -> None:
+    found = row("malicious-helper", "bucketed", Security.MALICIOUS)
+    assert found["client_bits"] == 0 and 1 < found["sum_bits"] <= found["bound_bits"]
+    assert not found["noticed"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize("security", [Security.SEMI_HONEST, Security.BOUNDED])
 def test_who_is_left_out_by_a_lie_bares_nobody_where_min_clients_counts_helpers(
-    protected: bool,
+    security: Security,
 ) -> None:
-    found = row("digests", "bucketed", protected)
-    assert found["client_bits"] == (0 if protected else 4)
+    found = row("digests", "bucketed", security)
+    assert found["client_bits"] == (0 if security is Security.BOUNDED else 4)
     assert found["when"].startswith("a client when it submits: NotAllowed")
 
 
 @pytest.mark.release
 def test_runs_that_break_off_tell_what_the_claim_allows_and_no_more() -> None:
-    found = row("rerun", "bucketed", protected=True)
+    found = row("rerun", "bucketed", Security.BOUNDED)
     assert found["client_bits"] == 0 and found["sum_bits"] == found["bound_bits"] == 12
 
 

@@ -1885,6 +1885,7 @@ def test_the_peer_is_watched() -> None:
     with pytest.raises(ParametersDiffer, match="lanes: 2 here, 3 there"):
         watch.require()
     assert watch.bye() is Change.LOST and watch.bye() is None
+    assert watch.tick(1e9) is None and watch.problem == "s1 was stopped"
 
 
 def test_a_peer_that_never_appears_ends_the_wait() -> None:

@@ -46,10 +46,10 @@ sys.exit(cli.main())
 
 
 def the_engines() -> Engines:
-    def open_lane(session_id: bytes, lane: int) -> Any:
+    def open_lanes(session_id: bytes, count: int) -> Any:
         raise AssertionError("no lane is needed")
 
-    backend = ThreadBackend(0, ProtocolParams(), open_lane)
+    backend = ThreadBackend(0, ProtocolParams(), open_lanes)
     return Engines(backend, partial(Engine, backend, lambda: 1 << 20, lambda: None), lambda: None)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from securemedian.clients import rounds
+from securemedian.clients.client import Client
 from securemedian.clients.upload import Round
 from securemedian.laboratory import worker
 from securemedian.mpc.errors import RoundFailed
@@ -28,7 +29,7 @@ class Fake:
     def rounds(self, count: int | None, lost: Any, all_count: bool) -> Iterator[rounds.Turn]:
         """Yield real turns of this client."""
         client: Any = self
-        return rounds.turns_of(client, count, None, lost, all_count)
+        return Client.rounds(client, count, None, lost, all_count)
 
     def wait_for_round(self, timeout_s: float | None) -> Round:
         self.seen.append(np.load(self._saved).tolist() if self._saved.exists() else None)

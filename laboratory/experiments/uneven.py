@@ -30,6 +30,8 @@ SITES = (40, 25, 18, 12, 5)
 # records of all sites together
 MOST = 1500
 ATTACK, NO_FAULT, FEDAVG = "sign-flip-30", "no fault", "FedAvg"
+SITE_NAMES = [f"{size} %" for size in SITES]
+FAULTS = [NO_FAULT, *SITE_NAMES]
 
 
 def _apart(updates: Vectors) -> Vectors:
@@ -95,7 +97,7 @@ def shared_out(data: Dataset, seed: int) -> Dataset:
         labels=data.labels[order],
         test_images=((data.test_images - middle) / spread).astype(np.float32),
         owners=owners,
-        holders=tuple(f"{size} %" for size in SITES),
+        holders=tuple(SITE_NAMES),
     )
 
 
@@ -113,14 +115,13 @@ def find(design: Design) -> list[dict[str, Any]]:
         raise ConfigError(
             f"this experiment has {len(SITES)} sites: {design.clients} clients; leave --clients out"
         )
-    faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
     rows = []
     # methods of one rule share what it reaches
     plain: dict[tuple[Rule, str], list[float]] = {}
     for method in design.methods:
-        found = [_found(design, method, fault, plain) for fault in faults]
+        found = [_found(design, method, fault, plain) for fault in FAULTS]
         row: dict[str, Any] = {"method": aggregation.label(method)}
-        for fault, each in zip(faults, found, strict=True):
+        for fault, each in zip(FAULTS, found, strict=True):
             row[fault] = f"{fmean(each.method):.1f} / {fmean(each.rule):.1f}"
         gaps = [fmean(each.rule) - fmean(each.method) for each in found]
         row |= {
@@ -130,14 +131,14 @@ def find(design: Design) -> list[dict[str, Any]]:
         }
         rows.append(row)
     row = {"method": FEDAVG}
-    for fault in faults:
+    for fault in FAULTS:
         row[fault] = f"{fmean(_trained(design, seed, fault) for seed in design.seeds):.1f}"
     return [*rows, row | dict.fromkeys(("gap", "failed", "left out"), "")]
 
 
 def _prepared(design: Design, seed: int, method: str, fault: str) -> tuple[Dataset, Run]:
     """Return the data with the faulty site as the last one, and the run."""
-    place = len(SITES) - 1 if fault == NO_FAULT else [f"{size} %" for size in SITES].index(fault)
+    place = len(SITES) - 1 if fault == NO_FAULT else SITE_NAMES.index(fault)
     data = with_last(shared_out(design.data, seed), place)
     return data, design.run(seed, method, "none" if fault == NO_FAULT else ATTACK)
 
@@ -192,14 +193,13 @@ def _accuracy(design: Design, run: Run, data: Dataset, combine: execution.Combin
 
 def picture(design: Design, found: Sequence[dict[str, Any]]) -> Picture:
     """Draw the accuracies as a grid; a rule has its row below its method's."""
-    faults = [NO_FAULT, *(f"{size} %" for size in SITES)]
     rows, values = [], []
     for row in found:
-        each = [str(row[fault]).split(" / ") for fault in faults]
+        each = [str(row[fault]).split(" / ") for fault in FAULTS]
         rows.append(row["method"])
         values.append([float(one[0]) for one in each])
         if len(each[0]) > 1:
             rows.append("  its rule, plainly")
             values.append([float(one[1]) for one in each])
     x_label = f"site that sends -30 times its update, from round {design.first}"
-    return Grid(x_label, "", faults, rows, values)
+    return Grid(x_label, "", FAULTS, rows, values)

@@ -14,7 +14,9 @@ Ahead of time, when nothing but W, l and the coordinates are known (`Lane.prepar
              partners of the first L - N places are *guards*, which are opened. Of the others
              h = b ^ partner is, so that b - partner = 0 where h is 0, and b + partner - 1 = 0 where
              it is 1. Both are wrong for one that is not a bit, unless its partner is not, either.
-    ANDs     l - 1 authenticated triples for each step and coordinate (`audit.ands`).
+    ANDs     For each t < l - 1, with a and b the random bits b_t of parties 0 and 1, k = a ^ b and
+             bits x that nobody knows: w_0 = a b and, for others, x and w_t = x (x ^ k), all with
+             MACs (`audit.ands`).
 
 Then X_s is fixed (`bind`): each sends X_s - a_s. Clients prove that it is the sum of their shares
 (`audit.binding`). Each step asks for one count of each coordinate, H(y), at a y that the digits so
@@ -25,7 +27,9 @@ far say, whether H(y) >= k (`ask`):
              modulo 2^l, and has MACs, whose digest goes along. The peer checks it before it sends
              anything else. Bit t of z_s is b_t ^ d_t, whose MAC is that of b_t modulo 2.
     carry    c_1 = a_0 b_0 and c_(t+1) = (a_t ^ c_t)(b_t ^ c_t) ^ c_t for the bits a of z_0 and b of
-             z_1. The sign is a_(l-1) ^ b_(l-1) ^ c_(l-1).
+             z_1, which are the random ones and d. So c_1 is linear in w_0 and these. Of each other
+             c_t, c_t ^ x ^ the random bit of a is opened, and c_(t+1) is linear in w_t, x and
+             these. The sign is a_(l-1) ^ b_(l-1) ^ c_(l-1).
     digit    Only when the MACs of all that was opened are checked, the shares of the sign are
              opened, with theirs.
 
@@ -53,7 +57,7 @@ from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import ands, macs
-from securemedian.mpc.protocols.audit.ands import AndMaker, AuthenticatedTriples, rotations
+from securemedian.mpc.protocols.audit.ands import AndMaker, Carry, Kept, Pieces, rotations
 from securemedian.mpc.protocols.audit.binding import Binder, Bound, fold_shape, padded
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
@@ -72,10 +76,11 @@ CHECK_BITS = 40
 GUARDS = 64
 # Elements that are compared at a time, while they are in the cache.
 TILE = 1 << 13
-# The fewest triples that are made at once, where a lane needs as many: of so many, a bucket has 3.
-POOL = 3 << 17
+# The fewest ANDs that are made at once, where a chunk needs as many: of so many a bucket has 3, and
+# the more there are, the fewer rounds it takes.
+POOL = 15 << 16
 # Portions of OTs of ANDs that are checked at once.
-PORTIONS = 8
+PORTIONS = 14
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
 AND_BYTES = 280
 # Does something once, before the first message that depends on it is sent.
@@ -91,15 +96,11 @@ def steps_of(buckets: int) -> int:
     return (buckets - 1).bit_length()
 
 
-def ands_of(shape: Dealing, dim: int) -> int:
-    """Return how many ANDs the signs of all steps take, in `dim` coordinates."""
-    return (shape.bits - 1) * steps_of(shape.buckets) * dim
-
-
-def pools_of(count: int) -> list[int]:
-    """Return how many triples are made at a time, for `count` of them."""
-    pools = max(1, count // POOL) if count else 0
-    return [count // pools + (i < count % pools) for i in range(pools)]
+def pools_of(bits: int, steps: int, width: int) -> list[int]:
+    """Return how many rows of `width` ANDs are made at a time: of l - 1 bits of each step."""
+    rows = (bits - 1) * steps
+    pools = max(1, rows // -(-POOL // width)) if rows else 0
+    return [rows // pools + (i < rows % pools) for i in range(pools)]
 
 
 def partners_of(count: int) -> tuple[int, int]:
@@ -123,6 +124,14 @@ class _Committed:
     f: Words = field(repr=False)
 
 
+# by step
+Numbers = dict[int, Ring]
+# by step and t
+Committed = dict[tuple[int, int], _Committed]
+# by step and t: w and x, or w alone, twice, of t = 0
+Products = dict[tuple[int, int], tuple[Kept, Kept]]
+
+
 @dataclass
 class _Chunk:
     """Coordinates [start, start + dim) of a lane: their masks, then shares, and random bits."""
@@ -131,9 +140,9 @@ class _Chunk:
     # a, then X: (W-1, dim)
     shares: Ring = field(repr=False)
     # each step's random numbers of this party (padded,), until the step takes them
-    numbers: dict[int, Ring] = field(repr=False)
-    # by step and t
-    bits: dict[tuple[int, int], _Committed] = field(repr=False)
+    numbers: Numbers = field(repr=False)
+    bits: Committed = field(repr=False)
+    products: Products = field(repr=False)
 
 
 class Once:
@@ -175,7 +184,6 @@ class Lane:
         self._slot = slot_of(shape.bits)
         self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]
         self._chunks: list[_Chunk] = []
-        self._triples = AuthenticatedTriples()
         # a of the masks of folds
         self._masks: Ring | None = None
         self._steps = list(reversed(range(steps_of(shape.buckets))))
@@ -202,56 +210,81 @@ class Lane:
         """
         if self._chunks or self._masks is not None:
             raise LocalProtocolError("a lane is prepared once")
-        for start, stop in chunks:
+        if any((stop - start) % 64 for start, stop in chunks[:-1]):
+            raise LocalProtocolError("the last chunk alone ends anywhere")
+        made = [self._make(stop - start, report) for start, stop in chunks]
+        # last, because these are kept, and what is made takes more memory meanwhile
+        for (start, stop), kept in zip(chunks, made, strict=True):
             bound, shares = self.binder.draw(start, self.shape.slots - 1, stop - start)
             self.binder.chunks.append(bound)
-            chunk = _Chunk(bound, shares, {}, {})
-            self._make_bits(chunk)
-            self._chunks.append(chunk)
-            report(stop - start)
+            self._chunks.append(_Chunk(bound, shares, *kept))
         if masks:
             self._masks = self.binder.draw_masks()
-        dim, made, told = sum(stop - start for start, stop in chunks), 0, 0
-        pools = pools_of(ands_of(self.shape, dim))
-        for count in pools:
-            self.opener.what = f"the ANDs of lane {self._lane}"
-            self._triples.extend(self._ands.triples(count))
-            made += count
-            report(dim * made // sum(pools) - told)
-            told = dim * made // sum(pools)
 
-    def _make_bits(self, chunk: _Chunk) -> None:
-        """Make the random bits of all steps of a chunk, and prove that they are bits."""
-        bits, width, steps = self.shape.bits, chunk.bound.padded, len(self._steps)
+    def _make(self, dim: int, report: Report) -> tuple[Numbers, Committed, Products]:
+        """Make the random bits of all steps of a chunk, prove that they are bits, and make ANDs."""
+        bits, width, steps = self.shape.bits, padded(dim), len(self._steps)
         words = self.party.randomness.words(-(-steps * width * ring.dtype(bits).itemsize // 8))
         numbers = ring.reduce(words.view(ring.dtype(bits))[: steps * width], bits)
-        chunk.numbers.update(enumerate(numbers.reshape(steps, width)))
+        committed, proved = Committed(), list[AuthenticatedBits]()
         for t in range(bits):
-            at, their_at, f = self._prove_bits((numbers >> t & 1).astype(np.uint8), t)
+            at, their_at, f, halves = self._prove_bits((numbers >> t & 1).astype(np.uint8), t)
             f = self.verifier.opened(f, steps * width, bits - t)
             for step in range(steps):
                 first = step * width
                 its = ring.pack(f[:, first : first + width], bits - t)
                 blocks = first // per_block(bits - t)
-                chunk.bits[step, t] = _Committed(at + blocks, their_at + blocks, its)
+                committed[step, t] = _Committed(at + blocks, their_at + blocks, its)
+            proved.append(halves)
+        report(dim)
+        products, rows, done, told = Products(), (bits - 1) * steps, 0, 0
+        for count in pools_of(bits, steps, width):
+            some = slice(done * width, (done + count) * width)
+            self._make_products(proved, some, width, products)
+            done += count
+            report(dim * done // rows - told)
+            told = dim * done // rows
+        report(dim - told)
+        self._ands.forget()
+        return dict(enumerate(numbers.reshape(steps, width))), committed, products
 
-    def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words]:
-        """Commit to bits over Z_2^(l-t), and prove them: return both positions, and the peer's f.
+    def _make_products(
+        self, proved: list[AuthenticatedBits], some: slice, width: int, products: Products
+    ) -> None:
+        """Make ANDs of some of the bits that were proved: of all steps of t = 0, then of 1, .."""
+        self.opener.what = f"the ANDs of lane {self._lane}"
+        steps = len(self._steps)
+        each = steps * width
+        parts = [
+            proved[t][max(0, some.start - t * each) : max(0, some.stop - t * each)]
+            for t in range(self.shape.bits - 1)
+        ]
+        bits = AuthenticatedBits.joined([part for part in parts if len(part)])
+        known = max(0, min(some.stop, each) - some.start)
+        w, x = self._ands.products(bits, known)
+        for start in range(0, len(bits), width):
+            t, step = divmod((some.start + start) // width, steps)
+            of_w = w[start : start + width]
+            of_x = x[start - known : start - known + width] if t else of_w
+            products[step, t] = of_w, of_x
 
-        Those of Z_2 are bits whatever they are.
+    def _prove_bits(self, values: Bits, t: int) -> tuple[int, int, Words, AuthenticatedBits]:
+        """Commit to bits over Z_2^(l-t), and prove them.
+
+        Return both positions, the peer's f, and this party's halves of the sums of both parties'
+        bits, with MACs modulo 2. Those of Z_2 are bits whatever they are, and have no halves yet.
         """
         bits, count, slot = self.shape.bits - t, values.size, self._slot
         if bits == 1:
-            return self.prover.send(values, 1), *self.verifier.receive(count, 1)
+            none = AuthenticatedBits.of_peer(np.empty(0, np.uint64))
+            return self.prover.send(values, 1), *self.verifier.receive(count, 1), none
         at, tags = self.prover.commit(values, bits, slot)
         their_at, f = self.verifier.receive(count, bits)
-        keys = self.verifier.empty(count, slot)
-        self.verifier.keys(their_at, self.verifier.opened(f, count, bits), 0, bits, keys, slot)
         each, length = partners_of(count)
         drawn = self.party.randomness.words(ring.packed_words(each * length, 1))
         claims = unpack_bits(drawn, each * length)
         partner_tags = self.prover.commit(claims, bits, slot)[1]
-        partner_keys = self.verifier.accept(claims.size, bits, slot)
+        partners_at, partners_f = self.verifier.receive(claims.size, bits)
         seed = toss(self.party.channel, self.party.number, self._entropy)
         self.opener.mix(seed)
         # the proved bits are not turned
@@ -264,6 +297,15 @@ class Lane:
         self.opener.begin(words)
         for piece in self._differences(tags, partner_tags, turns, opened, zero, bits):
             self.opener.add_own(piece)
+        found = AuthenticatedBits(values, np.empty(count, np.uint64), np.empty(count, np.uint64))
+        kernels.low_bits(tags, slot, found.macs)
+        # tags make room for keys
+        del tags, partner_tags, claims, drawn
+        keys, partner_keys = (self.verifier.empty(size, slot) for size in (count, each * length))
+        for where, given, out in ((their_at, f, keys), (partners_at, partners_f, partner_keys)):
+            unpacked = self.verifier.opened(given, out.shape[1], bits)
+            self.verifier.keys(where, unpacked, 0, bits, out, slot)
+        kernels.low_bits(keys, slot, found.keys)
 
         def expect(words: Words) -> None:
             theirs = unpack_bits(words, opened.size).reshape(opened.shape)
@@ -273,7 +315,7 @@ class Lane:
 
         self.opener.what = f"random bits {t} of lane {self._lane}"
         self.opener.exchange("bisect.claims", words, expect)
-        return at, their_at, f
+        return at, their_at, f, found
 
     def _differences(
         self,
@@ -379,9 +421,7 @@ class Lane:
         for chunk, t in product(self._chunks, range(bits)):
             # taken: no step has them again
             del chunk.bits[step, t]
-        for t in range(bits):
-            peers[t] ^= masks_of((theirs >> t & 1).astype(np.uint8)) & self._ands.delta
-        sign = self._sign(own, peers)
+        sign = self._sign(step, own[0] ^ masked, own[1], peers, (masked, theirs))
         # SECURITY: all openings are checked before a sign is
         self.opener.settle("the openings of ANDs")
         opened()
@@ -435,7 +475,7 @@ class Lane:
         for chunk in self._chunks:
             bound, random = chunk.bound, [chunk.bits[step, t] for t in range(bits)]
             f = {y: self.binder.row(bound, y) if keys else None for y in asked}
-            its = [self._opened(end, bound, bits - t, keys) for t, end in enumerate(random)]
+            its = [self._unpacked(end, bound, bits - t, keys) for t, end in enumerate(random)]
             for start in range(0, bound.dim, macs.PIECE):
                 size = min(macs.PIECE, bound.dim - start)
                 here = slice(at + start, at + start + size)
@@ -454,7 +494,7 @@ class Lane:
                 yield out
             at += bound.dim
 
-    def _opened(self, end: _Committed, bound: Bound, bits: int, keys: bool) -> Ring | None:
+    def _unpacked(self, end: _Committed, bound: Bound, bits: int, keys: bool) -> Ring | None:
         """Return f of what the peer committed to, if keys are made of it."""
         return self.verifier.opened(end.f, bound.padded, bits) if keys else None
 
@@ -466,29 +506,44 @@ class Lane:
         else:
             self.verifier.keys(its.their_at + first, f, start, bits, out, self._slot)
 
-    def _sign(self, own: tuple[Ring, Words], peers: Words) -> AuthenticatedBits:
-        """Return the signs, from this party's z and its MACs, and the keys of the peer's."""
-        values, own_macs = own
+    def _sign(
+        self, step: int, random: Ring, macs: Words, keys: Words, changes: tuple[Ring, Ring]
+    ) -> AuthenticatedBits:
+        """Return the signs, from the random bits b_t of both parties.
 
-        def both(t: int) -> tuple[AuthenticatedBits, AuthenticatedBits]:
-            """Return bit t of z_0, and of z_1."""
-            mine = (values >> t & 1).astype(np.uint8)
-            sides = (
-                AuthenticatedBits.of_own(mine, own_macs[t]),
-                AuthenticatedBits.of_peer(peers[t]),
-            )
-            return sides if self.party.number == 0 else sides[::-1]
+        `random` are this party's, with their `macs` (l, n) and the `keys` of the peer's. `changes`
+        are this party's d, and the peer's.
+        """
+        carry, last = Carry.zero(random.size), self.shape.bits - 1
 
-        carry = self._multiply(*both(0))
-        for t in range(1, self.shape.bits - 1):
-            a, b = both(t)
-            carry ^= self._multiply(a ^ carry, b ^ carry)
-        a, b = both(self.shape.bits - 1)
-        return a ^ b ^ carry
+        def both(t: int) -> tuple[AuthenticatedBits, tuple[Words, Words]]:
+            """Return the sum of the random bits t, and what is added to either, packed."""
+            own = AuthenticatedBits((random >> t & 1).astype(np.uint8), macs[t], keys[t])
+            mine, theirs = (pack_bits((d >> t & 1).astype(np.uint8)) for d in changes)
+            return own, (mine, theirs)
 
-    def _multiply(self, a: AuthenticatedBits, b: AuthenticatedBits) -> AuthenticatedBits:
-        """Return a b, whose openings are checked with the next message."""
-        return self._ands.multiply(a, b, self._triples)
+        for t in range(last):
+            k, added = both(t)
+            w, x = self._take(step, t)
+            self._ands.carried(carry, k, added, w, x, self._opened(t, carry, k, x))
+        k, (mine, theirs) = both(last)
+        sign = k ^ AuthenticatedBits(unpack_bits(carry.bits, random.size), carry.macs, carry.keys)
+        public = unpack_bits(mine ^ theirs, random.size)
+        return sign.plus(self.party.number, public, self._ands.delta)
+
+    def _take(self, step: int, t: int) -> tuple[Pieces, Pieces]:
+        """Take w and x of a step from all chunks: no step has them again."""
+        found, at = [], 0
+        for chunk in self._chunks:
+            kept = (each[0 : chunk.bound.dim] for each in chunk.products.pop((step, t)))
+            found.append([(slice(at, at + chunk.bound.dim), each) for each in kept])
+            at += chunk.bound.dim
+        w, x = zip(*found, strict=True)
+        return w, x
+
+    def _opened(self, t: int, carry: Carry, k: AuthenticatedBits, x: Pieces) -> Words | None:
+        """Open a masked carry, whose MACs are checked with the next message. The first one is 0."""
+        return self._ands.opened(carry, k, x) if t else None
 
 
 # The messages, for `plan`: those that each party sends (True) and receives (False), in its order
@@ -503,25 +558,26 @@ def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Itera
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
     trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, steps_of(shape.buckets)
     drawn = [(shape.slots - 1) * padded(size) for size in sizes]
-    folded = math.prod(fold_shape(shape))
 
     def draw(count: int) -> Iterator[Message]:
         return _both("mac.random", ring.packed_words((trees - 1) * count, bits))
 
-    for size, count in zip(sizes, drawn, strict=True):
-        yield from draw(count)
-        numbers = steps * padded(size)
+    for size in sizes:
+        width = padded(size)
+        numbers, done = steps * width, 0
         partners = math.prod(partners_of(numbers))
-        for width in range(bits, 0, -1):
-            yield from _both("mac.values", ring.packed_words(trees * numbers, width))
-            if width > 1:
-                yield from _both("mac.values", ring.packed_words(trees * partners, width))
+        for m in range(bits, 0, -1):
+            yield from _both("mac.values", ring.packed_words(trees * numbers, m))
+            if m > 1:
+                yield from _both("mac.values", ring.packed_words(trees * partners, m))
                 yield from toss_messages()
                 yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
-    if masks:
-        yield from draw(folded)
-    for count in pools_of(ands_of(shape, sum(sizes))):
-        yield from ands.messages(count, PORTIONS)
+        for rows in pools_of(bits, steps, width):
+            known = max(0, min(done + rows, steps) - done)
+            yield from ands.messages(rows * width, known * width, PORTIONS)
+            done += rows
+    for count in [*drawn, *([math.prod(fold_shape(shape))] if masks else [])]:
+        yield from draw(count)
 
 
 def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
@@ -536,31 +592,40 @@ def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
     words = ring.packed_words(dim, 1)
     for _ in range(steps_of(shape.buckets) if dim else 0):
         yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
-        for _ in range(shape.bits - 1):
-            yield from _both("and.openings", 2 * words + DIGEST_WORDS)
+        for _ in range(shape.bits - 2):
+            yield from _both("and.openings", words + DIGEST_WORDS)
         yield from _both("opening.digest", DIGEST_WORDS)
         yield from _both("bisect.sign", words + DIGEST_WORDS)
 
 
-def ots_of(shape: Dealing, dim: int) -> int:
-    """Return how many OTs a lane of `dim` coordinates takes, of both directions."""
-    return sum(ands.ots_of(count) for count in pools_of(ands_of(shape, dim)))
+def ots_of(shape: Dealing, sizes: Sequence[int]) -> int:
+    """Return how many OTs a lane takes, of both directions."""
+    steps, widths = steps_of(shape.buckets), map(padded, sizes)
+    return sum(
+        ands.ots_of(rows * width) for width in widths for rows in pools_of(shape.bits, steps, width)
+    )
 
 
 def memory(shape: Dealing, sizes: Sequence[int]) -> int:
     """Return about how many bytes a lane keeps, and takes while it makes one chunk or pool more.
 
-    It keeps the triples, f of a and of the random bits, X, and the random numbers. Of a chunk it
-    makes the tags and keys of a step's bits and their partners, and of a pool of ANDs all of it.
+    It keeps ANDs, f of the random bits and of a, X, and the random numbers. Of a chunk it makes the
+    tags or keys of a step's bits and their partners, and of a pool of ANDs all of it.
     """
     dim, bits, steps = sum(sizes), shape.bits, steps_of(shape.buckets)
     trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
-    pools = pools_of(ands_of(shape, dim))
     wide = ring.dtype(bits).itemsize
-    kept = sum(pools) * 3 * (1 + 2 * 8) + dim * steps * wide
-    kept += dim * (entries * wide + trees * entries * bits // 8)
+    # w of each AND, and x of all but the first of a step: a bit, its MAC, and a key
+    halves = dim * steps * max(0, 2 * bits - 3)
+    kept = halves * (1 + 2 * macs.MAC_BITS) // 8 + dim * steps * wide
     kept += dim * steps * trees * bits * (bits + 1) // 2 // 8
-    most = max(sizes, default=0)
-    made = 2 * 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits))
-    tagged = steps * most + math.prod(partners_of(steps * most)) if most else 0
-    return kept + max(made * tagged, AND_BYTES * max(pools, default=0))
+    # not yet there when ANDs are made
+    drawn = dim * (entries * wide + (trees - 1) * entries * bits // 8)
+    widths = [padded(size) for size in sizes]
+    pools = [rows * width for width in widths for rows in pools_of(bits, steps, width)]
+    made = 8 * macs.words_of(macs.MAC_BITS, macs.slot_of(bits)) + trees * wide
+    tagged = max(
+        (count + math.prod(partners_of(count)) for width in widths if (count := steps * width)),
+        default=0,
+    )
+    return kept + max(drawn, made * tagged, AND_BYTES * max(pools, default=0))

@@ -379,7 +379,7 @@ def _sizes(params: RoundParams, protocol: ProtocolParams) -> list[list[int]]:
 def ots(params: RoundParams, protocol: ProtocolParams) -> int:
     """Return how many OTs a round takes, of both directions and all lanes."""
     shape = dealing_of(params)
-    return sum(ots_of(shape, sum(sizes)) for sizes in _sizes(params, protocol))
+    return sum(ots_of(shape, sizes) for sizes in _sizes(params, protocol))
 
 
 def memory(params: RoundParams, protocol: ProtocolParams) -> int:

@@ -155,9 +155,10 @@ def _pieces(
 def cut_evenly(dim: int, protocol: ProtocolParams) -> list[tuple[int, int]]:
     """Return chunks [begin, end) of about the same size, as many for each lane where there is room.
 
-    The proofs of a small chunk would take more than its share.
+    The proofs of a small chunk would take more than its share. So chunks are as large as the
+    session's, and less than twice as large, where there are as many coordinates.
     """
-    count = protocol.lanes * -(-dim // (protocol.lanes * protocol.chunk))
+    count = protocol.lanes * max(1, dim // (protocol.lanes * protocol.chunk))
     size = -(-dim // (count * share.SLICE_ALIGN)) * share.SLICE_ALIGN
     return [(begin, min(begin + size, dim)) for begin in range(0, dim, size)]
 

@@ -26,7 +26,7 @@ from securemedian.mpc.errors import ConfigError, NoWorker, cut
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.servers import allocator, logs
 from securemedian.servers.computing.shards import ShardedComputation, WorkerLost
-from securemedian.servers.computing.threads import OpenLane
+from securemedian.servers.computing.threads import OpenLanes
 from securemedian.servers.computing.worker import ShardWorker
 from securemedian.servers.config import NEEDS_RAY, EngineConfig
 
@@ -248,7 +248,7 @@ class RayBackend:
         protocol: ProtocolParams,
         engine: EngineConfig,
         folder: Path,
-        open_lane: OpenLane,
+        open_lanes: OpenLanes,
         timeout_s: Callable[[], float],
     ) -> None:
         """Take two streams of each session.
@@ -267,7 +267,7 @@ class RayBackend:
         self.ready_in_s: float | None = None
         self._party, self._protocol, self._engine = party, protocol, engine
         self._folder = folder.resolve()
-        self._open_lane, self._timeout_s = open_lane, timeout_s
+        self._open_lanes, self._timeout_s = open_lanes, timeout_s
         self._workers: RayWorkers | None = None
         self._connected: Future[None] = Future()
         self._ended = threading.Event()
@@ -321,11 +321,10 @@ class RayBackend:
 
     def open(self, session_id: bytes) -> ShardedComputation:
         assert self._workers is not None
-        links = [self._open_lane(session_id, stream) for stream in range(STREAMS)]
         return ShardedComputation(
             self._party,
             session_id,
-            links,
+            self._open_lanes(session_id, STREAMS),
             self._workers,
             self._engine.shard_count,
             self._timeout_s,

@@ -641,10 +641,10 @@ class ShardedComputation:
         return _checked(passed, cost, start)
 
     def prepare(self, params: RoundParams, progress: Progress) -> Cost:
-        raise LocalProtocolError("a server with workers was to audit a round")
+        raise LocalProtocolError("a server with workers was to run a round with security malicious")
 
     def bind(self, given: RoundInput, folds: Folds, limit_s: float, progress: Progress) -> Checked:
-        raise LocalProtocolError("a server with workers was to audit a round")
+        raise LocalProtocolError("a server with workers was to run a round with security malicious")
 
     def run_round(self, given: RoundInput, progress: Progress) -> Outcome:
         start, params, crew = time.perf_counter(), given.params, self._rounds

@@ -30,8 +30,8 @@ from securemedian.servers.network.transport import ZmqLink
 
 # for sys.setswitchinterval: a lane may wait this long for the interpreter, not Python's 5 ms
 SWITCH_S = 1e-4
-# opens this server's end of a lane of a session
-OpenLane = Callable[[bytes, int], ZmqLink]
+# opens this server's ends of so many lanes of a session
+OpenLanes = Callable[[bytes, int], list[ZmqLink]]
 # between two lines that say how far compiling is
 COMPILING_S = 10.0
 
@@ -39,8 +39,8 @@ COMPILING_S = 10.0
 class ThreadBackend:
     """The threads of this process: a `Backend`."""
 
-    def __init__(self, party: int, protocol: ProtocolParams, open_lane: OpenLane) -> None:
-        self._party, self._protocol, self._open_lane = party, protocol, open_lane
+    def __init__(self, party: int, protocol: ProtocolParams, open_lanes: OpenLanes) -> None:
+        self._party, self._protocol, self._open_lanes = party, protocol, open_lanes
         self.ready_in_s: float | None = None
 
     def start(self) -> None:
@@ -56,9 +56,7 @@ class ThreadBackend:
         compiling.compile_kernels(self._protocol, tell)
 
     def open(self, session_id: bytes) -> "ThreadComputation":
-        *links, checking = [
-            self._open_lane(session_id, lane) for lane in range(self._protocol.lanes + 1)
-        ]
+        *links, checking = self._open_lanes(session_id, self._protocol.lanes + 1)
         return ThreadComputation(self._party, self._protocol, session_id, links, checking)
 
     def close(self) -> bool:
@@ -97,7 +95,6 @@ class ThreadComputation:
         return bool(self._channels)
 
     def _meet(self) -> None:
-        """Meet the other server on every lane, if that was not done yet."""
         self._channels = self._channels or meet(self._party, self._links)
 
     def establish(self) -> None:

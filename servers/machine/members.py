@@ -18,9 +18,9 @@ from securemedian.mpc.errors import (
 )
 from securemedian.servers.machine.round import ServerRound
 
-# why a client of an audited round is left out once it has uploaded
-SILENT = "its fold for the audit did not reach both servers in time"
-MISFOLDED = "its fold for the audit is not that of its upload"
+# why a client is left out with security malicious, once it has uploaded
+SILENT = "its fold did not reach both servers in time"
+MISFOLDED = "its fold is not that of its upload"
 
 # Refusals of clients and the coordinator, each with the reason
 
@@ -125,7 +125,6 @@ def _check_uploader(here: ServerRound, client: str) -> None:
 
 
 def _check_sender(here: ServerRound, client: str, what: str) -> None:
-    """Check that this client may send `what` now. Raises RoundClosed or NotAllowed."""
     if here.state is not State.OPEN:
         raise RoundClosed(
             f"round {here.round_id} takes no {what}: it is {here.state}; wait for the next one"

@@ -365,7 +365,7 @@ class ServerRound:
 
     @property
     def audited(self) -> bool:
-        """Whether the servers prove the result to each other before they sign it."""
+        """Whether the round has security malicious."""
         return self.params.form.audited
 
     @property

@@ -179,7 +179,6 @@ def enter(here: ServerRound, state: State, now: float) -> ServerRound:
 
 
 def _limited(here: ServerRound, now: float) -> ServerRound:
-    """Return the round with the time limit of its state."""
     if here.adrift:
         return replace(here, deadline=here.away_until)
     limits, forever = here.limits, float("inf")
@@ -220,7 +219,6 @@ def told_again(here: ServerRound) -> control.RoundMessage | None:
 def _message(
     here: ServerRound, kind: type[control.RoundMessage], event: events.Event
 ) -> control.RoundMessage:
-    """Return the message of this kind that this server sends at `event`."""
     about, session, check = here.round_id, here.session, here.check
     signature = here.receipt.signatures[f"s{here.party}"] if here.receipt else b""
     if here.state is State.VOTING:
@@ -524,7 +522,6 @@ def _at_one_vote(here: ServerRound, said: control.Resume) -> bool:
 
 
 def _with_held(here: ServerRound, held: Mapping[str, bytes]) -> ServerRound:
-    """Note all uploads that the other server holds."""
     here = _with_there(here.with_all(here.members, uploaded_there=None), held)
     return replace(here, unlisted=sorted(held.keys() - here.members.keys()))
 

@@ -159,8 +159,11 @@ class PeerWatch:
         return self._lose(f"{self.name} has given no sign of life for {self._timeout_s:g} s")
 
     def _lose(self, why: str) -> Change | None:
-        was, self.linked, self._lost_why = self.linked, False, why
-        return Change.LOST if was else None
+        # the silence of a peer that was stopped says nothing new
+        if not self.linked:
+            return None
+        self.linked, self._lost_why = False, why
+        return Change.LOST
 
 
 # how many pieces S0 sends at once, 1 MB in all

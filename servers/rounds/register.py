@@ -236,7 +236,7 @@ class Register:
             )
         refuse(config.name, forbidden(config.security, params))
         if params.form.audited:
-            config.check_audits()
+            config.check_malicious()
         if asked.model_form:
             ModelForm.parse(asked.model_form, params.dim)
         upload_bytes = 8 * params.form.layout.words + ENVELOPE_BYTES
@@ -464,7 +464,6 @@ class Register:
         return {name: None if at == inf else at + shift for name, at in times.items()}
 
     def _load(self) -> None:
-        """Take up the rounds that the database has."""
         for made in self._store.database.rounds():
             try:
                 self._entries[made.round] = self._entry(made)

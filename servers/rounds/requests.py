@@ -797,7 +797,6 @@ class Requests:
 
 
 def _check_listed(call: Call, server_round: ServerRound) -> None:
-    """Raise UnknownRound unless the round has the caller among its clients."""
     if call.key not in server_round.names:
         raise UnknownRound(members.why_not_for_you(server_round))
 
@@ -812,7 +811,6 @@ def _share_of(call: Call, server_round: ServerRound) -> NDArray[Any]:
 
 
 def _array_of(call: Call, name: str) -> NDArray[Any]:
-    """Return an array of a request. Raises FrameError if there is none."""
     if name not in call.arrays:
         raise FrameError(f"{call.op!r} needs the array `{name}`")
     return call.arrays[name]

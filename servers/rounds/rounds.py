@@ -109,10 +109,6 @@ class Rounds:
                 event = events.Failure(RoundFailed.code, f"{config.name} {OF_RELEASE_1_0}")
             self._runner.take(entry, event)
 
-    def reload(self, config: ServerConfig) -> None:
-        """Use a new configuration for later rounds."""
-        self.register.reload(config)
-
     @property
     def live(self) -> list[Entry]:
         """The rounds that have begun and not ended."""

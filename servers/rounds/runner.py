@@ -22,7 +22,7 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols.audit.binding import fold_words, vote_masks
 from securemedian.servers import logs
-from securemedian.servers.computing.base import RoundInput
+from securemedian.servers.computing.base import RoundInput, mark_nothing
 from securemedian.servers.computing.engine import Engine, Engines
 from securemedian.servers.computing.folds import Folds
 from securemedian.servers.machine.events import Effect, Event, Failure, Interrupted
@@ -201,8 +201,9 @@ class RoundRunner:
     def _input(self, entry: Entry) -> RoundInput:
         """Return what the chosen clients of a round have sent, and what the method needs of it."""
         server_round, spool = entry.server_round, entry.spool
-        included, vote = server_round.included, server_round.level
-        path = bytes.fromhex(server_round.path)
+        included, audited = server_round.included, server_round.audited
+        vote, path = server_round.level, bytes.fromhex(server_round.path)
+        check = partial(entry.check_stored, server_round.state, server_round.sessions)
         return RoundInput(
             server_round.computed,
             [spool.get(client, vote) for client in included],
@@ -210,10 +211,9 @@ class RoundRunner:
             server_round.groups,
             bytes.fromhex(server_round.toss_opening),
             server_round.noise,
-            [vote_masks(spool.masks(client), vote, path) for client in included]
-            if server_round.audited
-            else (),
-            partial(entry.check_stored, server_round.state, server_round.sessions),
+            [vote_masks(spool.masks(client), vote, path) for client in included] if audited else (),
+            # of others the input goes to workers, also on other hosts
+            check if audited else mark_nothing,
         )
 
     def _require_session(self, entry: Entry) -> None:
@@ -232,7 +232,6 @@ class RoundRunner:
         self._register.tidy()
 
     def _answer(self, entry: Entry) -> None:
-        """Answer all requests to open the round."""
         waiting, entry.when_opened = entry.when_opened, []
         for when_opened in waiting:
             self.answer(entry, when_opened)

@@ -405,7 +405,6 @@ class Spool:
 def _check_share(
     what: str, form: str, share: NDArray[Any], shapes: Mapping[str, tuple[Any, tuple[int, ...]]]
 ) -> None:
-    """Raise BadUpload unless `share` has the dtype and shape of its form."""
     if form not in shapes:
         raise BadUpload(
             f"{what} for this round has an unknown form: {quoted(form)}; send {' or '.join(shapes)}"

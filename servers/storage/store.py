@@ -116,12 +116,13 @@ class Store:
 
     def tidy(self, live: Container[str], kept: Container[str]) -> None:
         """Delete the spools of rounds that are not `live`, and files that are not `kept`."""
-        for folder in self._spools.iterdir():
-            if folder.name not in live:
-                shutil.rmtree(folder, ignore_errors=True)
-        for file in self._kept.iterdir():
-            if file.name not in kept:
-                file.unlink(missing_ok=True)
+        with self._opening():
+            for folder in self._spools.iterdir():
+                if folder.name not in live:
+                    shutil.rmtree(folder, ignore_errors=True)
+            for file in self._kept.iterdir():
+                if file.name not in kept:
+                    file.unlink(missing_ok=True)
 
     # Runs and results
 

@@ -29,8 +29,10 @@ from securemedian.coordinator.rounds import Hooks, Rounds
 from securemedian.laboratory.servers import SERVERS, Service, client_config, servers_here
 from securemedian.mpc.errors import RoundClosed, RoundFailed, SecureMedianError
 from securemedian.mpc.protocols import ring
+from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.dealing import Dealing, OwnDealing
 from securemedian.mpc.protocols.prg import Entropy
+from securemedian.mpc.protocols.wire import Message
 from securemedian.mpc.rounds.methods.base import Method, Published
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -40,7 +42,7 @@ from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-from tests.rogue.deviations import HELPER, OF_BISECTIONS, OF_S0, VICTIM, about
+from tests.rogue.deviations import ADDED, HELPER, OF_BISECTIONS, OF_S0, VICTIM, about
 
 Array = NDArray[Any]
 
@@ -62,8 +64,8 @@ SETTINGS = {
     "round_limit_s": 120,
     "max_attempts": RUNS,
 }
-# for protected servers: the one that helps, and three among whom the victim is hidden
-GUARDED = {"security": Security.BOUNDED, "min_clients": 4}
+# for servers that are protected: the one that helps, and three among whom the victim is hidden
+GUARDED = {"min_clients": 4}
 PROGRAM = "tests.rogue.serve"
 MALICIOUS = Bucketed(security="malicious")
 
@@ -243,8 +245,9 @@ def _buckets(seen: Seen) -> tuple[float, float]:
 
 
 def _beyond(seen: Seen) -> tuple[float, float]:
-    """Tell what was opened beside the first digits of the median."""
-    signs = seen.spoils.get("signs", np.empty((0, seen.params.dim), np.uint8))
+    """Tell what the authenticated bisect opened beside the digits of the median."""
+    none = np.empty((0, seen.params.dim), np.uint8)
+    signs = np.concatenate([seen.spoils.get(name, none) for name in ("signs", "rushed")])
     steps = math.ceil(math.log2(BUCKETS))
     true = np.array([_median(seen) >> step & 1 for step in reversed(range(steps))])
     return 0.0, entropy(np.concatenate([true, signs])) - entropy(true)
@@ -266,6 +269,8 @@ class Attack:
     clients: int = 5
     # whether the victim stands out: its buckets are below those of all others
     outstanding: bool = False
+    # S1 adds this to the counts of its share, and a client that helps answers for it
+    added: int = 0
 
 
 def attacks() -> list[Attack]:
@@ -315,6 +320,7 @@ def attacks() -> list[Attack]:
             for method in (buckets, mean)
         ),
         *(Attack(name, MALICIOUS, _beyond) for name in OF_BISECTIONS),
+        Attack("malicious-helper", MALICIOUS, _beyond, MODEL + RANGE, added=ADDED),
     ]
 
 
@@ -325,6 +331,22 @@ class _Player(Client):
     """An honest client, which remembers where its kept vectors have their 1."""
 
     kept: Array | None = None
+    # one that helps tells S0 the fold of what S1 has `added` to its share of the `shape`, too
+    added, shape, coin = 0, Dealing(1, 2, 1), b""
+
+    def ask(
+        self, op: str, fields: Any = None, arrays: Any = None, *, party: int = 0, **given: Any
+    ) -> Message:
+        if op == "folded" and party == 0 and self.added:
+            places = binding.places(self.coin, 0, self.shape.dim)
+            counts = np.array([np.bincount(row, minlength=binding.BUCKETS) for row in places])
+            added = np.tile(counts.reshape(-1) * self.added, self.shape.slots - 1)
+            bits = self.shape.bits
+            told = ring.unpack(arrays["fold"], bits, added.size) + added.astype(ring.dtype(bits))
+            arrays = {"fold": ring.pack(ring.reduce(told, bits), bits)}
+        answer = super().ask(op, fields, arrays, party=party, **given)
+        self.coin = answer.fields["coin"] if op == "bound" else self.coin
+        return answer
 
     def deal(self, shape: Dealing, current: Round, entropy: Entropy) -> OwnDealing:
         dealt = super().deal(shape, current, entropy)
@@ -339,17 +361,20 @@ class _Player(Client):
 
 
 def run(
-    attack: Attack, dim: int, seed: int, protected: bool = False, audited: bool = False
+    attack: Attack, dim: int, seed: int, security: Security = Security.SEMI_HONEST
 ) -> dict[str, Any]:
-    """Return the row of one attack, which runs in a round of its own."""
-    if audited:
-        attack = replace(attack, method=MALICIOUS)
-    if attack.method is MALICIOUS:
+    """Return the row of one attack, which runs in a round of its own, with this security."""
+    if security is Security.MALICIOUS:
+        true = attack.learnt
+        attack = replace(
+            attack, method=MALICIOUS, learnt=lambda seen: (true(seen)[0], _beyond(seen)[1])
+        )
         # so that a bit of few coordinates shows
         dim = max(dim, 4 * DIM)
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
         folder = Path(made)
-        settings: dict[str, Any] = SETTINGS | (GUARDED if protected else {})
+        settings: dict[str, Any] = SETTINGS | {"security": security}
+        settings |= {} if security is Security.SEMI_HONEST else GUARDED
         rogue = "s0" if attack.deviation in OF_S0 else "s1"
         with servers_here(
             folder,
@@ -358,14 +383,13 @@ def run(
             tables=dict.fromkeys(SERVERS, "[protocol]\nlanes = 1\n"),
             programs={rogue: (PROGRAM, attack.deviation)},
         ) as service:
-            seen, noticed = _round(attack, service, dim, seed, protected)
+            seen, noticed = _round(attack, service, dim, seed, security)
     about_one, about_sum = attack.learnt(seen)
     return {
         "attack": attack.deviation,
         "about": about(attack.deviation),
         "method": attack.method.name,
-        "protected": protected,
-        "audited": attack.method is MALICIOUS,
+        "security": str(security),
         "noticed": bool(noticed),
         "when": noticed or "never",
         "there_bits": seen.there,
@@ -392,21 +416,22 @@ def _bound(seen: Seen) -> float | None:
 
 
 def _round(
-    attack: Attack, service: Service, dim: int, seed: int, protected: bool
+    attack: Attack, service: Service, dim: int, seed: int, security: Security
 ) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
-    level = Security.BOUNDED if protected else Security.SEMI_HONEST
     notes, names, folder = list[str](), service.names, service.folder
     coordinator = service.coordinator
     params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
     with ExitStack() as stack:
-        configs = [client_config(folder, name, POLL_S, level) for name in names]
+        configs = [client_config(folder, name, POLL_S, security) for name in names]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
         players.sort(key=lambda player: player.keys.public)
         round_id = coordinator.open_round(
             params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
         )
+        if params.form.dealing:
+            players[HELPER].added, players[HELPER].shape = attack.added, params.form.dealing
         published = coordinator.model(round_id)
         values = _values(params, published, len(names), seed, attack)
         for number, (player, own) in enumerate(zip(players, values, strict=True)):
@@ -523,16 +548,13 @@ def _who(number: int) -> str:
 
 
 def by_attack(dim: int = DIM, seed: int = 1) -> list[dict[str, Any]]:
-    """Return a row per deviation and method.
-
-    Add one where `security = "bounded"` permits the round, and one where an audit can check it.
-    """
+    """Return a row per deviation, method and security that permits the round."""
     every = attacks()
     others = [attack for attack in every if attack.method is not MALICIOUS]
     bounded = [attack for attack in others if attack.method.name in BOUNDED]
-    audited = [attack for attack in bounded if attack.method.name == Bucketed.name]
+    malicious = [attack for attack in every if attack.method.name == Bucketed.name]
     return [
-        *(run(attack, dim, seed) for attack in every),
-        *(run(attack, dim, seed, protected=True) for attack in bounded),
-        *(run(attack, dim, seed, protected=True, audited=True) for attack in audited),
+        *(run(attack, dim, seed) for attack in others),
+        *(run(attack, dim, seed, Security.BOUNDED) for attack in bounded),
+        *(run(attack, dim, seed, Security.MALICIOUS) for attack in malicious),
     ]

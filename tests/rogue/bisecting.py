@@ -4,9 +4,9 @@ Each replaces functions of the authenticated bisect, for one party alone. That s
 than the other one opens: `Signs` has the shares of signs that came, and its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ import numpy as np
 from securemedian.mpc.arrays import RingShare
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit import binding
-from securemedian.mpc.protocols.audit.ands import AndMaker
+from securemedian.mpc.protocols.audit.ands import AndMaker, Carry
 from securemedian.mpc.protocols.audit.binding import Binder
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover
 from securemedian.mpc.protocols.audit.opening import Opener
-from securemedian.mpc.protocols.bisect import Lane
+from securemedian.mpc.protocols.bisect import TILE, Lane, partners_of
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.party import Session
@@ -41,8 +41,8 @@ class Signs:
 
     def of(self, lane: int) -> list[Array]:
         """Return the signs of each step that were opened to it."""
-        pairs = zip_longest(self.shares.get(lane, []), self.theirs.get(lane, []))
-        return [own ^ other for own, other in pairs if other is not None]
+        pairs = zip(self.shares.get(lane, []), self.theirs.get(lane, []), strict=True)
+        return [own ^ other for own, other in pairs]
 
 
 def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: None) -> Signs:
@@ -57,11 +57,10 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
         return init
 
     def sign(true: Any) -> Any:
-        def sign(self: Lane, own: Any, peers: Any) -> AuthenticatedBits:
-            found: AuthenticatedBits = true(self, own, peers)
+        def sign(self: Lane, *given: Any) -> AuthenticatedBits:
+            found: AuthenticatedBits = true(self, *given)
             if self.party.number == rogue:
-                spoils.shares.setdefault(self._lane, []).append(found.bits.copy())
-                self.opener.lane = self._lane  # type: ignore[attr-defined]
+                self.opener.own = self._lane, found.bits.copy()  # type: ignore[attr-defined]
             return found
 
         return sign
@@ -70,9 +69,9 @@ def spy(replace: Replace, rogue: int, keep: Callable[[Signs], None] = lambda _: 
         def tell(self: Opener, label: str, mine: Array, *given: Any) -> Any:
             theirs, right = true(self, label, mine, *given)
             if self._number == rogue and label == "bisect.sign":
-                lane = self.lane  # type: ignore[attr-defined]
-                count = spoils.shares[lane][-1].size
-                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, count))
+                lane, own = self.own  # type: ignore[attr-defined]
+                spoils.shares.setdefault(lane, []).append(own)
+                spoils.theirs.setdefault(lane, []).append(unpack_bits(theirs, own.size))
                 keep(spoils)
             return theirs, right
 
@@ -131,30 +130,27 @@ def _other_bits(true: Any, self: Lane, *given: Any) -> Any:
     return z, d ^ d.dtype.type(1)
 
 
-def _flipped(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
-    """Open another a ^ x in one coordinate."""
-    lie = a.bits.copy()
-    lie[0] ^= 1
-    return true(self, AuthenticatedBits(lie, a.macs, a.keys), b)
+def _flipped(true: Any, self: Lane, t: int, carry: Carry, *given: Any) -> Any:
+    """Open another c ^ x ^ a in one coordinate."""
+    lie = carry.bits.copy()
+    lie[0] ^= np.uint64(1)
+    return true(self, t, Carry(lie, carry.macs, carry.keys), *given)
 
 
-def _flipped_on_lane_1(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
+def _flipped_on_lane_1(true: Any, self: Lane, *given: Any) -> Any:
     """Let one lane end while the other one goes on."""
     return _flipped(true, self, *given) if self._lane else true(self, *given)
 
 
-def _last_flipped(true: Any, self: Lane, *given: AuthenticatedBits) -> Any:
-    """Open another a ^ x in the last AND of each step alone."""
-    done = getattr(self, "multiplied", 0) + 1
-    self.multiplied = done  # type: ignore[attr-defined]
-    last = done % (self.shape.bits - 1) == 0
-    return _flipped(true, self, *given) if last else true(self, *given)
+def _last_flipped(true: Any, self: Lane, t: int, *given: Any) -> Any:
+    """Open another c ^ x ^ a in the last AND of each step alone."""
+    last = t == self.shape.bits - 2
+    return _flipped(true, self, t, *given) if last else true(self, t, *given)
 
 
-def _guessed(true: Any, self: Lane, a: AuthenticatedBits, b: AuthenticatedBits) -> Any:
-    """Open another a ^ x everywhere, and say that Delta is 1."""
-    macs = a.macs ^ np.uint64(1)
-    return true(self, AuthenticatedBits(a.bits ^ np.uint8(1), macs, a.keys), b)
+def _guessed(true: Any, self: Lane, t: int, carry: Carry, *given: Any) -> Any:
+    """Open another c ^ x ^ a everywhere, and say that Delta is 1."""
+    return true(self, t, Carry(~carry.bits, carry.macs ^ np.uint64(1), carry.keys), *given)
 
 
 def _last_sign(true: Any, self: Lane, *given: Any) -> Any:
@@ -200,6 +196,94 @@ def _no_bits(true: Any, self: Lane, values: Array, t: int) -> Any:
     if self.shape.bits - t > 1:
         prover.commit = more  # type: ignore[method-assign, assignment]
     return true(self, values, t)
+
+
+# of the coordinates in which errors cancel: more than a hash has bits
+PLACES = 170
+
+
+class Cheat:
+    """A prover whose values are others than it claims: what it commits to, one after another."""
+
+    def __init__(self, prover: Prover, values: Sequence[Array]) -> None:
+        self._prover, self._values = prover, list(values)
+
+    def commit(self, claims: Array, bits: int, slot: int) -> tuple[int, Array]:
+        return self._prover.commit(self._values.pop(0), bits, slot)
+
+
+def cancelling(opener: Opener, who: int, words: Array, errors: Iterable[Array]) -> Array:
+    """Return which of the errors, arrays of one length, change no hash of what `who` opens.
+
+    These are the words that it opens. The hash is linear. The last error is among those that are
+    returned. There are more of them than the hash has bits, so that others make up for it.
+    """
+
+    def hashed(error: Array) -> int:
+        tag: Any = opener._hash(who, words)._tags[0]
+        tag.authenticate_additional_data(np.ascontiguousarray(error).data.cast("B"))
+        tag.finalize()
+        return int.from_bytes(tag.tag, "big")
+
+    none, basis, left, number = 0, dict[int, tuple[int, int]](), 0, 0
+    for number, error in enumerate(errors):
+        none = none or hashed(np.zeros_like(error))
+        left, used = hashed(error) ^ none, 1 << number
+        while left and left.bit_length() in basis:
+            other, others = basis[left.bit_length()]
+            left, used = left ^ other, used ^ others
+        if left:
+            basis[left.bit_length()] = left, used
+    assert not left
+    return np.array([used >> i & 1 for i in range(number + 1)], bool)
+
+
+def _cancel(replace: Replace, rogue: int) -> None:
+    """Claim that all bits are 0, and commit to numbers whose errors cancel in the hash then."""
+    steps, offs = 4, dict[int, list[Array]]()
+
+    def make(true: Any, self: Lane, *given: Any) -> Any:
+        randomness: Any = self.party.randomness
+        randomness.words = partial(np.zeros, dtype=np.uint64)
+        try:
+            return true(self, *given)
+        finally:
+            del randomness.words
+
+    def prove(true: Any, self: Lane, values: Array, t: int) -> Any:
+        if t:
+            return true(self, values, t)
+        rows, length = partners_of(values.size)
+        words, claims = -(-rows * length // 64), np.zeros(rows * length, np.uint8)
+        # of the bits of the first step, which come last
+        first, half = values.size // steps * (steps - 1), 1 << self.shape.bits - 1
+
+        def errors() -> Iterable[Array]:
+            for place in range(first, first + PLACES):
+                tile = place // TILE * TILE
+                error = np.zeros(self._delta.size * rows * length, np.uint64)
+                of_tile = error[self._delta.size * rows * (length - values.size) + rows * tile :]
+                of_tile[place - tile :: min(TILE, values.size - tile)][:rows] = half
+                yield error
+
+        off, own = np.zeros_like(values), self.prover
+        hashed = self.opener, rogue, np.zeros(words, np.uint64), errors()
+        off[first : first + PLACES] = cancelling(*hashed) * half
+        offs.setdefault(self._lane, []).append(off[first:])
+        self.prover = Cheat(own, [off, claims])  # type: ignore[assignment]
+        try:
+            return true(self, values, t)
+        finally:
+            self.prover = own
+
+    def masked(true: Any, self: Lane, step: int, *given: Any) -> Any:
+        z, d = true(self, step, *given)
+        each = zip(offs[self._lane], self._chunks, strict=True)
+        off = np.concatenate([one[: chunk.bound.dim] for one, chunk in each])
+        return (z ^ off, d ^ off) if step == steps - 1 else (z, d)
+
+    for name, deviate in (("_make", make), ("_prove_bits", prove), ("_masked", masked)):
+        _by(Lane, name, deviate)(replace, rogue)
 
 
 def _wrong_blocks(true: Any, self: Prover, values: Array, *given: Any) -> Any:
@@ -265,10 +349,10 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "rank": (_by(Lane, "_masked", _another_rank), "step 3 of lane"),
     "row": (_another_row_of_all, "step 3 of lane"),
     "masked": (_by(Lane, "_masked", _other_bits), "step 3 of lane"),
-    "and": (_by(Lane, "_multiply", _flipped), "step 3 of lane"),
-    "last-and": (_by(Lane, "_multiply", _last_flipped), "step 3 of lane"),
-    "and-of-lane-1": (_by(Lane, "_multiply", _flipped_on_lane_1), "step 3 of lane 1"),
-    "and-guess": (_by(Lane, "_multiply", _guessed), "step 3 of lane"),
+    "and": (_by(Lane, "_opened", _flipped), "step 3 of lane"),
+    "last-and": (_by(Lane, "_opened", _last_flipped), "step 3 of lane"),
+    "and-of-lane-1": (_by(Lane, "_opened", _flipped_on_lane_1), "step 3 of lane 1"),
+    "and-guess": (_by(Lane, "_opened", _guessed), "step 3 of lane"),
     "last-sign": (_by(Lane, "_sign", _last_sign), "step 0 of lane"),
     "sum": (_by(Bisection, "_sums", _other_sum), "the sums of the clients' shares"),
     "sum-twice": (_by(Binder, "shift", _twice), "bind"),
@@ -276,6 +360,7 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "coin": (_coin, "committed"),
     "no": (_by(Opener, "tell", _no), "the sums of the clients' shares"),
     "no-bits": (_by(Lane, "_prove_bits", _no_bits), "random bits"),
+    "cancel": (_cancel, "random bits 0 of lane"),
     "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
 }

@@ -30,10 +30,12 @@ import numpy as np
 from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import ChannelClosed
 from securemedian.mpc.protocols import dealing, lengths, order, ring
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.kernels import planes, tables
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.rounds import chunks, pipeline
+from securemedian.mpc.rounds.bisecting import Bisection
 from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.base import Chunk
 from securemedian.mpc.rounds.methods.krum import Krum
@@ -62,6 +64,8 @@ from tests.rogue.turns import read_positions
 
 # of all clients, the one that is spied on, and the one that helps
 VICTIM, HELPER = 0, 1
+# added to the counts of five clients, this makes the median the minimum
+ADDED = 2
 # the deviations in which S0 is the rogue
 OF_S0 = ("models", "result")
 
@@ -114,7 +118,10 @@ def _keep_found(spoils: Spoils) -> None:
 
 
 def _tables(config: ServerConfig, spoils: Spoils) -> None:
-    """Answer with another table, in which H - k = 1 (modulo 2^(l-1)) counts as the opposite."""
+    """Answer with another table, in which H - k = 1 (modulo 2^(l-1)) counts as the opposite.
+
+    Without tables, open what belongs to another AND.
+    """
 
     def make(true: Any) -> Any:
         def reply_leaves(leaves: Array, *given: Any) -> None:
@@ -129,6 +136,7 @@ def _tables(config: ServerConfig, spoils: Spoils) -> None:
         return reply_leaves
 
     replace(tables, "reply_leaves", make)
+    bisecting.ROWS["and"][0](replace, 1)
     _keep_found(spoils)
 
 
@@ -140,12 +148,13 @@ def _open_bits(config: ServerConfig, spoils: Spoils) -> None:
     steps: list[Array] = []
 
     def rush(label: str, mine: Array, theirs: Array) -> tuple[Array, Array]:
+        if label == "bisect.sign":
+            return theirs, theirs
         steps.append(mine ^ theirs)
         spoils.keep(reached=np.stack([_bits(step) for step in steps]))
         return theirs, mine
 
-    rushing(("open.bits",), rush)
-    bisecting.ROWS["last-sign"][0](replace, 1)
+    rushing(("open.bits", "bisect.sign"), rush)
 
 
 def _rerun(config: ServerConfig, spoils: Spoils) -> None:
@@ -154,7 +163,17 @@ def _rerun(config: ServerConfig, spoils: Spoils) -> None:
     now = threading.local()
     attempts = iter(("least", "most"))
 
+    def rush_sign(mine: Array, theirs: Array) -> tuple[Array, Array]:
+        # without their digests
+        steps.append(_bits((mine ^ theirs)[:-DIGEST_WORDS]))
+        spoils.keep(rushed=np.stack(steps))
+        if len(steps) in (4, 8):
+            raise ChannelClosed("the rogue server has seen enough")
+        return mine, theirs
+
     def rush(label: str, mine: Array, theirs: Array) -> tuple[Array, Array]:
+        if label == "bisect.sign":
+            return rush_sign(mine, theirs)
         steps.append(_bits(mine ^ theirs))
         if now.name and len(steps) == now.steps:
             found = sum((1 - bit.astype(np.int64)) << i for i, bit in enumerate(reversed(steps)))
@@ -175,7 +194,7 @@ def _rerun(config: ServerConfig, spoils: Spoils) -> None:
 
         return median
 
-    rushing(("open.bits",), rush)
+    rushing(("open.bits", "bisect.sign"), rush)
     replace(bucketed, "median", make)
 
 
@@ -532,12 +551,29 @@ DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
 }
 
 
+def spy(deviation: str, spoils: Spoils) -> None:
+    """Keep the signs that a rogue of the authenticated bisect is told, on its one lane."""
+    rogue = int(deviation not in OF_S0)
+    bisecting.spy(replace, rogue, lambda signs: spoils.keep(signs=np.array(signs.of(0))))
+
+
+def _helped(config: ServerConfig, spoils: Spoils) -> None:
+    """Be bound to a sum that asks for the minimum, and have a client answer for that."""
+
+    def make(true: Any) -> Any:
+        def sums(*given: Any) -> RingShare:
+            return _shifted(true(*given), ADDED, 8)
+
+        return sums
+
+    replace(Bisection, "_sums", make)
+
+
 def _bisecting(name: str) -> Callable[[ServerConfig, Spoils], None]:
-    """Return a deviation of `tests.rogue.bisecting`, of whose one lane the signs are kept."""
+    """Return a deviation of `tests.rogue.bisecting`."""
     deviation, _ = bisecting.ROWS[name]
 
     def deviate(config: ServerConfig, spoils: Spoils) -> None:
-        bisecting.spy(replace, 1, lambda signs: spoils.keep(signs=np.array(signs.of(0))))
         deviation(replace, 1)
 
     deviate.__doc__ = deviation.__doc__
@@ -547,6 +583,7 @@ def _bisecting(name: str) -> Callable[[ServerConfig, Spoils], None]:
 # those of rounds with security malicious, where servers have one lane
 OF_BISECTIONS = [f"malicious-{name}" for name in bisecting.ROWS if name != "and-of-lane-1"]
 DEVIATIONS |= {name: _bisecting(name.removeprefix("malicious-")) for name in OF_BISECTIONS}
+DEVIATIONS["malicious-helper"] = _helped
 
 
 def about(deviation: str) -> str:

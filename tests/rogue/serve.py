@@ -6,7 +6,7 @@ from pathlib import Path
 
 from securemedian.servers import config
 from securemedian.servers.daemon import serve
-from tests.rogue.deviations import DEVIATIONS
+from tests.rogue.deviations import DEVIATIONS, spy
 from tests.rogue.hooks import Spoils
 
 
@@ -14,7 +14,9 @@ def main(deviation: str, path: Path) -> None:
     """Serve as the configuration says, with a deviation."""
     read = partial(config.load, path)
     settings = read()
-    DEVIATIONS[deviation](settings, Spoils(path.with_name("spoils.npz")))
+    spoils = Spoils(path.with_name("spoils.npz"))
+    spy(deviation, spoils)
+    DEVIATIONS[deviation](settings, spoils)
     serve(settings, read)
 
 

@@ -57,11 +57,13 @@ class SoakService:
             f"\n[[cohorts]]\nname = {json.dumps(name)}\nclients = {json.dumps(clients)}\n"
             for name, clients in self.members.items()
         )
-        configure(folder / "s0.toml", SERVER_SETTINGS, tables, {net.s1_peer: self.link.port})
+        configure(folder / "s0.toml", SERVER_SETTINGS, tables)
+        _reroute(folder / "s0.toml", {net.s1_peer: self.link.port})
         configure(folder / "s1.toml", SERVER_SETTINGS, tables)
         for name in self.names:
             ways = {net.s0: self.ways[name, "s0"].port, net.s1: self.ways[name, "s1"].port}
-            configure(folder / f"{name}.toml", CLIENT_SETTINGS, ways=ways)
+            configure(folder / f"{name}.toml", CLIENT_SETTINGS)
+            _reroute(folder / f"{name}.toml", ways)
         self._seed = seed
         self.processes = Revivals(folder, hear)
         self.disks = {
@@ -95,3 +97,11 @@ class SoakService:
         self._proxies.close()
         for disk in self.disks.values():
             disk.close()
+
+
+def _reroute(path: Path, ways: Mapping[int, int]) -> None:
+    """Replace ports in a configuration."""
+    text = path.read_text()
+    for port, way in ways.items():
+        text = text.replace(f':{port}"', f':{way}"')
+    path.write_text(text)

@@ -1,4 +1,4 @@
-"""Proofs that the two servers have followed the protocol of a round.
+"""The parts of security against a malicious server: authenticated values, bits and ANDs.
 
-`equality` is how all of them end: what must be the same at both parties is compared.
+`opening` opens them, so that no party can open others. `equality` compares values unopened.
 """

@@ -26,14 +26,23 @@ are a_1 such buckets: that any of them is all guessed has a chance of at most a_
 Because a 2^-a is at most 1/2, both together have at most 2^-B / n^(B-1), and B is the smallest with
 which this is at most 2^-40. It needs no more of s than this, no permutation of rows: memory is read
 in order.
+
+Of these come products of bits that are known already: a of party 0 and b of party 1, both with
+MACs. With k = a ^ b, what is opened beside the d_i is q = k ^ x ^ y, which y hides, and
+
+    w = z ^ q x = x (x ^ k)                    with x as random as before, which nobody knows
+    w ^ (x ^ a) (k ^ 1) = a b                  where x ^ a is opened, too, which x hides
+
+So y is used up. Of MACs and keys, `audit.bits.MAC_BITS` bits are kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.errors import LocalProtocolError
@@ -41,6 +50,7 @@ from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits
 from securemedian.mpc.protocols.audit.equality import settle, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
+from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -50,47 +60,78 @@ from securemedian.mpc.protocols.ot.softspoken import SoftSpokenReceiver, SoftSpo
 from securemedian.mpc.protocols.party import Party
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import SECURITY_BITS
+from securemedian.mpc.protocols.ring import packed_words
 
 STATISTICAL_BITS = 40
 # Leaky ANDs whose OTs are checked at once: so many that waiting for the peer costs little.
 PORTION = 63 << 11
+# Buckets whose MACs are combined at a time: they stay in the second-level cache.
+TILE = 1 << 13
 # x, y and z
 Factors = Sequence[AuthenticatedBits]
 
 
-class AuthenticatedTriples:
-    """Authenticated bits x, y, z with z = x y, each of which is handed out once."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Kept:
+    """One party's halves of n authenticated bits, kept in few bytes.
 
-    def __init__(self, *factors: AuthenticatedBits) -> None:
-        """Take x, y and z, or nothing."""
-        self._pools: list[Factors] = [factors] if factors else []
+    `bits` are packed. Of MACs (row 0) and keys (row 1) there are the lowest 32 bits, and 16 more.
+    """
 
-    def __len__(self) -> int:
-        """Return how many are left."""
-        return sum(len(pool[0]) for pool in self._pools)
+    bits: Words
+    low: NDArray[np.uint32]
+    high: NDArray[np.uint16]
+
+    @classmethod
+    def empty(cls, count: int) -> Self:
+        """Return memory for so many."""
+        halves = np.empty((2, count), np.uint32), np.empty((2, count), np.uint16)
+        return cls(np.empty(-(-count // 64), np.uint64), *halves)
+
+    def put(self, half: int, start: int, words: Words) -> None:
+        """Keep MACs, or keys, from place `start` on."""
+        some = slice(start, start + len(words))
+        self.low[half, some], self.high[half, some] = words, words >> np.uint64(32)
+
+    def __getitem__(self, some: slice) -> Self:
+        """Return some of the bits, from a multiple of 64 on."""
+        words = slice(some.start // 64, -(-some.stop // 64))
+        return type(self)(self.bits[words], self.low[:, some], self.high[:, some])
 
     def __repr__(self) -> str:
-        return f"AuthenticatedTriples({len(self)}, <secrets>)"
+        return f"Kept({len(self.bits)} words, <secrets>)"
 
-    def extend(self, others: Self) -> None:
-        """Take all that others have."""
-        self._pools += others._pools
-        others._pools = []
 
-    def take(self, count: int) -> tuple[AuthenticatedBits, AuthenticatedBits, AuthenticatedBits]:
-        """Hand out x, y and z of the next. Raises LocalProtocolError if there are not as many."""
-        if count > len(self):
-            raise LocalProtocolError(f"{count} triples are wanted, and {len(self)} are left")
-        taken: list[Factors] = []
-        while count or not taken:
-            pool = self._pools.pop(0)
-            some = min(count, len(pool[0]))
-            taken.append([factor[:some] for factor in pool])
-            if some < len(pool[0]):
-                self._pools.insert(0, [factor[some:] for factor in pool])
-            count -= some
-        x, y, z = (AuthenticatedBits.joined(parts) for parts in zip(*taken, strict=True))
-        return x, y, z
+# Kept bits of consecutive elements, and which of the whole these are, from a multiple of 64 on.
+Pieces = Sequence[tuple[slice, Kept]]
+
+
+@dataclass(eq=False, repr=False)
+class Carry:
+    """One party's halves of authenticated bits: `bits` packed, MACs and keys (n,)."""
+
+    bits: Words
+    macs: Words
+    keys: Words
+
+    @classmethod
+    def zero(cls, count: int) -> Self:
+        """Return so many zeros."""
+        return cls(np.zeros(-(-count // 64), np.uint64), *np.zeros((2, count), np.uint64))
+
+    def __repr__(self) -> str:
+        return f"Carry({len(self.macs)}, <secrets>)"
+
+
+class _Half(NamedTuple):
+    """The changes to MACs, or to keys, which depend on whose bits they are of."""
+
+    # all ones if they are of party 0's bits, and else 0
+    whose: np.uint64
+    # the change for a public one, which is added to party 0's share
+    added: np.uint64
+    # the change for a one that the peer opens
+    delta: np.uint64
 
 
 def bucket_size(count: int) -> int:
@@ -121,30 +162,36 @@ class AndMaker:
             raise LocalProtocolError("authenticated bits are made with SoftSpokenOT alone")
         self._sender, self._receiver = sender, receiver
         self._channel, self._number, self._entropy = party.channel, party.number, entropy
-        self._opener, self._together = opener, portions * PORTION
+        self._opener, self._portions = opener, portions
         # the word of Delta that MACs are made with
         self.delta = np.uint64(sender.delta[0])
         self._scratch = Scratch()
 
-    def triples(self, count: int, bucket: int | None = None) -> AuthenticatedTriples:
-        """Make triples, while the other party does the same.
+    def products(
+        self, bits: AuthenticatedBits, known: int, bucket: int | None = None
+    ) -> tuple[Kept, Kept]:
+        """Return w and x for k = a ^ b, while the other party does the same.
 
-        `bucket` is for tests. Raises PeerProtocolError if the peer did not follow the protocol:
-        PeerDeviated, unless it is OT extension that has found it.
+        The `bits` are k as each party holds it: its own bits and their MACs, and the keys of the
+        other's. w is a b for the first `known` ones, whose x are not returned, and x (x ^ k) for
+        the rest. `bucket` is for tests. Raises PeerProtocolError if the peer did not follow the
+        protocol: PeerDeviated, unless it is OT extension that has found it.
         """
-        buckets = _buckets(count)
+        buckets = _buckets(len(bits))
         size = bucket or bucket_size(buckets)
         leaky = size * buckets
         factors, tests = self._memory(leaky), self._scratch.array("T", leaky)
-        for start in range(0, leaky, self._together):
-            some = slice(start, start + self._together)
-            self.leaky([factor[some] for factor in factors], tests[some])
+        self.leaky(factors, tests)
         settle(self._channel, self._number, tests, "leaky ANDs", self._entropy)
         seed = toss(self._channel, self._number, self._entropy)
         self._opener.mix(seed)
-        found = self.combined(factors, rotations(seed, size, buckets))
+        found = self.combined(factors, rotations(seed, size, buckets), bits, known)
         self._opener.settle("openings of buckets of ANDs")
-        return AuthenticatedTriples(*(factor[:count] for factor in found))
+        return found
+
+    def forget(self) -> None:
+        """Give back the memory of all that was made."""
+        self._scratch = Scratch()
 
     def _memory(self, leaky: int) -> Factors:
         """Return memory for the factors of leaky ANDs."""
@@ -157,25 +204,46 @@ class AndMaker:
         ]
 
     def leaky(self, factors: Factors, tests: Words) -> None:
-        """Make leaky ANDs, whose OTs are checked at once: write their factors and T (n,)."""
+        """Make leaky ANDs: write their factors and T (n,).
+
+        All OTs of a group are checked before its tables are sent. They are waited for only when
+        the corrections of the next group are on their way.
+        """
         x, y, z = factors
-        count, delta = len(tests), self.delta
-        own, key0, key1 = hashes = [
-            self._scratch.array(f"hash of {what}", count) for what in ("own", "key 0", "key 1")
-        ]
-        self._correlated(factors, hashes)
-        sent = np.empty(count, np.uint64)
-        kernels.garble(*y.arrays, x.bits, own, key0, key1, delta, tests, sent)
-        received = self._channel.exchange("and.tables", sent)
-        tops = np.empty(count // 64, np.uint64)
-        kernels.mask_tops(x.bits, z.bits, received, tests, tops)
+        delta, tops = self.delta, np.empty(len(tests) // 64, np.uint64)
+        waiting: list[slice] = []
+
+        def wait() -> None:
+            """Finish S of the last group."""
+            for some in waiting:
+                shape, words = (some.stop - some.start,), slice(some.start // 64, some.stop // 64)
+                received = self._channel.recv("and.tables", np.uint64, shape)
+                kernels.mask_tops(x.bits[some], z.bits[some], received, tests[some], tops[words])
+            waiting.clear()
+
+        for some in _groups(len(tests), self._portions):
+            own, key0, key1 = hashes = [
+                self._scratch.array(f"hash of {what}", some.stop - some.start)
+                for what in ("own", "key 0", "key 1")
+            ]
+            self._correlated([factor[some] for factor in factors], hashes, wait)
+            # new each time, because the channel may still be sending the last ones
+            sent = np.empty(len(own), np.uint64)
+            given = *y[some].arrays, x.bits[some], own, key0, key1, delta
+            kernels.garble(*given, tests[some], sent)
+            self._channel.send("and.tables", sent)
+            waiting.append(some)
+        wait()
         opened = tops ^ self._channel.exchange("and.tops", tops)
         kernels.unmask(opened, self._number, delta, *z.arrays, tests)
 
-    def _correlated(self, factors: Factors, hashes: Sequence[Words]) -> None:
+    def _correlated(
+        self, factors: Factors, hashes: Sequence[Words], wait: Callable[[], None]
+    ) -> None:
         """Make and check the OTs of leaky ANDs: the shares of x, y and r, with MACs and keys.
 
-        The hashes are of the MACs of x, of its keys, and of those ^ Delta.
+        The hashes are of the MACs of x, of its keys, and of those ^ Delta. `wait` receives what was
+        sent before.
         """
         sender, receiver = self._sender, self._receiver
         senders, receivers = (sender, sender.low), (receiver, receiver.low)
@@ -190,6 +258,7 @@ class AndMaker:
                 packing.unpack_bits(words, factor.bits)
         for each in receivers:
             each.seal()
+        wait()
         for some in pieces:
             x, *rest = (factor[some] for factor in factors)
             sender.extend_correlated(x.keys, *(each[some] for each in hashes[1:]))
@@ -204,74 +273,136 @@ class AndMaker:
         for end in senders:
             end.verify()
 
-    def combined(self, leaky: Factors, turns: Sequence[int]) -> list[AuthenticatedBits]:
-        """Open what differs within buckets, and return x, y and z of each.
+    def combined(
+        self, leaky: Factors, turns: Sequence[int], given: AuthenticatedBits, known: int
+    ) -> tuple[Kept, Kept]:
+        """Open what differs within buckets, and what makes `products` of each: return these.
 
         Row i of the leaky ANDs is turned by turns[i].
         """
         rows = [[each.reshape(len(turns), -1) for each in factor.arrays] for factor in leaky]
+        count, buckets, number = len(given), rows[0][0].shape[1], self._number
         x, y, z = (
             np.stack([np.roll(row, -turn) for row, turn in zip(bits, turns, strict=True)])
             for bits, _, _ in rows
         )
-        own = y[0] ^ y[1:]
-        its, mine = np.empty_like(own), np.empty((len(own), own.shape[1] // 64), np.uint64)
-        packing.pack_bits(own.reshape(-1), mine.reshape(-1))
-        theirs = self._opener.exchange("and.buckets", mine)
-        packing.unpack_bits(theirs.reshape(-1), its.reshape(-1))
-        d, total = own ^ its, np.bitwise_xor.reduce
-        bits = [total(x), y[0], total(z) ^ total(d & x[1:])]
-        macs, keys = (np.empty((3, x.shape[1]), np.uint64) for _ in range(2))
-        proofs, wanted = (self._scratch.array(name, *own.shape) for name in ("proofs", "wanted"))
-        for half, delta, out, opened in (
-            (1, np.uint64(0), macs, proofs),
-            (2, self.delta, keys, wanted),
-        ):
-            of_x, of_y, of_z = (row[half] for row in rows)
-            kernels.combine(of_x, of_y, of_z, np.array(turns), d, its, delta, out, opened)
-        self._opener.add_macs(proofs, wanted)
-        return [AuthenticatedBits(*factor) for factor in zip(bits, macs, keys, strict=True)]
+        total = np.bitwise_xor.reduce
+        first, a = total(x), given.bits[:known] * np.uint8(number == 0)
+        masked = given.bits ^ first[:count] ^ y[0, :count], a ^ first[:known]
+        opened = np.concatenate([(y[0] ^ y[1:]).reshape(-1), *masked])
+        its = unpack_bits(self._opener.exchange("and.buckets", pack_bits(opened)), opened.size)
+        opened ^= its
+        ends = [(len(turns) - 1) * buckets, (len(turns) - 1) * buckets + count]
+        (d, q, p), (its_d, its_q, its_p) = (np.split(each, ends) for each in (opened, its))
+        d, its_d = (each.reshape(-1, buckets) for each in (d, its_d))
+        bits = (total(z) ^ total(d & x[1:]))[:count] ^ q & first[:count]
+        bits[:known] ^= p & (given.bits[:known] ^ np.uint8(number == 0))
+        w, free = Kept.empty(count), Kept.empty(count - known)
+        w.bits[:], free.bits[:] = pack_bits(bits), pack_bits(first[known:count])
+        shifts = np.array(turns)
+        tiles = [
+            slice(start, min(start + TILE, stop))
+            for begin, stop in ((0, known), (known, count))
+            for start in range(begin, stop, TILE)
+        ]
+        for some in tiles:
+            proved = []
+            for half, deltas in enumerate(self._deltas()):
+                of_x, of_y, of_z = (row[1 + half] for row in rows)
+                found = np.empty((3, some.stop - some.start), np.uint64)
+                proofs = np.empty((len(d) + 2, found.shape[1]), np.uint64)
+                given_d = shifts, d, its_d, deltas.delta, some.start
+                kernels.combine(of_x, of_y, of_z, *given_d, found, proofs[:-2])
+                k = (given.macs, given.keys)[half][some]
+                kernels.mask_products(found, k, q[some], its_q[some], deltas.delta, MAC_MASK)
+                proofs[-2] = found[1]
+                if some.start < known:
+                    kernels.unmask_products(found, k, p[some], its_p[some], *deltas, MAC_MASK)
+                    proofs[-1] = found[0]
+                else:
+                    free.put(half, some.start - known, found[0])
+                w.put(half, some.start, found[2])
+                proved.append(proofs if some.start < known else proofs[:-1])
+            self._opener.add_macs(*proved)
+        return w, free
 
-    def multiply(
-        self, a: AuthenticatedBits, b: AuthenticatedBits, triples: AuthenticatedTriples
-    ) -> AuthenticatedBits:
-        """Return a b, with as many triples, in one round.
+    def _deltas(self) -> tuple["_Half", "_Half"]:
+        """Return what MACs, and then keys, are changed by."""
+        none, every = np.uint64(0), np.uint64(2**64 - 1)
+        if self._number == 0:
+            return _Half(every, none, none), _Half(none, none, self.delta)
+        return _Half(none, none, none), _Half(every, self.delta, self.delta)
+
+    def opened(self, carry: Carry, k: AuthenticatedBits, x: Pieces) -> Words:
+        """Open c + x + a, packed.
 
         SECURITY: nothing that is made of it may be opened before the opener is settled, to which
-        the MACs of what is opened here are appended.
+        the MACs of what is opened here are appended. Unless an x hides it.
         """
-        count = len(a)
-        x, y, z = triples.take(count)
-        mine = np.empty((2, -(-count // 64)), np.uint64)
-        for factor, mask, words in zip((a, b), (x, y), mine, strict=True):
-            packing.pack_bits(factor.bits ^ mask.bits, words)
+        mine = carry.bits ^ np.concatenate([its.bits for _, its in x])
+        if self._number == 0:
+            mine ^= pack_bits(k.bits)
         theirs = self._opener.exchange("and.openings", mine)
-        for factor, mask, words in zip((a, b), (x, y), theirs, strict=True):
-            proofs, wanted = np.empty(count, np.uint64), np.empty(count, np.uint64)
-            halves = factor.macs, mask.macs, factor.keys, mask.keys
-            kernels.authenticate(*halves, words, self.delta, MAC_MASK, proofs, wanted)
-            self._opener.add_macs(proofs, wanted)
-        # the party that adds d e: party 0 to its shares, party 1 to its keys of these
-        one, zero = np.uint64(1), np.uint64(0)
-        added = (one, zero, zero) if self._number == 0 else (zero, zero, self.delta)
-        found = AuthenticatedBits(*(np.empty_like(each) for each in z.arrays))
-        opened = mine ^ theirs
-        for its_x, its_y, its_z, plus, out in zip(
-            x.arrays, y.arrays, z.arrays, added, found.arrays, strict=True
-        ):
-            kernels.multiply(its_x, its_y, its_z, opened, plus, out)
-        return found
+        proofs = np.empty((2, len(k)), np.uint64)
+        for half, (whose, _, delta) in enumerate(self._deltas()):
+            macs = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
+            for some, its in x:
+                c, sums = (each[some] for each in macs)
+                words = theirs[some.start // 64 : -(-some.stop // 64)]
+                given = c, its.low[half], its.high[half], sums, words, whose, delta
+                kernels.authenticate(*given, MAC_MASK, proofs[half, some])
+        self._opener.add_macs(*proofs)
+        return mine ^ theirs
+
+    def carried(
+        self,
+        carry: Carry,
+        k: AuthenticatedBits,
+        changes: tuple[Words, Words],
+        w: Pieces,
+        x: Pieces,
+        opened: Words | None,
+    ) -> None:
+        """Turn a carry c into the next: (a + c) (b + c) + c, for bits a and b that were changed.
+
+        `changes` are what is added to this party's bit of k, and to the other's, packed. `opened`
+        is c + x + a, before the change, for w = x (x + k). Or it is None for the first, of which c
+        is 0 and w = a b.
+        """
+        p, q = changes if self._number == 0 else changes[::-1]
+        if opened is not None:
+            # (x + p) (x + k + q)
+            p, q = p ^ opened, q ^ opened
+            public = [np.stack([p ^ q, p, p & q])] * 2
+        else:
+            # each bit is multiplied by what is added to the other one
+            public = [np.stack([np.zeros_like(e), e, p & q]) for e in changes[::-1]]
+        s, e, r = public[0]
+        carry.bits ^= np.concatenate([its.bits for _, its in w]) ^ e & pack_bits(k.bits)
+        if opened is not None:
+            carry.bits ^= s & np.concatenate([its.bits for _, its in x])
+        if self._number == 0:
+            carry.bits ^= r
+        for half, (_, added, _) in enumerate(self._deltas()):
+            macs = (carry.macs, carry.keys)[half], (k.macs, k.keys)[half]
+            for (some, of_w), (_, of_x) in zip(w, x, strict=True):
+                c, sums = (each[some] for each in macs)
+                words = np.ascontiguousarray(
+                    public[half][:, some.start // 64 : -(-some.stop // 64)]
+                )
+                parts = of_w.low[half], of_w.high[half], of_x.low[half], of_x.high[half]
+                kernels.add_product(words, *parts, sums, added, c)
 
 
 def ots_of(count: int) -> int:
-    """Return how many OTs `triples` takes, of both directions."""
+    """Return how many OTs `products` takes, of both directions."""
     return 6 * _leaky_count(count)
 
 
 def messages(
-    count: int, portions: int = 1
+    count: int, known: int, portions: int = 1
 ) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
-    """Yield what each party sends (True) and receives (False) in `triples`, in its order.
+    """Yield what each party sends (True) and receives (False) in `products`, in its order.
 
     With the label, dtype and shape of each message, for `plan`.
     """
@@ -279,10 +410,13 @@ def messages(
     # of x, y and r, and for the checks
     trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]
     leaky = _leaky_count(count)
-    for start in range(0, leaky, portions * PORTION):
-        some = min(portions * PORTION, leaky - start)
-        sizes = [min(PORTION, some - at) for at in range(0, some, PORTION)]
+    tables: list[tuple[str, DTypeLike, tuple[int, ...]]] = []
+    for some in _groups(leaky, portions):
+        group = some.stop - some.start
+        sizes = [min(PORTION, group - at) for at in range(0, group, PORTION)]
         for sent in both:
+            if tables and not sent:
+                yield False, *tables.pop()
             for size, each in product(sizes, trees):
                 yield sent, "ot.corrections", np.uint64, (each - 1, size // 64)
             for each in trees[:2]:
@@ -293,25 +427,35 @@ def messages(
         ):
             for sent in both:
                 yield from [(sent, label, dtype, shape)] * 2
-        for label, words in (("and.tables", some), ("and.tops", some // 64)):
-            for sent in both:
-                yield sent, label, np.uint64, (words,)
+        tables.append(("and.tables", np.uint64, (group,)))
+        yield True, *tables[0]
+    yield False, *tables[0]
+    for sent in both:
+        yield sent, "and.tops", np.uint64, (leaky // 64,)
     buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
-    words = (bucket_size(buckets) - 1) * buckets // 64
+    words = packed_words((bucket_size(buckets) - 1) * buckets + count + known, 1)
     for label, size in (("and.buckets", words), ("opening.digest", 0)):
         for sent in both:
             yield sent, label, np.uint64, (size + DIGEST_WORDS,)
 
 
+def _groups(leaky: int, portions: int) -> Iterator[slice]:
+    """Yield which of so many leaky ANDs have their OTs checked at once: even parts of them."""
+    whole = -(-leaky // PORTION)
+    together = -(-whole // -(-whole // portions)) * PORTION
+    for start in range(0, leaky, together):
+        yield slice(start, min(start + together, leaky))
+
+
 def _buckets(count: int) -> int:
-    """Return how many buckets are filled for so many triples."""
+    """Return how many buckets are filled for so many products."""
     return -(-max(count, 1) // ALIGN) * ALIGN
 
 
 def _leaky_count(count: int) -> int:
-    """Return how many leaky ANDs are made for so many triples."""
+    """Return how many leaky ANDs are made for so many products."""
     return bucket_size(_buckets(count)) * _buckets(count)
 
 

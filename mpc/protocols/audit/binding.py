@@ -74,8 +74,7 @@ def fold_words(shape: Dealing) -> int:
 def masks(seed: bytes, session_id: bytes, shape: Dealing) -> Words:
     """Return rho of a client, packed as a fold, from the seed that it shares with one server.
 
-    `session_id` is that of the audit: another one has other masks, so that a fold that is repeated
-    under another toss tells nothing.
+    Another session has other masks, so a fold that is repeated under another toss tells nothing.
     """
     return Stream(digest("audit masks", seed, session_id)[:SEED_BYTES]).words(fold_words(shape))
 

@@ -51,7 +51,6 @@ class Tables(Kind[tuple[Words, Words, Words]]):
 
     @property
     def _planes(self) -> int:
-        """Return the bits of a table."""
         planes = self.width << self.index_bits
         if planes > 64:
             raise LocalProtocolError(f"{self}: a stocked table has at most 64 bits, not {planes}")

@@ -3,8 +3,6 @@
 Bits are bytes 0 and 1 where they have MACs, and packed where they are sent.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,7 +103,7 @@ def _add_row(
         opened[i] = first[i] ^ y[i] ^ (_spread(its[i]) & delta)
 
 
-@kernel("u8[2] u8[2] u8[2] i8[1] u1[2] u1[2] u8 u8[2]! u8[2]!")
+@kernel("u8[2] u8[2] u8[2] i8[1] u1[2] u1[2] u8 i8 u8[2]! u8[2]!")
 def combine(
     x: Words,
     y: Words,
@@ -114,83 +112,132 @@ def combine(
     d: Bits,
     its: Bits,
     delta: np.uint64,
+    begin: int,
     out: Words,
     opened: Words,
 ) -> None:
     """Make one AND of each bucket of leaky ones: MACs, or keys, of x, y and z (3, n).
 
-    Those of leaky ANDs are rows (B, n), of which each is turned. d (B - 1, n) are the opened sums
+    Those of leaky ANDs are rows (B, N), of which each is turned. d (B - 1, N) are the opened sums
     of y, and `its` the peer's part of them. `opened` becomes the MACs of what this party opened, or
-    what those of the peer have to be: these need `delta`, which is 0 for MACs.
+    what those of the peer have to be: these need `delta`, which is 0 for MACs. The buckets are
+    those from `begin` on.
     """
     size, count = x.shape
-    for start in range(0, count, _TILE):
-        stop = min(start + _TILE, count)
-        out[0, start:stop], out[1, start:stop] = x[0, start:stop], y[0, start:stop]
-        out[2, start:stop] = z[0, start:stop]
+    for start in range(begin, begin + out.shape[1], _TILE):
+        stop = min(start + _TILE, begin + out.shape[1])
+        first = start - begin
+        last = stop - begin
+        out[0, first:last], out[1, first:last] = x[0, start:stop], y[0, start:stop]
+        out[2, first:last] = z[0, start:stop]
         for k in range(1, size):
             at = start
             while at < stop:
-                begin = (at + turns[k]) % count
-                width = min(stop - at, count - begin)
-                end, to = begin + width, at + width
+                turned = (at + turns[k]) % count
+                width = min(stop - at, count - turned)
+                end, to, near = turned + width, at + width, at - begin
                 _add_row(
-                    x[k, begin:end],
-                    y[k, begin:end],
-                    z[k, begin:end],
+                    x[k, turned:end],
+                    y[k, turned:end],
+                    z[k, turned:end],
                     y[0, at:to],
                     d[k - 1, at:to],
                     its[k - 1, at:to],
                     delta,
-                    out[0, at:to],
-                    out[2, at:to],
-                    opened[k - 1, at:to],
+                    out[0, near : near + width],
+                    out[2, near : near + width],
+                    opened[k - 1, near : near + width],
                 )
                 at = to
 
 
-@kernel("u8[1] u8[1] u8[1] u8[1] u8[1] u8 u8 u8[1]! u8[1]!")
-def authenticate(
-    macs: Words,
-    mask_macs: Words,
-    keys: Words,
-    mask_keys: Words,
-    theirs: Words,
+@kernel("u8[2]! u8[1] u1[1] u1[1] u8 u8")
+def mask_products(
+    factors: Words, k: Words, opened: Bits, its: Bits, delta: np.uint64, counted: np.uint64
+) -> None:
+    """Turn z into x (x + k), and y into MACs of k + x + y, of factors x, y, z (3, n).
+
+    The sums are `opened`, and `its` the peer's part of them. Or keys, and what the peer's MACs have
+    to be, for which there is a `delta`. `counted` has the bits of MACs that count.
+    """
+    x, y, z = factors[0], factors[1], factors[2]
+    for i in range(k.shape[0]):
+        y[i] = (k[i] ^ x[i] ^ y[i] ^ (_spread(its[i]) & delta)) & counted
+        z[i] ^= _spread(opened[i]) & x[i]
+
+
+@kernel("u8[2]! u8[1] u1[1] u1[1] u8 u8 u8 u8")
+def unmask_products(
+    factors: Words,
+    k: Words,
+    opened: Bits,
+    its: Bits,
+    whose: np.uint64,
+    added: np.uint64,
     delta: np.uint64,
     counted: np.uint64,
-    proofs: Words,
-    wanted: Words,
 ) -> None:
-    """Write the MACs of the masked bits that this party opened, and what the peer's have to be.
+    """Turn x (x + k) into a b for k = a + b, and x into MACs of a + x, which is `opened`.
 
-    `theirs` are the bits that the peer opened, and `counted` has the bits of MACs that count.
+    `whose` is all ones if k are the halves of a, and else 0. `added` is that of one.
     """
-    count = macs.shape[0]
+    x, z = factors[0], factors[2]
+    for i in range(k.shape[0]):
+        x[i] = (x[i] ^ (k[i] & whose) ^ (_spread(its[i]) & delta)) & counted
+        z[i] ^= _spread(opened[i]) & (k[i] ^ added)
+
+
+@callee
+def _joined(low: np.uint32, high: np.uint16) -> np.uint64:
+    """Return a word of its low 32 bits and 16 more."""
+    return np.uint64(low) | np.uint64(high) << np.uint64(32)
+
+
+@kernel("u8[1] u4[1] u2[1] u8[1] u8[1] u8 u8 u8 u8[1]!")
+def authenticate(
+    carry: Words,
+    low: NDArray[np.uint32],
+    high: NDArray[np.uint16],
+    k: Words,
+    theirs: Words,
+    whose: np.uint64,
+    delta: np.uint64,
+    counted: np.uint64,
+    out: Words,
+) -> None:
+    """Write MACs of c + x + a, for the sums k of a and b, or what those of the peer have to be.
+
+    `low` and `high` are the parts of x. `theirs` are the bits that the peer opened, packed, and
+    `whose` and `delta` are as in `unmask_products`.
+    """
+    count = carry.shape[0]
     for word in range(theirs.shape[0]):
         packed = theirs[word]
         for j in range(min(64, count - 64 * word)):
             i = 64 * word + j
-            proofs[i] = (macs[i] ^ mask_macs[i]) & counted
-            wanted[i] = (keys[i] ^ mask_keys[i] ^ (_mask(packed, j) & delta)) & counted
+            mac = carry[i] ^ _joined(low[i], high[i]) ^ (k[i] & whose)
+            out[i] = (mac ^ (_mask(packed, j) & delta)) & counted
 
 
-@kernel(*(f"{each}[1] {each}[1] {each}[1] u8[2] u8 {each}[1]!" for each in ("u1", "u8")))
-def multiply(
-    x: NDArray[Any],
-    y: NDArray[Any],
-    z: NDArray[Any],
-    opened: Words,
+@kernel("u8[2] u4[1] u2[1] u4[1] u2[1] u8[1] u8 u8[1]!")
+def add_product(
+    public: Words,
+    low: NDArray[np.uint32],
+    high: NDArray[np.uint16],
+    low_x: NDArray[np.uint32],
+    high_x: NDArray[np.uint16],
+    k: Words,
     added: np.uint64,
-    out: NDArray[Any],
+    carry: Words,
 ) -> None:
-    """Set out to z + e x + d y + d e `added`: bits, MACs or keys of products.
+    """Add w + s x + p k + r to a carry, for public bits s, p and r: MACs or keys.
 
-    opened (2, words) are d and e.
+    Those of w and x come in two parts, and `added` is that of one.
     """
-    count = out.shape[0]
-    for word in range(opened.shape[1]):
-        first, second = opened[0, word], opened[1, word]
+    count = carry.shape[0]
+    for word in range(public.shape[1]):
+        first, second, third = public[0, word], public[1, word], public[2, word]
         for j in range(min(64, count - 64 * word)):
             i = 64 * word + j
-            d, e = _mask(first, j), _mask(second, j)
-            out[i] = z[i] ^ (e & x[i]) ^ (d & y[i]) ^ (d & e & added)
+            found = _joined(low[i], high[i]) ^ (_mask(first, j) & _joined(low_x[i], high_x[i]))
+            carry[i] ^= found ^ (_mask(second, j) & k[i]) ^ (_mask(third, j) & added)

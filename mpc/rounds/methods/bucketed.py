@@ -172,7 +172,6 @@ class Bucketed(Grouped, Counting):
         return ring.signed_bits(max_clients) if self.hidden else super()._needed(max_clients)
 
     def _dealt_bits(self, max_clients: int) -> int:
-        """Return the bits of the ring that dealt vectors are in."""
         return max(self.bits_for(max_clients), steps(self.slots))
 
     def form(self, dim: int, max_clients: int) -> Form:
