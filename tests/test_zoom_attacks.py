@@ -9,15 +9,19 @@ published, so the tests show what the rules are for.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from securemedian.common.states import State
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.errors import LocalProtocolError, PeerDeviated
+from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit.binding import BUCKETS, TABLES, fold, places, vote_masks
 from securemedian.mpc.protocols.dealing import histogram
@@ -27,10 +31,22 @@ from securemedian.mpc.rounds.methods import bucketed
 from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.path import Path
+from securemedian.servers.machine.events import CheckEnded, Computed, Declined, Event, Turn
+from securemedian.servers.machine.round import ChecksNow
+from securemedian.servers.network.control import (
+    Check,
+    Close,
+    Compute,
+    Held,
+    Resume,
+    Uploaded,
+    Verdicts,
+)
 from tests.parties import Ballot, make_parties, zoomed
 from tests.rogue.bisecting import ROWS, spy
 from tests.test_bisect import Round, rogue_run
 from tests.test_bisect_rogue import DIM, beyond
+from tests.test_round_state import AUDITED_VOTES, FIRST, ID, MESSAGES, OWN, a_round
 from tests.test_zoom import told
 
 Words = NDArray[np.uint32]
@@ -380,3 +396,42 @@ def test_ord_quantiles_are_ranks_of_the_decimal_as_written() -> None:
         for hundredth in range(1, 101):
             exact = math.ceil(Fraction(hundredth, 100) * clients)
             assert Zoom(quantiles=[hundredth / 100]).rank_of(3, clients) == exact
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize(
+    "state", [State.VOTING, State.CHECKING, State.QUEUED, State.STARTING, State.RUNNING]
+)
+def test_no_server_leaves_a_client_out_once_a_vote_has_run(party: int, state: State) -> None:
+    """Whatever two messages or events come: peel needs another set at each level."""
+    keys = ["key-a", "key-b", "key-c"]
+    here = a_round(party, state, max_clients=4, **AUDITED_VOTES)
+    here.here = here.there = dict.fromkeys(keys, b"m")
+    here.dealt_here, here.passed = dict.fromkeys(keys, b"d"), dict.fromkeys(keys, True)
+    here.included, here.ran, here.level, here.attempt = keys, True, 1, 1
+    here.check = ChecksNow(keys, b"") if state is State.CHECKING else None
+    gone = keys[:2]
+    said = Resume(ID, FIRST, str(state), 1, b"", dict.fromkeys(gone, b"m"), gone, gone, [], {})
+    events: list[Event] = [
+        *(one for one in (*MESSAGES, *OWN) if not isinstance(one, Computed)),
+        *(replace(said, level=level) for level in (0, 1, 2)),
+        CheckEnded(keys, ["key-c"], ["key-c"]),
+        Verdicts(ID, keys, ["key-c"]),
+        Check(ID, gone),
+        Uploaded(ID, "key-c", b"other"),
+        Declined("key-c"),
+        Close(ID, dict.fromkeys(gone, b"m")),
+        Held(ID, dict.fromkeys(gone, b"m")),
+        Compute(ID, here.digest, 2, FIRST, False),
+        Turn(FIRST, False),
+    ]
+    ended = 0
+    for several in product(events, repeat=2):
+        one = here.copy()
+        for event in several:
+            with suppress(SecureMedianError):
+                one.handle(event, 1.0)
+        assert one.state is State.FAILED or one.included == keys, several
+        ended += one.state is State.FAILED
+    # S1 never starts a run
+    assert ended or (party, state) == (1, State.STARTING)
