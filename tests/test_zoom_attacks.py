@@ -1,7 +1,7 @@
 """The attacks on zoom that were simulated before it was built, against what is built.
 
-Where servers follow the protocol nobody learns more than the digits of the result. With security
-malicious that holds for a server that deviates, too. In a semi-honest round it reads a client that
+Nobody learns more than the digits of the result from servers that follow the protocol. With
+security malicious that holds for a server that deviates, too. In a semi-honest round it reads a client that
 stands out, as the pages say: `isolate`, `skew` and `prior` succeed. `peel`, `drop`, `retry` and
 `nearest` would succeed if the set of clients changed after a digit is opened, or a prefix were
 published, so the tests show what the rules are for.
@@ -260,7 +260,7 @@ def test_a_server_that_leaves_a_client_out_alone_reads_nothing(
     run, found = bucketed.median, dict[int, Any]()
 
     def median(party: Any, counts: RingShare, *given: Any) -> Any:
-        # what the sum of one client's shares at one server is: uniform
+        # the sum of one client's shares at one server is uniform
         if party.number == 0:
             noise = np.random.default_rng(1).integers(0, 16, counts.shape)
             counts = RingShare(ring.reduce(counts - noise.astype(counts.dtype), 4))

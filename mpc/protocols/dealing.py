@@ -266,7 +266,7 @@ class OwnDealing:
         """Return m = y - r mod W for the buckets `index` (d,), packed: shape (1, row words).
 
         Both servers get the same. Raises InputError for an invalid bucket or another number of
-        them, and LocalProtocolError at a second call for a vote: two rotations by the same r would
+        them, and LocalProtocolError at a second call for a vote. Two rotations by the same r would
         tell how two updates differ.
         """
         shape = self.shape

@@ -1,14 +1,15 @@
 """The exact median, and elements of other ranks, from dealt digits.
 
 Clients hold words of w bits in sorting order, those of `radix`. Each of L = ceil(w / s) levels
-divides the interval that the level before opened into W = 2^s slots, by a vote: each client deals
-one-hot vectors ahead, and rotates one per level to the slot of its word, as in `bucketed`. A word
-outside the interval counts as its nearest one, inside. The servers open min {y : H(y) >= k}, the
-digit of the result. The last level has 2^(w - s (L-1)) slots, and votes beyond count as the last.
+divides the interval that the level before opened into W = 2^s slots. Clients vote: as in
+`bucketed`, each deals one-hot vectors ahead, and rotates one per level to the slot of its word. A
+word outside the interval counts as the nearest one inside. The servers open min {y : H(y) >= k},
+the digit of the result. The last level has 2^(w - s (L-1)) slots, and votes beyond count as its
+last.
 
-Clamping to an interval is monotone, so the k-th smallest of the clamped words is the k-th smallest
-word, clamped, which the level before has put into the interval. With f clients that vote anything
-at each level the result is in [h(k-f), h(k)] of the honest clients' words h, in order: interval and
+Clamping to an interval is monotone. So the k-th smallest of the clamped words is the k-th smallest
+word, which the level before has put into the interval. Say that f clients vote anything at each
+level. The result is then from h(k-f) to h(k), of the honest clients' words h in order: interval and
 range meet at each level, so both ends of the range, clamped, lie in it.
 
 Several ranks are so many descents, one after the other. `rounds.path` has the digits of them all.
@@ -93,9 +94,8 @@ class Zoom(Method):
     security: str = option(
         "semi-honest",
         choices=SECURITY,
-        text="malicious: one server that deviates learns nothing beyond the result, and what it "
-        "publishes is right. semi-honest (default): a server that deviates may read the value of "
-        "a client that stands out",
+        text="malicious: one server that deviates learns nothing beyond the result, which is "
+        "right. semi-honest (default): it may read the value of a client that stands out",
         since=3,
     )
 
