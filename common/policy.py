@@ -157,7 +157,7 @@ PERMITTED: dict[Security, dict[str, dict[str, Any]]] = {
         "zoom": {"security": str(Security.MALICIOUS)},
     },
 }
-# what [policy] zoom says, which permits what is not proven beside `Security.BOUNDED`
+# the text of [policy] zoom, which allows a semi-honest zoom beside `Security.BOUNDED`
 STANDS_OUT = "one malicious server may read a client that stands out"
 
 

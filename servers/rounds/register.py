@@ -69,7 +69,7 @@ class Entry:
     after: RunState | None = None
     # the protocol's result, or what the vote under way has left
     result: Result | None = None
-    # what the last vote has left whose digits clients may be told
+    # the result of the last vote whose digits clients may be told
     told: Result | None = None
     # the public metrics that clients have sent to S0, by their keys
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
