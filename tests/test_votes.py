@@ -82,7 +82,7 @@ class Voter:
         self.pair.caller(self.name, server).ask("upload", arrays, **about | told | fields)
 
     def ask(self, server: str, **fields: Any) -> Any:
-        asked = {"round": self.round_id, "after": self.path.votes} | fields
+        asked: dict[str, Any] = {"round": self.round_id, "after": self.path.votes} | fields
         return self.pair.caller(self.name, server).ask("level", **asked)
 
     def follow(self) -> None:
@@ -104,7 +104,8 @@ class Voter:
     def fold(self, to: Sequence[str] = SERVERS) -> None:
         """Answer both servers' binding of the vote that was sent last."""
         wait_until(lambda: all(self.ask(server).fields["asked"] for server in SERVERS))
-        about, vote = {"round": self.round_id}, self.path.votes
+        about: dict[str, Any] = {"round": self.round_id}
+        vote = self.path.votes
         for server in to:
             said = self.pair.caller(self.name, server).ask("bound", **about).fields
             assert said["level"] == vote and not said["folded"]
@@ -196,6 +197,10 @@ def test_a_server_that_is_killed_while_it_takes_votes_goes_on(pair: Pair, server
     check_result(pair, voters, 2)
 
 
+def await_failure(pair: Pair, server: str) -> None:
+    wait_until(lambda: pair.status(server)["state"] == "failed")
+
+
 def restart(pair: Pair, server: str) -> None:
     pair.stop(server, signal.SIGKILL)
     pair.start(server)
@@ -225,8 +230,9 @@ def test_a_vote_counts_once_and_within_the_digits_that_were_told(pair: Pair, ser
         with pytest.raises(RoundClosed, match="does not take vote"):
             voter.send(made, server, level=level)
     with pytest.raises(BadUpload, match="masks"):
-        about = {"round": voter.round_id, "params": voter.params.digest, "form": "rotations"}
-        arrays = {"share": made, "masks": np.zeros(16, np.uint8)}
+        about: dict[str, Any] = {"round": voter.round_id, "params": voter.params.digest}
+        about |= {"form": "rotations"}
+        arrays: dict[str, Any] = {"share": made, "masks": MASKS}
         told = {"level": 1, "path": voter.path.digest}
         pair.caller(voter.name, server).ask("upload", arrays, **about | told)
     voter.made = voter.dealt.rotations(voter.path.slots(voter.words), 1)
@@ -323,7 +329,7 @@ def test_who_refuses_late_ends_the_round_and_is_named(pair: Pair, server: str) -
     voters[2].vote()
     pair.caller("client-3", server).ask("decline", round=voters[2].round_id, reason="policy")
     for each in SERVERS:
-        wait_until(lambda each=each: pair.status(each)["state"] == "failed")
+        await_failure(pair, each)
         assert "client-3 votes no more: its own policy refuses" in pair.status(each)["reason"]
 
 
@@ -339,7 +345,7 @@ def test_who_is_lacking_at_the_limit_ends_the_round_and_is_named(pair: Pair) -> 
     wait_until(lambda: pair.status()["state"] == "failed")
     why = "vote 2 of 3 did not come in time from client-2 (s0), client-3 (both). Nobody is left out"
     for server in SERVERS:
-        wait_until(lambda server=server: pair.status(server)["state"] == "failed")
+        await_failure(pair, server)
         assert why in pair.status(server)["reason"]
     with pytest.raises(RoundFailed, match="client-3"):
         voters[0].ask("s1")
@@ -355,7 +361,7 @@ def test_who_does_not_answer_for_a_later_vote_ends_the_round_and_is_named(pair: 
     voters[2].fold(["s0"])
     assert pair.status("s1")["lacking"] == ["client-3"] and "lacking" not in pair.status()
     for server in SERVERS:
-        wait_until(lambda server=server: pair.status(server)["state"] == "failed")
+        await_failure(pair, server)
     reason = pair.status()["reason"]
     assert "without folds of all its clients: client-3 (its fold for the audit did not" in reason
     assert "client-1" not in reason

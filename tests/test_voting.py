@@ -8,6 +8,7 @@ import pytest
 from securemedian.common.states import State
 from securemedian.mpc.errors import BadUpload, NotAllowed, RoundClosed
 from securemedian.servers.machine.events import (
+    CloseAsked,
     Computed,
     Declined,
     Overdue,
@@ -48,8 +49,7 @@ def running(**changes: object) -> Both:
     both = Both(max_clients=4, **(VOTES | changes))
     both.send(*THREE)
     both.deal("key-d")
-    for party in (1, 0):
-        both.feed(party, Declined("key-d"))
+    both.feed(0, CloseAsked())
     assert both.states == (State.RUNNING, State.RUNNING)
     return both
 
@@ -100,7 +100,7 @@ def test_votes_follow_one_another_until_the_last_has_the_result() -> None:
     assert both.states == (State.PUBLISHED, State.PUBLISHED)
     for here in both.rounds:
         assert here.included == list(THREE) and here.opened == "result"
-        assert here.left_out == {"dora": "its own policy refuses the round"}
+        assert here.left_out == {"dora": "its upload reached neither server"}
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -155,7 +155,7 @@ def test_s1_runs_no_vote_within_other_digits_or_of_other_votes() -> None:
         {"included": list(THREE[:2])},
     ):
         there = here.copy()
-        other = replace(there.round, **changes)  # type: ignore[arg-type]
+        other = replace(there.round, **changes)
         there.handle(Compute(ID, other.digest, 2, FIRST, False), 2.0)
         assert there.state is State.FAILED and there.code == "parameters-differ"
     other = here.copy()
@@ -267,7 +267,7 @@ def test_who_refuses_or_differs_ends_the_round_and_the_set_stays(party: int) -> 
     there.handle(Declined("key-b", "servers-differ"), 2.0)
     assert there.state is State.FAILED and there.included == list(THREE)
     assert there.reason.startswith("ben votes no more: it found that the servers do not")
-    assert there.left_out == {"dora": "its own policy refuses the round"}
+    assert there.left_out == {"dora": "its upload reached neither server"}
     with pytest.raises(RoundClosed, match="too late to decline"):
         here.check_decline("key-d")
 
