@@ -60,8 +60,8 @@ from securemedian.servers.rounds.runs import Opening, path_of
 from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
 CLIENT, COORDINATOR = "client", "coordinator"
-# how long a request for a level may wait: a caller takes a server that says nothing for silent
-HOLD_S = 5.0
+# how long a request for a level may wait: less than a caller waits silently (`terminal.AFTER_S`)
+HOLD_S = 2.5
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -604,7 +604,7 @@ class Requests:
     def _level(self, call: Call) -> None:
         """Tell of the digits that a round has opened, once those of more votes than `after` are.
 
-        Held for 5 seconds at most, until then, until a fold is asked of the caller, or until the
+        Held for 2.5 seconds at most, until then, until a fold is asked of the caller, or until the
         round ends. `state`, `level` (the votes before the one that is taken now), `asked` (whether
         `bound` asks for a fold). While the round is `voting`, `record` of those votes as in a
         receipt, and `signature` of this server; otherwise both are empty. Array `digits` [d] is of
