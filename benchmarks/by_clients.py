@@ -137,7 +137,7 @@ def client_seconds(params: RoundParams, repeat: int) -> float:
     """Return the median seconds of one client's own work in a round, without what it sends.
 
     A client that deals also looks at what the servers have opened of its dealing. In an audited
-    round it folds its upload.
+    round it folds its upload. It does so for each of its votes.
     """
     run = run_before(params)
     each = run.groups or (run,)
@@ -158,12 +158,13 @@ def _take_part(current: Round, update: Any) -> None:
         upload.split(values, current)
         return
     dealt.opened(os_entropy(SEED_BYTES))
-    rotations = WordsUpload(dealt.shape.rotations_layout, dealt.rotations(values[0]))
-    if params.form.audited:
-        session, coin, mask = (os_entropy(size) for size in (SESSION_BYTES, SEED_BYTES, SEED_BYTES))
+    for vote in range(params.form.votes):
+        rotations = WordsUpload(dealt.shape.rotations_layout, dealt.rotations(values[0], vote))
+        sizes = SESSION_BYTES, SEED_BYTES, SEED_BYTES
         halves: tuple[Upload, Upload] = dealt.seeded, dealt.words
-        for number, half in enumerate(halves):
-            binding.fold(number, DealtUpload(dealt.shape, half, rotations), session, coin, mask)
+        for number, half in enumerate(halves) if params.form.audited else ():
+            own = DealtUpload(dealt.shape, half, rotations, vote)
+            binding.fold(number, own, *map(os_entropy, sizes))
 
 
 def _growth(rows: Sequence[Result]) -> Growth:

@@ -64,7 +64,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import check_dealings
-from securemedian.mpc.rounds.plan import predict, predict_shards
+from securemedian.mpc.rounds.plan import disk_bytes, predict, predict_shards
 from securemedian.mpc.rounds.privacy import DELTA, epsilon_of, signal_to_noise, told_epsilon
 from securemedian.mpc.rounds.rehearsal import lone_party
 
@@ -88,6 +88,9 @@ HOP_S = 4e-4
 # The time of a round with security malicious, ahead of its uploads and after them, with all that is
 # computed: that of so many OTs for each of its own. Measured on loaded cores, 100,000 coordinates.
 AHEAD, AFTER = 1.1, 0.33
+# For a round of several votes: a distant line, there and back, and how often a client crosses it in
+# a vote, with `level` and `upload` at either server.
+DISTANT_RTT_S, CROSSED = 0.04, 4
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
@@ -161,6 +164,9 @@ class Forecast:
             # of one client, to the server that gets more: before and after its training
             "client_bytes_ahead": self.params.form.bytes_ahead,
             "client_bytes_after": self.params.form.bytes_after,
+            "votes": self.params.form.votes,
+            # of dealings and uploads at one server, at most
+            "disk_bytes": disk_bytes(self.params, self.clients),
             "compute_seconds": self.compute_seconds,
             "seconds": self.seconds,
             # of one round; None without noise
@@ -277,7 +283,7 @@ def run(options: argparse.Namespace) -> None:
     for clients in counts:
         rows = [row for row in found if row.clients == clients]
         about = f"n = {clients}: " if len(counts) > 1 else ""
-        for line in [*cheapest(rows), *of_noise(rows)]:
+        for line in [*cheapest(rows), *of_noise(rows), *of_votes(rows)]:
             console.print(about + line)
         for line in ranges(rows):
             taken.setdefault(line, []).append(clients)
@@ -332,6 +338,10 @@ def forecast(
 
     Raises ConfigError if the round is too large for any machine, or excludes workers or silent OT.
     """
+    if workers and params.form.votes > 1:
+        raise ConfigError(
+            f"a round of {params.method.name} takes no workers: --workers {workers}; leave them out"
+        )
     if params.form.audited and (workers or protocol.silent):
         raise ConfigError(
             "a round with security malicious takes neither workers nor silent OT: --workers or "
@@ -347,7 +357,7 @@ def forecast(
     cost = busiest.costs[0]
     # a server checks dealings while it fills its pools
     each, memory = time_check(params.form.dealing) if params.form.dealing else (0.0, 0)
-    checked = -(-params.dim // max(1, workers)) * clients * each
+    checked = -(-params.dim * params.form.votes // max(1, workers)) * clients * each
     ahead, after = (AHEAD, AFTER) if params.form.audited else (1.0, 0.0)
     return Forecast(
         params,
@@ -408,7 +418,7 @@ def time_check(dealing: Dealing) -> tuple[float, int]:
     messages are made while one waits.
     """
     part = max(dealing.parts, key=lambda part: part.kept)
-    shape = replace(dealing, dim=part.kept)
+    shape = replace(dealing, dim=part.kept, votes=1)
     half = SeedUpload(shape.layout, os_entropy(SEED_BYTES), native_aes=True)
     halves, ends, coin = [half] * CALIBRATION_CLIENTS, local_pair(), bytes(SEED_BYTES)
 
@@ -482,6 +492,22 @@ def of_noise(rows: Sequence[Forecast]) -> list[str]:
                 f"some {max(1, int(most)):,} parameters, and {dim:,} parameters take some "
                 f"{math.ceil(needed):,} clients. With few clients, protect each record instead: "
                 "docs/differential-privacy.md"
+            )
+    return lines
+
+
+def of_votes(rows: Sequence[Forecast]) -> list[str]:
+    """Return what a round of several votes takes besides: of clients, lines and disks."""
+    lines = []
+    for row in rows:
+        if (votes := row.params.form.votes) > 1:
+            crossing = DISTANT_RTT_S * (row.cost.rounds / 2 + CROSSED * votes)
+            distant = row.seconds - row.waiting_seconds + crossing + row.cost.rounds * HOP_S
+            disk = disk_bytes(row.params, row.clients) / 1e6
+            lines.append(
+                f"{row.name}: {votes} votes, for each of which all clients are there. On lines of "
+                f"{1e3 * DISTANT_RTT_S:g} ms it takes some {distant:.3g} s. A server keeps up to "
+                f"{_figure(disk)} MB of dealings and votes on its disk until the round ends."
             )
     return lines
 

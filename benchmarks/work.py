@@ -75,6 +75,7 @@ SWEPT = (
     "chosen",
     "neighbours",
     "selection",
+    "slots",
     "security",
     "audit",
 )
@@ -211,31 +212,36 @@ def _median(
     fills = point.ahead and not params.form.audited
     ahead = fill(parties, params, protocol, POOL_BYTES) if fills else Cost()
     meet()
-    checking = Cost()
+    checking, votes = Cost(), [uploads]
     if dealt:
         coin, tossing = toss(party.channel, party.number)
         checking = check_dealings(party.channel, party.number, dealt, halves, coin).cost
         checking = checking.after(tossing.as_checking())
-        pairs = zip(halves, uploads, strict=True)
-        uploads = [DealtUpload(dealt, half, rotations) for half, rotations in pairs]
+        pairs = [*zip(halves, uploads, strict=True)]
+        votes = [[DealtUpload(dealt, *pair, vote) for pair in pairs] for vote in range(dealt.votes)]
     elif point.verified:
         checking = check_values(parties, params, protocol, uploads).cost
     early = checking.checking_seconds if dealt else 0.0
     meet()
-    groups = evenly(params, len(uploads)) if params.method.visible else []
-    if params.form.audited:
-        outcome, bound = _bisected(params, parties, protocol, uploads, meet)
-        checking, early = bound.checked.after(checking), early + bound.ahead.ahead_seconds
-        ahead = bound.ahead
-    else:
-        outcome = run_round(parties, params, protocol, uploads, groups=groups)
+    groups, cost = evenly(params, len(uploads)) if params.method.visible else [], Cost()
+    for uploads in votes:
+        if params.form.audited:
+            outcome, bound = _bisected(params, parties, protocol, uploads, meet)
+            checking, early = bound.checked.after(checking), early + bound.ahead.ahead_seconds
+            ahead += bound.ahead
+        else:
+            if fills and cost != Cost():
+                # while clients vote
+                ahead += fill(parties, params, protocol, POOL_BYTES)
+            outcome = run_round(parties, params, protocol, uploads, groups=groups)
+        cost += outcome.cost
     early += max(each.pool.spent.seconds for each in parties)
     before, start = run_before(params), time.perf_counter()
     if leads := party.number == 0 and params.form.buckets:
         values = params.method.public(outcome.values)
         run_state.finish(before, params, values, params.max_clients, groups)
     seconds = time.perf_counter() - start if leads else 0.0
-    return Repetition(outcome.cost.after(checking).after(ahead), seconds, early)
+    return Repetition(cost.after(checking).after(ahead), seconds, early)
 
 
 def _bisected(

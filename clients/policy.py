@@ -101,7 +101,7 @@ class ClientPolicy(Policy):
             reasons.append(
                 f"a round with {_listed(unwanted)}: its [policy] names them in without_clients"
             )
-        reasons += forbidden(self.security, params)
+        reasons += forbidden(self.security, params, self.zoom)
         if self.bounded:
             says = [status.one_malicious_server for status in statuses]
             without = [f"s{party}" for party, one in enumerate(says) if not one]

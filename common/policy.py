@@ -111,6 +111,9 @@ def add_switch(parser: argparse.ArgumentParser) -> None:
 RESULTS = "results"
 # Likewise a switch: whether a result may be one client's (`Method.single_clients`).
 SINGLE_CLIENTS = "single_clients"
+# Likewise whether other clients may take part than in an earlier zoom that may have opened values
+# (`round open --release`).
+RELEASE = "release"
 
 # By parameter of a round, what comes of its risky values.
 RISKS: dict[str, dict[Any, str]] = {
@@ -130,6 +133,10 @@ RISKS: dict[str, dict[Any, str]] = {
         True: "the result may be one client's: an extreme value of each coordinate, or an update "
         "alone or with one other (krum --chosen 2, --neighbours 1 of three, zeno --clusters 1)"
     },
+    "release": {
+        True: "a client that another attempt leaves out, after a zoom that may have opened values, "
+        "shows on which side of the result its update lies"
+    },
 }
 # By parameter, the number above which it is a risk, and what comes of that.
 RISKY_ABOVE: dict[str, tuple[float, str]] = {
@@ -145,16 +152,32 @@ BOUNDED: dict[str, dict[str, Any]] = {
 # By word, what it permits. A mean opens more than its result if a server deviates.
 PERMITTED: dict[Security, dict[str, dict[str, Any]]] = {
     Security.BOUNDED: BOUNDED,
-    Security.MALICIOUS: {"bucketed": BOUNDED["bucketed"] | {"security": str(Security.MALICIOUS)}},
+    Security.MALICIOUS: {
+        "bucketed": BOUNDED["bucketed"] | {"security": str(Security.MALICIOUS)},
+        "zoom": {"security": str(Security.MALICIOUS)},
+    },
 }
+# the text of [policy] zoom, which allows a semi-honest zoom beside `Security.BOUNDED`
+STANDS_OUT = "one malicious server may read a client that stands out"
 
 
-def forbidden(security: str, params: RoundParams) -> list[str]:
-    """Return every reason why `security` forbids a round: one server could learn too much of it."""
+def forbidden(security: str, params: RoundParams, zoom: str = "") -> list[str]:
+    """Return every reason why `security` forbids a round: one server could learn too much of it.
+
+    `zoom` is the line of [policy].
+    """
     word, method = Security(security), params.method
     if word not in PERMITTED:
         return []
     permitted = PERMITTED[word]
+    if method.name == "zoom" and word is Security.BOUNDED:
+        if params.form.audited or zoom:
+            return []
+        return [
+            f"method zoom: {word.line} permits only --security malicious of it. Take that, or "
+            f'write zoom = "{STANDS_OUT}" into [policy] of s0.toml, s1.toml and the clients\' '
+            f"files{OR_WAY_OUT}"
+        ]
     if method.name not in permitted:
         return [
             f"method {method.name}: {word.line} permits only {' and '.join(permitted)}. "
@@ -184,7 +207,8 @@ def _size(value: Any) -> Any:
 
 def _choices() -> dict[str, list[Any]]:
     """Return by name the values that the options of words and switches can have."""
-    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES), SINGLE_CLIENTS: [False, True]}
+    found: dict[str, list[Any]] = {"exchange": list(EXCHANGES)}
+    found |= {name: [False, True] for name in (SINGLE_CLIENTS, RELEASE)}
     for about in _options():
         values = (False, True) if about.kind is bool else about.choices
         if values:
@@ -236,6 +260,8 @@ class Policy:
     max_epsilon: float | None = None
     # release 1.0's name for `security = "malicious"` of a client, which release 1.2 does not read
     audit: bool = field(default=False, metadata={"since": 2})
+    # `STANDS_OUT`, which allows zoom without security malicious beside `Security.BOUNDED`
+    zoom: str = field(default="", metadata={"since": 3})
 
     def __post_init__(self) -> None:
         choices, numbers = _choices(), _numbers(self.RATE)
@@ -245,6 +271,8 @@ class Policy:
         object.__setattr__(self, "at_most", limits | self.at_most)
         for method in self.methods:
             check_one_of("method", method, list(METHODS))
+        if self.zoom:
+            check_one_of("zoom", self.zoom, [STANDS_OUT])
         if not self.methods:
             raise ConfigError(
                 "methods allows none: []; name one or more, or leave it out for the default"
@@ -288,19 +316,30 @@ class Policy:
             at_most=dict.fromkeys(RISKY_ABOVE, MAX_CLIENTS),
         )
 
-    def check(self, params: RoundParams, begun: int, who: str, epsilon: float = inf) -> None:
+    def check(
+        self,
+        params: RoundParams,
+        begun: int,
+        who: str,
+        epsilon: float = inf,
+        released: bool = False,
+    ) -> None:
         """Raise PolicyRefused, with every reason, if `who` takes no part in such a round.
 
         `begun` counts the earlier rounds of its cohort, as `RATE` does, and `epsilon` is that of
-        the cohort's results with this round's.
+        the cohort's results with this round's. `released` says that the round lifts what a zoom
+        has bound others to.
         """
-        refuse(who, self.refusals(params, begun, epsilon))
+        refuse(who, self.refusals(params, begun, epsilon, released))
 
-    def refusals(self, params: RoundParams, begun: int, epsilon: float = inf) -> list[str]:
+    def refusals(
+        self, params: RoundParams, begun: int, epsilon: float = inf, released: bool = False
+    ) -> list[str]:
         """Return every reason against such a round (`check`)."""
         # a round of parameters does not say so
         values = {"exchange": params.exchange.name} | params.to_dict()
         values[SINGLE_CLIENTS] = params.method.single_clients(params.min_clients)
+        values[RELEASE] = released
         sizes = {name: _size(value) for name, value in values.items()}
         sizes |= {RESULTS: params.form.most_results, self.RATE: begun + 1}
         refusals = []

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, Self
 
+from securemedian.common.states import State
+from securemedian.common.terminal import clock
 from securemedian.mpc.canonical import build, flat
-from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, quoted
+from securemedian.mpc.errors import ConfigError, InputError, PeerProtocolError, cut, quoted
 
 # the cohort that is always there, and needs no name
 DEFAULT_COHORT = "default"
@@ -118,6 +120,17 @@ class RoundStatus:
     def ended(self) -> bool:
         """Whether the round has a result, or will never have one."""
         return self.state in ("published", "failed")
+
+    @property
+    def of_levels(self) -> str:
+        """The level that a round of several votes is at, and whom it waits for; "" for others."""
+        if not self.levels:
+            return ""
+        level = f"level {self.level} of {self.levels}"
+        if self.state != State.VOTING:
+            return level
+        lacking = cut(", ".join(self.lacking) or "both servers")
+        return f"{level}, waiting for {lacking}, until {clock(self.deadline_in_s)}"
 
     @property
     def complete(self) -> list[str]:

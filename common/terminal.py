@@ -100,7 +100,7 @@ class Wait:
     def __init__(self, report: Report, what: Callable[[], str], deadline: float) -> None:
         self._report, self._what = report, what
         self._begun = now = time.monotonic()
-        self._until = _clock(deadline - now)
+        self._until = clock(deadline - now)
         self._due, self._in_place = now + AFTER_S, False
 
     def turn(self) -> None:
@@ -122,7 +122,8 @@ class Wait:
             self._report.replace("")
 
 
-def _clock(left_s: float) -> str:
+def clock(left_s: float) -> str:
+    """Return the time of day in so many seconds, with the day if it is far."""
     form = "%H:%M:%S" if left_s < DAY_S else "%H:%M on %d %B"
     return time.strftime(form, time.localtime(time.time() + left_s))
 

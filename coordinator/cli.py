@@ -260,6 +260,7 @@ def _table(status: "RoundStatus") -> "Table":
         "number, cohort": f"{status.number}, {status.cohort}" if status.round else "",
         "state": status.state,
         "reason": status.reason,
+        "votes": status.of_levels,
         "deadline in": left_s,
         "method": method,
         "coordinates": _short(dim),

@@ -336,6 +336,8 @@ def _progress(which: str, status: RoundStatus) -> str:
         return (
             f"{text}, complete uploads: {len(status.complete)}, {status.deadline_in_s:.0f} s to go"
         )
+    if status.levels:
+        text += f", {status.of_levels}"
     if not total:
         return text
     return f"{text}, {status.phase} {100 * done // total} %"

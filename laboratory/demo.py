@@ -71,7 +71,7 @@ def _add_options(verb: argparse.ArgumentParser) -> None:
         "--security",
         choices=[MALICIOUS],
         metavar="WORD",
-        help=f"{MALICIOUS}: of rounds of bucketed and all parties",
+        help=f"{MALICIOUS}: of rounds of bucketed or zoom, and all parties",
     )
     add_range(verb)
     add_data_options(verb)

@@ -322,6 +322,8 @@ def run(
                 turn.submit(sent, progress=progress, group=group)
             done = "was submitted before" if sent is None else "submitted"
             say(f"round {current.number}: update {done}")
+            # the servers may ask again
+            client.attend(current.round_id)
             learner.learn(turn)
 
 

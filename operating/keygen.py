@@ -391,7 +391,8 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="WORD",
         help=(
             f"`{Security.MALICIOUS}`: servers and clients take part only in rounds in which a "
-            "deviating server learns nothing beyond the result (bucketed --security malicious). "
+            "deviating server learns nothing beyond the result ("
+            f"{' or '.join(PERMITTED[Security.MALICIOUS])} --security malicious). "
             f"`{Security.BOUNDED}`: only in those in which it learns little "
             f"(methods {' and '.join(BOUNDED)}). "
             f"`{Security.SEMI_HONEST}`: they take part in rounds of all methods but "

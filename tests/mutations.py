@@ -144,7 +144,7 @@ MUTATIONS = {
     "round_state its_own_limit": Change(_TABLE, "event.attempt > here.runs", "False"),
     "round_state not_its_own": Change(_TABLE, "event.digest != here.digest", "False"),
     "security either_server": Change(
-        _REGISTER, "refuse(config.name, forbidden(config.security, params))", "pass"
+        _REGISTER, "forbidden(config.security, params, config.policy.zoom)", "[]"
     ),
     "security both_servers_must": Change(
         _REGISTER, "if asked.one_malicious_server != config.bounded", "if False"

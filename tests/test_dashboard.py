@@ -233,6 +233,16 @@ def test_how_far_a_failed_round_was_is_remembered() -> None:
     assert seen(one)["rounds"][0]["reached"] == "checking"
 
 
+def test_a_round_of_several_votes_says_which_and_until_when() -> None:
+    server = Fake(status("1-00000000", "voting", level=3, levels=8, lacking=["b"]))
+    server.tell(server.rounds["1-00000000"] | {"deadline_in_s": 60.0})
+    one = Watch([server, Fake()], PUBLIC)
+    one.look(0)
+    (shown,) = seen(one)["rounds"]
+    assert (shown["level"], shown["levels"], shown["lacking"]) == (3, 8, ["b"])
+    assert shown["closes"] - shown["began"] == pytest.approx(60.0, abs=5)
+
+
 def test_rounds_stand_in_the_order_of_their_numbers() -> None:
     """A line of `coordinate` about a round tells a time before that of an earlier round."""
     history = History()

@@ -11,19 +11,30 @@ import numpy as np
 import pytest
 
 from securemedian import cli
-from securemedian.common.policy import RISKS, RISKY_ABOVE, Policy, risks_of
+from securemedian.common.policy import (
+    RISKS,
+    RISKY_ABOVE,
+    Policy,
+    Security,
+    forbidden,
+    risks_of,
+)
 from securemedian.common.status import DEFAULT_COHORT
 from securemedian.mpc.canonical import build
-from securemedian.mpc.errors import ConfigError, PolicyRefused
+from securemedian.mpc.errors import ConfigError, NotStored, PolicyRefused
 from securemedian.mpc.rounds.methods.registry import METHODS
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.plan import disk_bytes
+from securemedian.mpc.rounds.run_state import RunState
 from securemedian.operating import keygen
 from securemedian.servers import config
-from securemedian.servers.config import CohortTable
+from securemedian.servers.config import CohortTable, EngineConfig
 from securemedian.servers.network.control import Failed, Open, Opened
 from securemedian.servers.rounds.register import HOUR_S
+from securemedian.servers.storage.database import Bound
+from securemedian.servers.storage.store import Store
 from tests.daemons import Pair, running, wait_until
-from tests.servers_alone import PARAMS, Server
+from tests.servers_alone import PARAMS, START, Server
 
 ROUND: dict[str, Any] = {"dim": 1000, "max_clients": 10}
 PREDICTIONS: dict[str, Any] = {"exchange": "predictions", "public_set": "ab" * 32, "classes": 10}
@@ -51,8 +62,8 @@ RISKY: dict[tuple[str, Any], dict[str, Any]] = {
 # the line that allows it
 LINES = {
     ("method", "zeno"): (
-        'methods = ["bucketed", "pairwise", "radix", "trimmed-mean", "mean", "reclustered", '
-        '"krum", "zeno"] in [policy]'
+        'methods = ["bucketed", "pairwise", "radix", "zoom", "trimmed-mean", "mean", '
+        '"reclustered", "krum", "zeno"] in [policy]'
     ),
     ("norm_bound", "off"): 'norm_bound = ["auto", "off"] in [policy.allowed]',
     ("uploads", "unverified"): 'uploads = ["dealt", "unverified"] in [policy.allowed]',
@@ -72,7 +83,9 @@ def allowing(name: str, value: Any) -> Policy:
 
 def test_every_risk_has_a_round_here() -> None:
     above = {(name, value) for name, (value, _) in RISKY_ABOVE.items()}
-    assert set(RISKY) == above | {(name, value) for name in RISKS for value in RISKS[name]}
+    every = {(name, value) for name in RISKS for value in RISKS[name]}
+    # this is of what ran before, and has tests of its own below
+    assert set(RISKY) | {("release", True)} == above | every
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -387,3 +400,84 @@ def test_either_server_refuses_by_name_and_info_tells_both_policies(pair: Pair) 
     default = Policy().to_dict()
     assert s0 == default
     assert s1 == default | {"at_most": default["at_most"] | {"results": 1, "rounds_per_hour": 2}}
+
+
+ZOOM: dict[str, Any] = {"method": "zoom", "dim": 4, "max_clients": 3}
+AGAINST = {"security": "malicious"}
+STANDS_OUT = "one malicious server may read a client that stands out"
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("method", ["zoom", "radix"])
+def test_other_clients_after_a_zoom_need_a_line(tmp_path: Path, party: int, method: str) -> None:
+    """Also once the earlier round is forgotten, of which nobody knows what it was."""
+    params = RoundParams.from_dict(ZOOM | ({} if method == "zoom" else {"method": "radix"}))
+    bold = Policy(allowed={"release": [False, True]})
+
+    def asked(policy: Policy, forgets: bool) -> str:
+        folder = tmp_path / f"{policy is bold}{forgets}"
+        server = Server(party, folder, params, policy=policy)
+        database = server.store.database
+        bound = Bound(1, frozenset(server.keys), "", "a" * 64)
+        with database.transaction():
+            database.bind(DEFAULT_COHORT, bound)
+        ran = Open("1-0000000a", 1, params.to_dict(), bytes(16), True, False, START)
+        register = server.rounds.register
+        entry = register.admit(ran, params, RunState())
+        entry.server_round = replace(entry.server_round, ran=True)
+        if not forgets:
+            register._entries["1-0000000a"] = entry
+        again = replace(ran, round="1-0000000b", release=True)
+        try:
+            register.admit(again, params, RunState())
+        except PolicyRefused as error:
+            return str(error)
+        register.admit(replace(again, round="1-0000000c", release=False), params, RunState())
+        return ""
+
+    said = asked(Policy(), forgets=False)
+    assert bool(said) is (method == "zoom")
+    said = asked(Policy(), forgets=True)
+    assert f"s{party} refuses release True: its [policy] allows only False" in said
+    assert "release = [false, true] in [policy.allowed]" in said
+    assert not asked(bold, forgets=False) and not asked(bold, forgets=True)
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_zoom_beside_bounded_needs_its_line(tmp_path: Path, party: int) -> None:
+    zoom, strict = RoundParams.from_dict(ZOOM), RoundParams.from_dict(ZOOM | AGAINST)
+    line = policy(zoom=STANDS_OUT)
+    with pytest.raises(ConfigError, match="zoom"):
+        policy(zoom="yes")
+    assert "zoom" not in Policy().to_dict() and line.to_dict()["zoom"] == STANDS_OUT
+    asked = Open("1-0000000a", 1, zoom.to_dict(), bytes(16), True, False, START)
+    asked = replace(asked, one_malicious_server=True)
+    for number, (own, params, refused) in enumerate(
+        [(Policy(), zoom, True), (line, zoom, False), (Policy(), strict, False)]
+    ):
+        server = Server(party, tmp_path / str(number), zoom, policy=own, security="bounded")
+        told = replace(asked, params=params.to_dict())
+        if refused:
+            with pytest.raises(PolicyRefused, match=f'write zoom = "{STANDS_OUT}" into'):
+                server.rounds.register.admit(told, params, RunState())
+        else:
+            server.rounds.register.admit(told, params, RunState())
+    malicious = Security.MALICIOUS
+    assert forbidden(malicious, zoom, STANDS_OUT) and not forbidden(malicious, strict)
+
+
+def test_a_zoom_is_refused_by_name_where_a_server_has_no_room_or_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = RoundParams.from_dict(ZOOM)
+    asked = Open("1-0000000a", 1, params.to_dict(), bytes(16), True, False, START)
+    ray = Server(1, tmp_path / "ray", params, engine=EngineConfig(kind="ray"))
+    with pytest.raises(ConfigError, match="no zoom has workers on Ray: s1; set kind"):
+        ray.rounds.register.admit(asked, params, RunState())
+    server = Server(1, tmp_path / "disk", params)
+    needed = disk_bytes(params, len(server.keys))
+    monkeypatch.setattr(Store, "free_bytes", needed - 1)
+    with pytest.raises(NotStored, match=f"{needed} bytes, and {needed - 1} are free"):
+        server.rounds.register.admit(asked, params, RunState())
+    monkeypatch.setattr(Store, "free_bytes", needed)
+    server.rounds.register.admit(asked, params, RunState())

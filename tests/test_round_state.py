@@ -1344,8 +1344,8 @@ class Walk:
                 if client in self.scenario.decliners:
                     yield party, Declined(client)
                 if client not in here.here:
-                    own = party if client in self.scenario.fickle else 0
-                    yield party, Stored(client, b"v%d %d" % (here.level, own))
+                    at = party if client in self.scenario.fickle else 0
+                    yield party, Stored(client, b"v%d %d" % (here.level, at))
             if party == 0 and here.state is State.OPEN:
                 yield party, CloseAsked()
             if party == 0 and here.awaits_turn(float("inf")):

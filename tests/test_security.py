@@ -75,8 +75,9 @@ def test_malicious_refuses_all_else_by_name(name: str) -> None:
     given = params(BAD.get(name) or GOOD[name])
     named = "method mean" if given.method.name == "mean" else name
     expected = {named if name in BAD or "mean" in name else ""} - {""}
-    if given.method.name == "bucketed":
-        expected |= {"security semi-honest"}
+    if given.method.name in ("bucketed", "zoom"):
+        # by its option
+        expected = expected - {"method zoom"} | {"security semi-honest"}
     said = forbidden("malicious", given)
     line = 'security = "malicious" permits only '
     assert {each.partition(f": {line}")[0] for each in said} == expected
@@ -274,7 +275,7 @@ def test_keygen_writes_it_and_says_so(
     assert client.policy.security == word
     assert client.policy.methods == Policy().methods
     out = capsys.readouterr().out
-    strict = {"bounded": "bucketed, mean", "malicious": "bucketed --security malicious"}
+    strict = {"bounded": "bucketed, mean", "malicious": "bucketed, zoom --security malicious"}
     allowed = strict.get(word, ", ".join(Policy().methods))
     assert f"security is {word}: these files allow rounds of {allowed}\n" in out
     assert "a deviating server could then read one client's value" in out

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from securemedian.common import terminal
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator import cli as coordinator_cli
+from securemedian.coordinator import unattended
 
 ROOT = Path(__file__).parent.parent
 BRACKETS = "[policy] [bold]a[/bold] [/] :smile: [red"
@@ -85,3 +87,17 @@ def test_the_status_of_a_round_is_a_table_on_a_terminal(
     assert "client [a] upload at both" in out
     assert "cost 1.23 s in the run, 12,345 OTs servers" in out
     assert "method mean coordinates 1,000 clients 2 to 3 options deadline_s 600 opened" in out
+
+
+def test_a_round_of_several_votes_says_which_and_whom_it_waits_for() -> None:
+    told = RoundStatus(state="voting", level=3, levels=8, lacking=["a", "b"], deadline_in_s=60.0)
+    until = terminal.clock(60.0)[:5]
+    assert told.of_levels.startswith(f"level 3 of 8, waiting for a, b, until {until}")
+    assert replace(told, lacking=[]).of_levels.startswith("level 3 of 8, waiting for both servers")
+    assert replace(told, state="running").of_levels == "level 3 of 8"
+    assert RoundStatus(state="voting").of_levels == ""
+    console = terminal.console(width=100)
+    with console.capture() as shown:
+        console.print(coordinator_cli._table(told))
+    assert "votes" in shown.get() and "level 3 of 8, waiting for a, b" in shown.get()
+    assert "level 3 of 8, waiting for a, b" in unattended._progress("1 of 2", told)

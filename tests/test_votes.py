@@ -17,6 +17,10 @@ from securemedian.mpc.errors import (
     RoundFailed,
 )
 from securemedian.mpc.protocols import dealing, ring
+from securemedian.mpc.protocols.audit import binding
+from securemedian.mpc.protocols.audit.binding import vote_masks
+from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.share import WordsUpload
 from securemedian.mpc.rounds.path import Path
 from tests.daemons import Pair, wait_until
 
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 DIM = 40
 SERVERS = ("s0", "s1")
+MASKS = np.arange(16, dtype=np.uint8)
 # three votes
 SMALL: dict[str, Any] = {
     "method": "zoom",
@@ -71,13 +76,13 @@ class Voter:
         vote = self.path.votes
         told = {"level": vote, "path": self.path.digest} if vote else {}
         about = {"round": self.round_id, "params": self.params.digest, "form": "rotations"}
-        arrays = {"share": made}
+        arrays: dict[str, NDArray[Any]] = {"share": made}
         if self.params.form.audited and not vote:
-            arrays["masks"] = np.arange(16, dtype=np.uint8)  # type: ignore[assignment]
+            arrays["masks"] = MASKS
         self.pair.caller(self.name, server).ask("upload", arrays, **about | told | fields)
 
     def ask(self, server: str, **fields: Any) -> Any:
-        asked = {"round": self.round_id, "after": self.path.votes} | fields
+        asked: dict[str, Any] = {"round": self.round_id, "after": self.path.votes} | fields
         return self.pair.caller(self.name, server).ask("level", **asked)
 
     def follow(self) -> None:
@@ -95,6 +100,24 @@ class Voter:
         path = self.path.with_last(told[0].arrays["digits"])
         assert Record.decode(told[1].fields["record"]).opened == path.digest
         self.path = path
+
+    def fold(self, to: Sequence[str] = SERVERS) -> None:
+        """Answer both servers' binding of the vote that was sent last."""
+        wait_until(lambda: all(self.ask(server).fields["asked"] for server in SERVERS))
+        about: dict[str, Any] = {"round": self.round_id}
+        vote = self.path.votes
+        for server in to:
+            said = self.pair.caller(self.name, server).ask("bound", **about).fields
+            assert said["level"] == vote and not said["folded"]
+            rotations = WordsUpload(self.dealt.shape.rotations_layout, self.made)
+            index = self.pair.round(self.name)[0]["index"]
+            of = int(server == "s0")
+            half = (self.dealt.seeded, self.dealt.words)[(of + index) % 2]
+            upload = DealtUpload(self.dealt.shape, half, rotations, vote)
+            mask = vote_masks(MASKS.tobytes(), vote, self.path.digest)
+            made = binding.fold(of, upload, said["binding"], said["coin"], mask)
+            fields = about | {"binding": said["binding"]}
+            self.pair.caller(self.name, server).ask("folded", {"fold": made}, **fields)
 
     def until_told(self, server: str) -> Any:
         return wait_until(lambda: answer if (answer := self.ask(server)).fields["record"] else None)
@@ -174,6 +197,10 @@ def test_a_server_that_is_killed_while_it_takes_votes_goes_on(pair: Pair, server
     check_result(pair, voters, 2)
 
 
+def await_failure(pair: Pair, server: str) -> None:
+    wait_until(lambda: pair.status(server)["state"] == "failed")
+
+
 def restart(pair: Pair, server: str) -> None:
     pair.stop(server, signal.SIGKILL)
     pair.start(server)
@@ -203,8 +230,9 @@ def test_a_vote_counts_once_and_within_the_digits_that_were_told(pair: Pair, ser
         with pytest.raises(RoundClosed, match="does not take vote"):
             voter.send(made, server, level=level)
     with pytest.raises(BadUpload, match="masks"):
-        about = {"round": voter.round_id, "params": voter.params.digest, "form": "rotations"}
-        arrays = {"share": made, "masks": np.zeros(16, np.uint8)}
+        about: dict[str, Any] = {"round": voter.round_id, "params": voter.params.digest}
+        about |= {"form": "rotations"}
+        arrays: dict[str, Any] = {"share": made, "masks": MASKS}
         told = {"level": 1, "path": voter.path.digest}
         pair.caller(voter.name, server).ask("upload", arrays, **about | told)
     voter.made = voter.dealt.rotations(voter.path.slots(voter.words), 1)
@@ -244,6 +272,39 @@ def test_who_is_not_computed_on_is_told_no_digits(pair: Pair) -> None:
     check_result(pair, voters, 1)
 
 
+def all_fold(voters: Sequence[Voter]) -> None:
+    for voter in voters:
+        voter.fold()
+
+
+def test_with_security_malicious_each_vote_has_folds_of_its_own(pair: Pair) -> None:
+    voters = begin(pair, security="malicious")
+    all_fold(voters)
+    for _ in range(2):
+        all_vote(voters)
+        all_fold(voters)
+    check_result(pair, voters, 2)
+    assert pair.status()["attempt"] == 3
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_that_is_killed_while_folds_of_a_vote_are_lacking_goes_on(
+    pair: Pair, server: str
+) -> None:
+    """The same votes are answered for in another session."""
+    voters = begin(pair, security="malicious")
+    all_fold(voters)
+    all_vote(voters)
+    voters[0].fold()
+    assert pair.status()["lacking"] == ["client-2", "client-3"]
+    restart(pair, server)
+    all_fold(voters)
+    all_vote(voters)
+    restart(pair, server)
+    all_fold(voters)
+    check_result(pair, voters, 2)
+
+
 # These fail, which binds later rounds to their clients
 
 
@@ -268,7 +329,7 @@ def test_who_refuses_late_ends_the_round_and_is_named(pair: Pair, server: str) -
     voters[2].vote()
     pair.caller("client-3", server).ask("decline", round=voters[2].round_id, reason="policy")
     for each in SERVERS:
-        wait_until(lambda each=each: pair.status(each)["state"] == "failed")
+        await_failure(pair, each)
         assert "client-3 votes no more: its own policy refuses" in pair.status(each)["reason"]
 
 
@@ -284,7 +345,23 @@ def test_who_is_lacking_at_the_limit_ends_the_round_and_is_named(pair: Pair) -> 
     wait_until(lambda: pair.status()["state"] == "failed")
     why = "vote 2 of 3 did not come in time from client-2 (s0), client-3 (both). Nobody is left out"
     for server in SERVERS:
-        wait_until(lambda server=server: pair.status(server)["state"] == "failed")
+        await_failure(pair, server)
         assert why in pair.status(server)["reason"]
     with pytest.raises(RoundFailed, match="client-3"):
         voters[0].ask("s1")
+
+
+def test_who_does_not_answer_for_a_later_vote_ends_the_round_and_is_named(pair: Pair) -> None:
+    """Also where one server alone lacks the answer."""
+    voters = begin(pair, security="malicious", limit_s=6.0)
+    all_fold(voters)
+    all_vote(voters)
+    voters[0].fold()
+    voters[1].fold()
+    voters[2].fold(["s0"])
+    assert pair.status("s1")["lacking"] == ["client-3"] and "lacking" not in pair.status()
+    for server in SERVERS:
+        await_failure(pair, server)
+    reason = pair.status()["reason"]
+    assert "without folds of all its clients: client-3 (its fold for the audit did not" in reason
+    assert "client-1" not in reason

@@ -1,10 +1,10 @@
 """The attacks on zoom that were simulated before it was built, against what is built.
 
 Nobody learns more than the digits of the result from servers that follow the protocol. With
-security malicious that holds for a server that deviates, too. In a semi-honest round it reads a client that
-stands out, as the pages say: `isolate`, `skew` and `prior` succeed. `peel`, `drop`, `retry` and
-`nearest` would succeed if the set of clients changed after a digit is opened, or a prefix were
-published, so the tests show what the rules are for.
+security malicious that holds for a server that deviates, too. In a semi-honest round it reads a
+client that stands out, as the pages say: `isolate`, `skew` and `prior` succeed. `peel`, `drop` and
+`retry` would succeed if the set of clients changed after a digit is opened, and `nearest` if a
+prefix were published. The tests show what the rules are for.
 """
 
 import math

@@ -47,7 +47,7 @@ KINDS = {
 # the fields of a round's status that the page shows
 SHOWN = (
     *("round", "number", "state", "reason", "opened", "left_out", "phase", "progress", "attempt"),
-    *("attempts_left", "cost", "outermost", "epsilon"),
+    *("attempts_left", "cost", "outermost", "epsilon", "level", "levels", "lacking"),
 )
 
 
@@ -103,7 +103,7 @@ class Seen:
     ended: float | None = None
     # the measures of its model by `coordinate`: numbers, and texts where that failed
     evaluation: Mapping[str, Any] = field(default_factory=dict)
-    # when it takes no more uploads
+    # when it takes no more uploads or votes
     closes: float | None = None
     # the state that it was last seen in while it was live
     reached: str = ""
@@ -167,7 +167,8 @@ class History:
         """Take what S0 says of a round."""
         seen = self._of(status, now)
         seen.status = status
-        seen.closes = now + status.deadline_in_s if status.state == "open" else None
+        waits = status.state in ("open", "voting")
+        seen.closes = now + status.deadline_in_s if waits else None
         if seen.live:
             seen.reached = status.state
         else:

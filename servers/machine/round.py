@@ -121,8 +121,8 @@ class ServerRound:
     # how many sessions have begun with security malicious, and whether the latest is not used yet
     sessions: int = 0
     unused: bool = False
-    # in a round of several votes: the vote that is taken or computed now, from 0 on, and the time
-    # until which all of them may take once the protocol has run
+    # in a round of several votes: the one that is taken or computed now, from 0 on; once the
+    # protocol has run, the time limit of all votes
     level: int = 0
     until: float = float("inf")
     # the digest of the digits of the votes before, in hex digits, and this server's signature of

@@ -161,6 +161,7 @@ def enter(here: ServerRound, state: State, now: float) -> ServerRound:
             "vouched": None,
             "signed": "",
             "setbacks": 0,
+            "retry_at": now,
             "folded": [],
         }
     if state not in LIVE:

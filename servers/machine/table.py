@@ -6,6 +6,7 @@ table (`TABLE[party]`), because S0 leads:
     S0: new -> opening -> open -> closing -> checking -> queued <-> starting -> running -> published
     S1: new ------------> open ------------> checking -> queued <-------------> running -> published
          any of these but new and published -> failed
+    in a round of several votes: running -> voting -> queued (S0), checking or running (S1)
 
 `checking` is for rounds in which the servers check what clients send (`checks`). Dealings are
 checked while the round is open, too, once both servers hold them. S0 sends `check` with a list of
@@ -21,6 +22,10 @@ time: the round waits for its *turn* (`awaits_turn`), and `rounds` gives the tur
 From `queued` on the clients, the verdicts and the reasons of those left out are fixed. A run that
 breaks off (`interrupted`, `unlinked`, `again`) returns both servers to `queued`, and S0 gives the
 round another turn, as often as `limits` allow.
+
+A client's upload is its first *vote* in such a round. Once both servers have the digits of a vote,
+they tell them to clients, and take another vote of each (`voting`). Nobody is left out any more: a
+client that sends none, or refuses, ends the round. A vote whose digits were told never runs again.
 
 A server is *adrift* at its start and while its link to the other one is broken. They
 resynchronise with `resume`: S0 asks, S1 answers, and both go on from the earlier of their states.

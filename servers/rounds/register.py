@@ -30,6 +30,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import OPENING_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.plan import disk_bytes
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers import logs
@@ -68,7 +69,7 @@ class Entry:
     after: RunState | None = None
     # the protocol's result, or what the vote under way has left
     result: Result | None = None
-    # what the last vote has left whose digits clients may be told
+    # the result of the last vote whose digits clients may be told
     told: Result | None = None
     # the public metrics that clients have sent to S0, by their keys
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -226,7 +227,11 @@ class Register:
         spent = max(self.spent(asked.cohort), asked.spent)
         params.method.check_settled()
         config.policy.check(
-            params, len(begun), config.name, epsilon_of(spent + params.method.noise.rho)
+            params,
+            len(begun),
+            config.name,
+            epsilon_of(spent + params.method.noise.rho),
+            self._releases_votes(asked),
         )
         if asked.one_malicious_server != config.bounded:
             raise PeerProtocolError(
@@ -234,9 +239,11 @@ class Register:
                 f"with {of_switch(asked.one_malicious_server).line}; write the same line into "
                 "s0.toml and s1.toml"
             )
-        refuse(config.name, forbidden(config.security, params))
+        refuse(config.name, forbidden(config.security, params, config.policy.zoom))
         if params.form.audited:
             config.check_malicious()
+        if params.form.votes > 1:
+            self._check_votes(asked, params)
         if asked.model_form:
             ModelForm.parse(asked.model_form, params.dim)
         upload_bytes = 8 * params.form.layout.words + ENVELOPE_BYTES
@@ -276,6 +283,34 @@ class Register:
             spool.drop()
             raise
         return Entry(server_round, spool, before, request)
+
+    def _releases_votes(self, asked: Open) -> bool:
+        """Return whether a round lifts what a round of several votes binds it to.
+
+        SECURITY: one that is not retained any more may have had several.
+        """
+        bound = self._store.database.bound(asked.cohort)
+        if not (asked.release and bound.clients and bound.number == asked.number):
+            return False
+        known = [one.server_round for one in self.rounds_of(asked.cohort)]
+        ran = [one.votes for one in known if one.ran and one.number == asked.number]
+        return not ran or max(ran) > 1
+
+    def _check_votes(self, asked: Open, params: RoundParams) -> None:
+        """Raise ConfigError or NotStored unless this server can hold a round of several votes."""
+        config, clients = self._config, self._config.members[asked.cohort].clients
+        if config.engine.kind == "ray":
+            raise ConfigError(
+                f"no zoom has workers on Ray: {config.name}; set kind = "
+                '"threads" in [engine] at both servers, or take another method'
+            )
+        senders = len(asked.participants) or len(clients)
+        needed, free = disk_bytes(params, senders), self._store.free_bytes
+        if needed > free:
+            raise NotStored(
+                f"the dealings of {senders} clients do not fit on the disk of {config.name}: "
+                f"{needed} bytes, and {free} are free; make room, or take fewer slots"
+            )
 
     def _spool(self, round_id: str, params: RoundParams, rows: Iterable[Row] = ()) -> Spool:
         """Return the spool of a round, which leaves room for the round's result and run."""

@@ -60,8 +60,8 @@ from securemedian.servers.rounds.runs import Opening, path_of
 from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
 CLIENT, COORDINATOR = "client", "coordinator"
-# how long a request for a level may wait: a caller takes a server that says nothing for silent
-HOLD_S = 5.0
+# how long a request for a level may wait: less than a caller waits silently (`terminal.AFTER_S`)
+HOLD_S = 2.5
 Arrays = Mapping[str, NDArray[Any]]
 
 
@@ -604,11 +604,11 @@ class Requests:
     def _level(self, call: Call) -> None:
         """Tell of the digits that a round has opened, once those of more votes than `after` are.
 
-        Held for 5 seconds at most, until then, until a fold is asked of the caller, or until the
+        Held for 2.5 seconds at most, until then, until a fold is asked of the caller, or until the
         round ends. `state`, `level` (the votes before the one that is taken now), `asked` (whether
         `bound` asks for a fold). While the round is `voting`, `record` of those votes as in a
-        receipt, `signature` of this server, and unless `values` is false array `digits` u8, packed:
-        [d] of the last of them. Otherwise both are empty. A failed round is an error
+        receipt, and `signature` of this server; otherwise both are empty. Array `digits` [d] is of
+        the last of them, packed, unless `values` is false. A failed round is an error
         (round-failed). Clients that the round does not compute on are refused (not-allowed).
         """
         if earlier := self._held.pop(call.key, None):
@@ -641,9 +641,9 @@ class Requests:
     def _bound(self, call: Call) -> Answer:
         """Tell whether an audited round asks the caller for a fold.
 
-        `state` of the round, `binding` (16 bytes, the id of the servers' binding), `coin` (16
+        `state` of the round. `binding` (16 bytes, the id of the servers' binding), `coin` (16
         bytes) and `set` (SHA-256 of the keys of the clients that it asks), all empty unless it
-        does, `folded` (whether the fold is here). `level`: the vote that the fold is of, from 0 on.
+        does. `folded` (whether the fold is here), `level` (the vote that it is of, from 0 on).
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round

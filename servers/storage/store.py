@@ -91,6 +91,11 @@ class Store:
         self.reserve.close()
         self._lock.close()
 
+    @property
+    def free_bytes(self) -> int:
+        """The bytes that the disk of the folder has left."""
+        return shutil.disk_usage(self._folder).free
+
     def spool(
         self,
         round_id: str,

@@ -1,0 +1,218 @@
+"""Rounds of zoom of real clients through two real servers."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from securemedian import cli
+from securemedian.clients import files
+from securemedian.clients.client import Client
+from securemedian.clients.policy import ClientPolicy
+from securemedian.mpc.errors import InputError, PolicyRefused, RoundFailed
+from securemedian.plugins import rounds as plugin
+from tests.daemons import Pair, in_background, wait_until
+
+pytestmark = pytest.mark.slow
+
+DIM = 200
+
+
+@pytest.fixture(autouse=True)
+def ended(pair: Pair) -> Iterator[None]:
+    """End a round that a failed test leaves: nobody else may abort it."""
+    yield
+    if (status := pair.status())["state"] == "voting":
+        pair.caller("client-1", "s0").ask("decline", round=status["round"])
+
+
+def open_round(pair: Pair, malicious: bool = False, **params: Any) -> str:
+    given: dict[str, Any] = {"method": "zoom", "dim": DIM, "max_clients": 3, "min_clients": 2}
+    given |= {"security": "malicious"} if malicious else {}
+    return str(pair.open(**given | params))
+
+
+def client_of(pair: Pair, opened: ExitStack, number: int) -> Client:
+    return opened.enter_context(process_of(pair, number))
+
+
+def process_of(pair: Pair, number: int, **changed: Any) -> Client:
+    """Return a client as a process has it, which the caller closes."""
+    return Client(pair.config(f"client-{number}", **changed))
+
+
+def update(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(DIM).astype(np.float32)
+
+
+def results(clients: list[Client], round_id: str) -> list[NDArray[np.float32]]:
+    """Return what all clients get, which wait for it at the same time."""
+    got: list[Any] = [None] * len(clients)
+
+    def wait(place: int) -> None:
+        got[place] = clients[place].result(round_id, timeout_s=60)
+
+    for join in [in_background(partial(wait, place)) for place in range(len(clients))]:
+        join()
+    return got
+
+
+def median(*updates: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.sort(updates, axis=0)[(len(updates) - 1) // 2]
+
+
+@pytest.mark.parametrize("malicious", [False, True])
+def test_clients_vote_on_while_they_wait_for_the_result(
+    pair: Pair, opened: ExitStack, malicious: bool
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    said: list[str] = []
+    clients[0].report = said.append
+    round_id, base = open_round(pair, malicious), 10 * malicious
+    for seed, client in enumerate(clients, base):
+        client.submit(update(seed), round_id)
+    for one in results(clients, round_id):
+        assert np.array_equal(one, median(*map(update, range(base, base + 3))))
+    assert said == [f"round {round_id}: level {level} of 8" for level in range(2, 9)]
+    record = clients[0].receipt(round_id).record
+    assert len(record.included) == 3 and not clients[0]._journal.upheld
+
+
+def test_clients_vote_on_after_a_restart_and_later_than_the_others(
+    pair: Pair, opened: ExitStack
+) -> None:
+    """At each level another one is away, and comes back as a process that has read its files."""
+    clients = [client_of(pair, opened, 1), client_of(pair, opened, 2)]
+    round_id = open_round(pair)
+    with process_of(pair, 3) as before:
+        for seed, client in enumerate([*clients, before], 20):
+            client.submit(update(seed), round_id)
+    join = in_background(lambda: results(clients, round_id))
+    for level in range(2, 9):
+        with process_of(pair, 3) as then:
+            tends_once(then)
+        # its vote of this level is kept, and not sent
+        wait_until(lambda: pair.status().get("lacking") == ["client-3"])
+        assert pair.status()["level"] == level
+    with process_of(pair, 3) as last:
+        found = last.result(round_id, timeout_s=60)
+        assert np.array_equal(found, median(*map(update, (20, 21, 22))))
+        assert not last._journal.upheld
+    join()
+
+
+def tends_once(client: Client) -> None:
+    """Let a client vote once, and no more."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        voted = client._journal.vote
+
+        def vote(*given: Any) -> None:
+            voted(*given)
+            # before a byte of it is sent
+            raise KeyboardInterrupt
+
+        patch.setattr(client._journal, "vote", vote)
+        while client._journal.upheld:
+            client._tend()
+
+
+@pytest.mark.parametrize("malicious", [False, True])
+@pytest.mark.parametrize("server", ["s0", "s1"])
+def test_a_server_that_is_killed_between_votes_costs_nothing(
+    pair: Pair, opened: ExitStack, server: str, malicious: bool
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    base = 30 + 10 * malicious + 5 * (server == "s0")
+    round_id = open_round(pair, malicious)
+    for seed, client in enumerate(clients, base):
+        client.submit(update(seed), round_id)
+    join = in_background(lambda: results(clients[:2], round_id))
+    for _ in range(2):
+        # the others wait for its vote
+        tends_once(clients[2])
+        pair.stop(server, signal.SIGKILL)
+        pair.start(server)
+        pair.link()
+    found = clients[2].result(round_id, 60)
+    assert np.array_equal(found, median(*map(update, range(base, base + 3))))
+    join()
+
+
+def test_an_update_that_was_voted_on_is_refused_in_another_round_of_votes(
+    pair: Pair, opened: ExitStack
+) -> None:
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair)
+    for seed, client in enumerate(clients, 50):
+        client.submit(update(seed), round_id)
+    results(clients, round_id)
+    later = open_round(pair)
+    with pytest.raises(InputError, match=f"voted on in another round: {round_id}; train again"):
+        clients[0].submit(update(50), later)
+    for seed, client in enumerate(clients, 60):
+        client.submit(update(seed), later)
+    results(clients, later)
+    # a round of one vote takes it
+    plain = str(pair.open(method="radix", dim=DIM, max_clients=3, min_clients=2))
+    for seed, client in enumerate(clients, 50):
+        client.submit(update(seed), plain)
+    results(clients, plain)
+
+
+def test_a_client_without_a_journal_takes_no_part(pair: Pair, opened: ExitStack) -> None:
+    round_id = open_round(pair, max_clients=3)
+    with process_of(pair, 3, state_dir="") as forgetful:
+        for take_part in (forgetful.wait_for_round, partial(forgetful.check_round, round_id)):
+            with pytest.raises(PolicyRefused, match="without a state_dir"):
+                take_part()
+    clients = [client_of(pair, opened, number) for number in (1, 2)]
+    for seed, client in enumerate(clients, 70):
+        client.submit(update(seed), round_id)
+    # nobody waits for it
+    one, _ = results(clients, round_id)
+    assert np.array_equal(one, median(update(70), update(71)))
+    assert "its own policy refuses" in clients[0].left_out(round_id)["client-3"]
+
+
+def test_who_submits_alone_stays_to_vote(
+    pair: Pair, opened: ExitStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Submit on the command line, and as a Flower node or an NVFlare site does."""
+    round_id = open_round(pair)
+    files.write(tmp_path / "update.npy", update(81))
+    by_hand = ["submit", str(pair.folder / "client-1.toml"), str(tmp_path / "update.npy")]
+    plugged = [pair.config(f"client-{number}") for number in (2, 3)]
+    ways: list[Callable[[], object]] = [lambda: cli.main(by_hand)]
+    ways += [
+        partial(plugin.submit, config, {"w": update(80 + number)}, round_id)
+        for number, config in enumerate(plugged, 2)
+    ]
+    for join in [in_background(way) for way in ways]:
+        join()
+    assert f"submitted to round {round_id}" in capsys.readouterr().out
+    status = pair.status()
+    assert status["state"] == "published" and len(status["included"]) == 3
+
+
+# It fails, which binds later rounds to their clients
+
+
+def test_who_refuses_the_set_ends_the_round_and_is_named(pair: Pair, opened: ExitStack) -> None:
+    """A round may go on without a client that another one asks for."""
+    policy = ClientPolicy(with_clients=["client-3"])
+    clients = [client_of(pair, opened, 1), opened.enter_context(process_of(pair, 2, policy=policy))]
+    round_id = open_round(pair)
+    for seed, client in enumerate(clients, 90):
+        client.submit(update(seed), round_id)
+    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    with pytest.raises(RoundFailed, match="client-2 votes no more: its own policy refuses"):
+        clients[1].result(round_id, timeout_s=60)
+    assert not clients[1]._journal.upheld
+    # what it has not voted on beyond the first vote is not spent
+    assert int(round_id.partition("-")[0]) not in clients[1]._spent.numbers()
