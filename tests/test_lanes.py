@@ -106,7 +106,8 @@ def test_material_of_a_round_is_made_by_itself_and_goes_with_its_session() -> No
         for each in servers.engines:
             each.prepare(session, params)
         assert all(each.prepares for each in servers.engines)
-        wait_until(lambda: not any(each.poll() or each.prepares for each in servers.engines))
+        # the first one compiles
+        wait_until(lambda: not any(e.poll() or e.prepares for e in servers.engines), LIMIT_S)
         assert all(each.progress == (600, 600) for each in servers.engines)
         computations: list[Any] = [each._session.computation for each in servers.engines]  # type: ignore[union-attr]
         one, other = (each._prepared.session_id for each in computations)
