@@ -110,7 +110,7 @@ def test_votes_last_until_the_limit_of_all_of_them(party: int) -> None:
     # since the first run, at 1.0
     limit = 1.0 + LIMIT_S + RESUME_S * party
     assert here.deadline == limit
-    # whoever is away meanwhile
+    # the other server is away meanwhile
     here.handle(Unlinked("gone"), 500.0)
     assert here.adrift and here.deadline == limit
     again = a_round(party, max_clients=4, **VOTES)

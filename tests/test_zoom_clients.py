@@ -214,5 +214,5 @@ def test_who_refuses_the_set_ends_the_round_and_is_named(pair: Pair, opened: Exi
     with pytest.raises(RoundFailed, match="client-2 votes no more: its own policy refuses"):
         clients[1].result(round_id, timeout_s=60)
     assert not clients[1]._journal.upheld
-    # what it has not voted on beyond the first vote is not spent
+    # only an update that is voted on beyond the first vote is spent
     assert int(round_id.partition("-")[0]) not in clients[1]._spent.numbers()
