@@ -193,8 +193,10 @@ def test_a_vote_that_was_told_never_runs_again(party: int) -> None:
     here.handle(Unlinked("gone"), 2.0)
     if party == 0:
         here.handle(Turn(SECOND, True), 90.0)
-    here.handle(said("running", 0, 1, vouched), 90.0)
+    # which still holds the votes before
+    here.handle(said("running", 0, 1, vouched, held={"key-a": b"m"}), 90.0)
     assert here.state is State.VOTING and here.level == 1 and not here.computed_there
+    assert not here.there
 
 
 @pytest.mark.parametrize("party", [0, 1])
