@@ -1,7 +1,7 @@
 """The path of a round of several votes: all digits that it has opened.
 
 A vote is a level of a descent (`methods.zoom`). The descents of several ranks follow one another:
-vote e is level e mod L of descent e // L. Servers and clients derive from the path alone where the
+descent e // L has vote e, as its level e mod L. Servers and clients derive from the path alone where the
 next vote's slots lie.
 """
 
