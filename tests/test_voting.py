@@ -110,7 +110,7 @@ def test_votes_last_until_the_limit_of_all_of_them(party: int) -> None:
     # since the first run, at 1.0
     limit = 1.0 + LIMIT_S + RESUME_S * party
     assert here.deadline == limit
-    # the other server is away meanwhile
+    # also while a server is away
     here.handle(Unlinked("gone"), 500.0)
     assert here.adrift and here.deadline == limit
     again = a_round(party, max_clients=4, **VOTES)
@@ -193,8 +193,10 @@ def test_a_vote_that_was_told_never_runs_again(party: int) -> None:
     here.handle(Unlinked("gone"), 2.0)
     if party == 0:
         here.handle(Turn(SECOND, True), 90.0)
-    here.handle(said("running", 0, 1, vouched), 90.0)
+    # it still holds the votes before
+    here.handle(said("running", 0, 1, vouched, held={"key-a": b"m"}), 90.0)
     assert here.state is State.VOTING and here.level == 1 and not here.computed_there
+    assert not here.there
 
 
 @pytest.mark.parametrize("party", [0, 1])

@@ -626,7 +626,7 @@ class Requests:
         said: dict[str, Any] = {"state": here.state.value, "level": here.level, "asked": asked}
         # SECURITY: a vote is told only once both servers can never run it again
         if here.state is not State.VOTING or told is None or here.level <= call.fields.after:
-            waits = here.live and not (asked or over)
+            waits = here.live and here.votes > 1 and not (asked or over)
             return None if waits else Answer(said | {"record": b"", "signature": b""})
         if key not in here.included:
             raise NotAllowed(
