@@ -83,6 +83,8 @@ POOL = 15 << 16
 PORTIONS = 14
 # Bytes of an AND while it is made: three leaky ones, and what comes of them.
 AND_BYTES = 280
+# Keys of no bits.
+NONE = np.empty(0, np.uint64)
 # Does something once, before the first message that depends on it is sent.
 Mark = Callable[[], None]
 # Takes the coordinates that are done.
@@ -242,10 +244,11 @@ class Lane:
             some = slice(done * width, (done + count) * width)
             self._make_products(proved, some, width, products)
             done += count
+            # makes room: those of the first t have their ANDs
+            proved[: done // steps] = [AuthenticatedBits.of_peer(NONE)] * (done // steps)
             report(dim * done // rows - told)
             told = dim * done // rows
         report(dim - told)
-        self._ands.forget()
         return dict(enumerate(numbers.reshape(steps, width))), committed, products
 
     def _make_products(
@@ -276,8 +279,8 @@ class Lane:
         """
         bits, count, slot = self.shape.bits - t, values.size, self._slot
         if bits == 1:
-            none = AuthenticatedBits.of_peer(np.empty(0, np.uint64))
-            return self.prover.send(values, 1), *self.verifier.receive(count, 1), none
+            at = self.prover.send(values, 1)
+            return at, *self.verifier.receive(count, 1), AuthenticatedBits.of_peer(NONE)
         at, tags = self.prover.commit(values, bits, slot)
         their_at, f = self.verifier.receive(count, bits)
         each, length = partners_of(count)

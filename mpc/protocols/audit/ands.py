@@ -165,7 +165,6 @@ class AndMaker:
         self._opener, self._portions = opener, portions
         # the word of Delta that MACs are made with
         self.delta = np.uint64(sender.delta[0])
-        self._scratch = Scratch()
 
     def products(
         self, bits: AuthenticatedBits, known: int, bucket: int | None = None
@@ -180,28 +179,16 @@ class AndMaker:
         buckets = _buckets(len(bits))
         size = bucket or bucket_size(buckets)
         leaky = size * buckets
-        factors, tests = self._memory(leaky), self._scratch.array("T", leaky)
+        factors, tests = _memory(leaky), Scratch().array("T", leaky)
         self.leaky(factors, tests)
         settle(self._channel, self._number, tests, "leaky ANDs", self._entropy)
+        # makes room
+        del tests
         seed = toss(self._channel, self._number, self._entropy)
         self._opener.mix(seed)
         found = self.combined(factors, rotations(seed, size, buckets), bits, known)
         self._opener.settle("openings of buckets of ANDs")
         return found
-
-    def forget(self) -> None:
-        """Give back the memory of all that was made."""
-        self._scratch = Scratch()
-
-    def _memory(self, leaky: int) -> Factors:
-        """Return memory for the factors of leaky ANDs."""
-        return [
-            AuthenticatedBits(
-                self._scratch.array(f"bits of {name}", leaky // 8).view(np.uint8),
-                *(self._scratch.array(f"{half} of {name}", leaky) for half in ("macs", "keys")),
-            )
-            for name in "xyz"
-        ]
 
     def leaky(self, factors: Factors, tests: Words) -> None:
         """Make leaky ANDs: write their factors and T (n,).
@@ -211,7 +198,7 @@ class AndMaker:
         """
         x, y, z = factors
         delta, tops = self.delta, np.empty(len(tests) // 64, np.uint64)
-        waiting: list[slice] = []
+        waiting, scratch = list[slice](), Scratch()
 
         def wait() -> None:
             """Finish S of the last group."""
@@ -223,7 +210,7 @@ class AndMaker:
 
         for some in _groups(len(tests), self._portions):
             own, key0, key1 = hashes = [
-                self._scratch.array(f"hash of {what}", some.stop - some.start)
+                scratch.array(f"hash of {what}", some.stop - some.start)
                 for what in ("own", "key 0", "key 1")
             ]
             self._correlated([factor[some] for factor in factors], hashes, wait)
@@ -439,6 +426,18 @@ def messages(
     for label, size in (("and.buckets", words), ("opening.digest", 0)):
         for sent in both:
             yield sent, label, np.uint64, (size + DIGEST_WORDS,)
+
+
+def _memory(leaky: int) -> Factors:
+    """Return memory for the factors of leaky ANDs."""
+    scratch = Scratch()
+    return [
+        AuthenticatedBits(
+            scratch.array(f"bits of {name}", leaky // 8).view(np.uint8),
+            *(scratch.array(f"{half} of {name}", leaky) for half in ("macs", "keys")),
+        )
+        for name in "xyz"
+    ]
 
 
 def _groups(leaky: int, portions: int) -> Iterator[slice]:
