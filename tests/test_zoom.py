@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from securemedian.mpc.arrays import PublicValues, Ring
 from securemedian.mpc.errors import ConfigError, InputError, LocalProtocolError, PeerProtocolError
 from securemedian.mpc.protocols import ring, share
-from securemedian.mpc.protocols.audit.binding import fold, vote_masks
+from securemedian.mpc.protocols.audit.binding import (
+    BUCKETS,
+    TABLES,
+    fold,
+    masks,
+    places,
+    vote_masks,
+)
 from securemedian.mpc.protocols.channel import local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, deal, histogram
 from securemedian.mpc.protocols.prg import os_entropy
@@ -219,8 +226,21 @@ def test_votes_rotate_vectors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
             histogram(j, [DealtUpload(shape, half, rotations, vote)], [1], 4, 128, 300, True)
             for j, half in enumerate(halves)
         ]
-        want = row[128:] <= np.arange(7)[:, None]
-        assert ((sums[0] + sums[1]) % 16 == want).all()
+        below = row <= np.arange(7)[:, None]
+        assert ((sums[0] + sums[1]) % 16 == below[:, 128:]).all()
+        session_id, coin, seed = bytes(16), bytes([vote] * 16), bytes([1] * 16)
+        packed = [
+            fold(j, DealtUpload(shape, half, rotations, vote), session_id, coin, seed)
+            for j, half in enumerate(halves)
+        ]
+        one, other, mask = (
+            ring.unpack(words, 4, 7 * TABLES * BUCKETS).reshape(7, TABLES, BUCKETS)
+            for words in (*packed, masks(seed, session_id, shape))
+        )
+        want = np.zeros((7, TABLES, BUCKETS), np.uint8)
+        for table, where in enumerate(places(coin, 0, 300)):
+            np.add.at(want[:, table], (slice(None), where), below.astype(np.uint8))
+        assert ((one + other - 2 * mask - want) % 16 == 0).all()
         with pytest.raises(LocalProtocolError, match="one update only"):
             own.rotations(row, vote)
     with pytest.raises(LocalProtocolError, match="one update only"):
