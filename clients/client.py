@@ -42,7 +42,7 @@ from securemedian.clients.rounds import (
 )
 from securemedian.clients.sharing import REFUSED, Sender
 from securemedian.clients.spent import Spent
-from securemedian.clients.upload import Round, check_group
+from securemedian.clients.upload import Round, check_group, number_of
 from securemedian.common.model_form import ModelForm
 from securemedian.common.policy import refuse
 from securemedian.common.status import POLICY, SERVERS, check_public_metrics
@@ -538,7 +538,7 @@ class Client(Member):
         # the round is among those made
         made = self._journal.made_within_a_day - 1
         about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
-        self.config.policy.check_round(ballot.path.params, made, *about)
+        self.config.policy.check_round(ballot.path.params, made, *about, record.released)
         if (before := self._spent.note(ballot.update, round_id)) != round_id:
             raise PolicyRefused(
                 f"{self.config.name} refuses to vote on an update in two rounds: {before}; train "
@@ -556,10 +556,16 @@ class Client(Member):
             if params.form.votes > 1 and not self.config.state_dir:
                 needs = f"round {round_id} of {params.method.name} without a state_dir, in which"
                 refuse(self.config.name, [f"{needs} it keeps its votes: set it in client.toml"])
-            policy.check_round(params, made, *about)
+            policy.check_round(params, made, *about, self._released(round_id, params, timeout_s))
         except PolicyRefused:
             self.decline(round_id)
             raise
+
+    def _released(self, round_id: str, params: RoundParams, timeout_s: float | None) -> bool:
+        """Return whether a server says that a round lifts what an earlier zoom binds clients to."""
+        votes = params.form.votes > 1 or number_of(round_id) in self._spent.numbers()
+        said = [self.ask("round", timeout_s=timeout_s, party=p).fields for p in (0, 1) if votes]
+        return any(one["round"] == round_id and one.get("released") for one in said)
 
     def decline(self, round_id: str, reason: str = POLICY) -> None:
         """Tell both servers that this client takes no part in a round, so that none waits.

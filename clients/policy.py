@@ -74,17 +74,18 @@ class ClientPolicy(Policy):
         statuses: Sequence[RoundStatus] = (),
         weight: int = 0,
         key: str = "",
+        released: bool = False,
     ) -> None:
         """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
 
         `statuses` are what each server says of the round, if `needs_statuses`. `weight` is what the
-        client states for itself, and `key` its public key.
+        client states for itself, and `key` its public key. `released` is that of `refusals`.
         """
         each = [inf if status.epsilon is None else status.epsilon for status in statuses]
         # NaN would hide the other server's
         told = [inf if isnan(epsilon) else epsilon for epsilon in each]
         listed = [status.clients for status in statuses]
-        reasons = self.refusals(params, begun, max(told, default=inf))
+        reasons = self.refusals(params, begun, max(told, default=inf), released)
         given = params.weights.get(key, 0)
         if params.weights and given != weight:
             reasons.append(

@@ -21,6 +21,7 @@ from securemedian.common.policy import (
     BOUNDED,
     COST,
     PERMITTED,
+    STANDS_OUT,
     WAY_OUT,
     Policy,
     Security,
@@ -521,6 +522,11 @@ def _say_floor(floor: int, security: str) -> None:
     methods = PERMITTED.get(Security(security), Policy().methods)
     strict = f" --security {security}" if security == Security.MALICIOUS else ""
     tell(f"security is {security}: these files allow rounds of {', '.join(methods)}{strict}")
+    if security == Security.BOUNDED:
+        tell(
+            "they allow zoom --security malicious, too; zoom without that takes the line "
+            f'zoom = "{STANDS_OUT}" in [policy] of all files'
+        )
     if security != Security.SEMI_HONEST:
         tell(f"for other methods {WAY_OUT}")
     else:

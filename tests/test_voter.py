@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import zmq
 
+from securemedian.clients.client import Client
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld
+from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.spent import Spent
 from securemedian.clients.upload import ShareHalf
 from securemedian.clients.voter import Voter
 from securemedian.common import durable
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import DIFFERENT, Receipt, Record
+from securemedian.common.status import RoundStatus
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
@@ -551,3 +554,41 @@ def test_nothing_is_spent_that_cannot_be_written(
 
 def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+# The policy, before a second vote
+
+
+def admitting(tmp_path: Path, **policy: Any) -> Any:
+    """Return the parts of a `Client` that `_admit` needs, whose servers name clients a and b."""
+    told = RoundStatus(included=["a", "b", "c"], clients=dict.fromkeys("abcd", "both"))
+    config = SimpleNamespace(name="a", weight=0, policy=ClientPolicy(**policy))
+    return SimpleNamespace(
+        config=config,
+        keys=OWN,
+        status=lambda *_: told,
+        _journal=SimpleNamespace(made_within_a_day=1),
+        _spent=Spent(tmp_path / "spent"),
+    )
+
+
+def test_an_update_is_spent_once_its_client_is_content_with_the_set(tmp_path: Path) -> None:
+    ballot = Ballot(np.zeros(DIM, np.uint32), digest("u"), START, PATH)
+    held = record(PARAMS)
+    strict = admitting(tmp_path, with_clients=["b"], without_clients=["d"])
+    strict.config.policy.at_most["rounds_per_day"] = 1
+    Client._admit(strict, ROUND, ballot, held)
+    assert strict._spent.first(digest("u")) == ROUND
+    # the same update in another round
+    with pytest.raises(PolicyRefused, match=f"two rounds: {ROUND}"):
+        Client._admit(strict, "8-3fa9c1d2", ballot, held)
+    other = replace(ballot, update=digest("v"))
+    refused = {"without d": {"with_clients": ["d"]}, "with c": {"without_clients": ["c"]}}
+    for why, policy in refused.items():
+        with pytest.raises(PolicyRefused, match=f"a round {why}"):
+            Client._admit(admitting(tmp_path, **policy), ROUND, other, held)
+    with pytest.raises(PolicyRefused, match="release True"):
+        Client._admit(admitting(tmp_path), ROUND, other, replace(held, released=True))
+    with pytest.raises(PeerProtocolError, match="names 3 clients of round .* vouches for 2"):
+        Client._admit(strict, ROUND, other, replace(held, included=KEYS[:2]))
+    assert not strict._spent.first(digest("v"))

@@ -315,3 +315,19 @@ def test_done_of_a_vote_is_of_both_servers() -> None:
     (done, *_) = [one for one in here.handle(Computed(receipt(0, digits(0))), 1.0)][1:]
     assert done == Done(ID, 1, signed(0, 0)) and here.state is State.VOTING
     assert SIGNING[0].public
+
+
+def test_s0_waits_for_s1_as_long_as_for_votes_also_with_the_last_vote() -> None:
+    """Otherwise the shorter limit of a server that is away would end the round."""
+    both = voting()
+    vote(both, *THREE[:2])
+    both.feed(1, Stored("key-c", b"v1"))
+    here = both.rounds[0]
+    assert here.state is State.VOTING and set(here.there) == set(THREE)
+    here.handle(Unlinked("gone"), 2.0)
+    here.handle(Stored("key-c", b"v1"), 3.0)
+    assert here.state is State.VOTING and here.deadline == 1.0 + LIMIT_S
+    here.handle(Turn(SECOND, True), 90.0)
+    held = dict.fromkeys(THREE, b"v1")
+    here.handle(said("voting", 1, signature=signed(1, 0), held=held), 90.0)
+    assert here.state is State.QUEUED and not here.adrift

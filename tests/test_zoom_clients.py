@@ -17,6 +17,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.policy import ClientPolicy
 from securemedian.mpc.errors import InputError, PolicyRefused, RoundFailed
 from securemedian.plugins import rounds as plugin
+from tests import zoom_rounds
 from tests.daemons import Pair, in_background, wait_until
 
 pytestmark = pytest.mark.slow
@@ -144,6 +145,12 @@ def test_a_server_that_is_killed_between_votes_costs_nothing(
     join()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_random_rounds_have_the_sorted_words(pair: Pair, seed: int) -> None:
+    """So have 2,000, by `python -m tests.zoom_rounds`."""
+    zoom_rounds.play(pair, seed)
+
+
 def test_an_update_that_was_voted_on_is_refused_in_another_round_of_votes(
     pair: Pair, opened: ExitStack
 ) -> None:
@@ -216,3 +223,23 @@ def test_who_refuses_the_set_ends_the_round_and_is_named(pair: Pair, opened: Exi
     assert not clients[1]._journal.upheld
     # only an update that is voted on beyond the first vote is spent
     assert int(round_id.partition("-")[0]) not in clients[1]._spent.numbers()
+    # of its next attempt, with other clients, a policy says whether it takes part
+    opened.close()
+    with process_of(pair, 1, policy=ClientPolicy()) as default:
+        again = str(
+            pair.caller("coordinator", "s0")
+            .ask(
+                "open",
+                params={"method": "zoom", "dim": DIM, "max_clients": 3, "min_clients": 2},
+                range={},
+                reset=False,
+                release=True,
+            )
+            .fields["round"]
+        )
+        with pytest.raises(PolicyRefused, match="release True: its \\[policy\\] allows only False"):
+            default.check_round(again)
+    allows = ClientPolicy(allowed={"release": [False, True]})
+    with process_of(pair, 2, policy=allows) as other:
+        other.check_round(again)
+    pair.caller("coordinator", "s0").ask("abort", round=again, reason="the test is over")

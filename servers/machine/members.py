@@ -109,7 +109,7 @@ def _check_vote(here: ServerRound, client: str, vote: int) -> None:
         )
     if client not in here.included:
         raise NotAllowed(
-            f"you are not among the clients that round {here.round_id} is computed on: wait for "
+            f"you are not among the clients that a round is computed on: {here.round_id}; wait for "
             "its result"
         )
 

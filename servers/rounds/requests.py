@@ -630,7 +630,7 @@ class Requests:
             return None if waits else Answer(said | {"record": b"", "signature": b""})
         if key not in here.included:
             raise NotAllowed(
-                f"you are not among the clients that round {here.round_id} is computed on: wait "
+                f"you are not among the clients that a round is computed on: {here.round_id}; wait "
                 "for its result"
             )
         signature = told.receipt.signatures[f"s{here.party}"]

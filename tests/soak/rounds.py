@@ -26,6 +26,7 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from tests.soak.audit import Audit, Ended
 from tests.soak.client import digest_of, update
@@ -39,6 +40,8 @@ METHODS = (
     Bucketed(),
     Bucketed(security="malicious"),
     Radix(),
+    Zoom(limit_s=60.0),
+    Zoom(encoding="bfloat16", security="malicious", limit_s=60.0),
     Pairwise(),
     # bounded by default
     Mean(),
