@@ -1,10 +1,11 @@
 """ANDs of authenticated bits: values, MACs, and what is found of a party that deviates."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,13 +25,14 @@ from securemedian.mpc.protocols.audit.ands import (
     rotations,
 )
 from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, masks_of
-from securemedian.mpc.protocols.audit.opening import Opener
+from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits
 from securemedian.mpc.protocols.channel import Channel, local_pair
 from securemedian.mpc.protocols.kernels import packing
 from securemedian.mpc.protocols.ot.extension import ALIGN
 from securemedian.mpc.protocols.ot.ggm import FIXED_BIT
 from securemedian.mpc.protocols.ot.leaves import Tweaked
+from securemedian.mpc.protocols.ot.softspoken import SoftSpokenSender
 from securemedian.mpc.protocols.party import Party, Session
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
@@ -173,17 +175,15 @@ def test_what_is_linear() -> None:
     a, b = (shared_bits(both, each) for each in values[:2])
     for found, want in (
         ([one ^ other for one, other in zip(a, b, strict=True)], values[0] ^ values[1]),
-        ([half.times(public) for half in a], values[0] & public),
         ([a[j].plus(j, public, both[j].delta) for j in (0, 1)], values[0] ^ public),
         ([half[100:300] for half in a], values[0, 100:300]),
         ([half[public == 1] for half in a], values[0, public == 1]),
     ):
         check_macs(both, (found[0], found[1]))
         assert (value((found[0], found[1])) == want).all()
-    own = AuthenticatedBits.of_own(values[0], a[0].macs), AuthenticatedBits.of_peer(a[1].keys)
-    assert (value(own) == values[0]).all()
-    assert not own[0].keys.any() and not own[1].macs.any()
-    assert "secrets" in repr(own[0])
+    peers = AuthenticatedBits.of_peer(a[1].keys)
+    assert (peers.keys == a[1].keys).all() and not peers.bits.any() and not peers.macs.any()
+    assert "secrets" in repr(peers)
 
 
 def test_some_of_what_is_kept() -> None:
@@ -288,6 +288,118 @@ def unpacked(words: np.ndarray, count: int) -> np.ndarray:
     return bits
 
 
+# Each case of the bits that an honest party has, beside a rogue's, from its leaky ANDs to its sign
+
+
+class Has(NamedTuple):
+    """A party in n cases: its z and random bits (bits, n), and its factors x, y and z.
+
+    Those are of one AND for each bit but the last: (size, bits - 1, n).
+    """
+
+    z: Array
+    random: Array
+    factors: Array
+
+
+def cases(bits: int, size: int, rogues: int) -> tuple[Has, Has]:
+    """Return each case of an honest party, beside each of some rogues."""
+    split = 2 * bits, 2 * bits + 2 * size * (bits - 1)
+    every = np.tile(np.arange(1 << split[1]) >> np.arange(split[1])[:, None] & 1, rogues)
+    every = every.astype(np.uint8)
+    x, y = every[split[0] :].reshape(2, size, bits - 1, -1)
+    drawn = RNG.integers(0, 2, (2 * bits + 3 * size * (bits - 1), rogues)).astype(np.uint8)
+    own = np.repeat(drawn, 1 << split[1], axis=1)
+    its = own[split[0] :].reshape(3, size, bits - 1, -1)
+    z = its[2] ^ (x ^ its[0]) & (y ^ its[1])
+    return (
+        Has(every[:bits], every[bits : split[0]], np.stack([x, y, z])),
+        Has(own[:bits], own[bits : split[0]], its),
+    )
+
+
+def add(one: Array, other: Array) -> Array:
+    """Return the top bit of the sum of numbers, (bits, n)."""
+    weights = 1 << np.arange(len(one))
+    return np.asarray((weights @ one + weights @ other) >> len(one) - 1 & 1)
+
+
+def unbalanced(honest: int, bits: int, size: int, lie: int, guessed: Sequence[str]) -> bool:
+    """Return whether what a rogue sees before a sign depends on the honest party's number.
+
+    It knows the `guessed` bits of the honest party's leaky ANDs, and lies in opening `lie`.
+    """
+    rogues, pair = 4, recorders()
+    both, (its, own) = makers(pair), cases(bits, size, rogues)
+    has = (its, own) if honest == 0 else (own, its)
+    n, masked = its.z.shape[1], [each.z ^ each.random for each in has]
+
+    def with_macs(values: Array) -> AuthenticatedBits:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        return AuthenticatedBits(flat, *np.zeros((2, flat.size), np.uint64))
+
+    def run(j: int) -> Array:
+        both[j]._opener = Keeping(pair[j], j, bytes(32))
+        factors, k = [with_macs(each) for each in has[j].factors], with_macs(has[j].random[:-1])
+        w, x = both[j].combined(factors, [0] * size, k, n)
+        carry = Carry.zero(n)
+        for t in range(bits - 1):
+            some = k[t * n : t * n + n]
+            added = [pack_bits(d[t]) for d in (masked[j], masked[1 - j])]
+            of_w = [(slice(0, n), w[t * n : t * n + n])]
+            of_x = [(slice(0, n), x[t * n - n : t * n])] if t else of_w
+            told = Carry(carry.bits.copy(), carry.macs, carry.keys)
+            if j != honest and t == lie:
+                told.bits[:] = ~told.bits
+            opened = both[j].opened(told, some, of_x) if t else None
+            both[j].carried(carry, some, (added[0], added[1]), of_w, of_x, opened)
+        sign = unpacked(carry.bits, n) ^ has[j].random[-1]
+        return np.asarray(sign ^ (masked[0] ^ masked[1])[-1] if j == 0 else sign)
+
+    signs = run_both(run)
+    # the share of a sign that the honest party opens is what the output says
+    assert lie or ((signs[0] ^ signs[1]) == add(its.z, own.z)).all()
+    heard = [
+        unpacked(words[:-DIGEST_WORDS], words.size * 64 - 256).reshape(-1, n)
+        for label, words in pair[1 - honest].received
+        if label in {"and.buckets", "and.openings"}
+    ]
+    x, y, _ = its.factors
+    known = [{"x": x, "y": y}[name[0]][int(name[1])] for name in guessed]
+    seen = np.concatenate([masked[honest], *heard, *known])
+    index = np.zeros(n, np.int64)
+    for column in seen:
+        index = 2 * index + column
+    who = np.repeat(np.arange(rogues), n // rogues)
+    views = np.unique(np.stack([who, index]), axis=1, return_inverse=True)[1].reshape(-1)
+    numbers = (1 << np.arange(bits)) @ its.z
+    counts = np.bincount(views << bits | numbers, minlength=(views.max() + 1) << bits)
+    return bool(np.ptp(counts.reshape(-1, 1 << bits), axis=1).any())
+
+
+@pytest.mark.parametrize("honest", [0, 1])
+@pytest.mark.parametrize(
+    ("bits", "size", "lie", "guessed", "told"),
+    [
+        (3, 2, 0, [], False),
+        # a row's x, which a wrong table guesses
+        (3, 2, 0, ["x0"], False),
+        (3, 2, 0, ["x1"], False),
+        (3, 2, 0, ["x0", "x1"], True),
+        # no table guesses y, and that of the first row masks k
+        (3, 2, 0, ["y0"], True),
+        # a wrong opening is found before a sign, but after the next opening
+        (4, 1, 1, [], False),
+        (4, 1, 0, ["x0"], True),
+    ],
+)
+def test_a_number_is_hidden_in_each_case_until_a_sign_is_opened(
+    honest: int, bits: int, size: int, lie: int, guessed: list[str], told: bool
+) -> None:
+    """Count all cases: each view of a rogue comes of each number as often."""
+    assert unbalanced(honest, bits, size, lie, guessed) == told
+
+
 @pytest.mark.parametrize(
     "check", [tables_received, tops_opened, buckets_received, openings_received]
 )
@@ -341,6 +453,39 @@ def test_a_wrong_table_is_found_where_the_peers_x_is_1(bit: int) -> None:
     assert (same == (honest.x == 0)).all() and 0.4 < same.mean() < 0.6
     x, y, z = (getattr(honest, name) ^ getattr(rogue, name) for name in "xyz")
     assert (z[same] == (x & y)[same]).all()
+
+
+@pytest.mark.parametrize("lie", ["own y", "top", "top and d", "OTs of y", "OTs of r"])
+def test_no_lie_tells_whether_y_is_1(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong, T_0 ^ T_1 is a function of both x and of what the rogue knows.
+
+    So y, which masks k, cannot be guessed. OTs that are wrong pass here without a guess of Delta.
+    """
+    both, due = list[AndMaker](), [lie == "OTs of y", lie == "OTs of r"]
+
+    def change(label: str, array: np.ndarray) -> None:
+        # those of x have more rows, and those of the check come last
+        if label == "ot.corrections" and len(array) == 15 and due:
+            array[:] = ~array if due.pop(0) else array
+        elif label == "and.tables" and lie == "own y":
+            array ^= both[1].delta
+        elif label == "and.tables" and lie.startswith("top"):
+            array ^= np.uint64(1 << 63)
+        elif label == "and.tops" and lie == "top and d":
+            array[:] = ~array
+
+    def verify(self: SoftSpokenSender) -> None:
+        with suppress(PeerProtocolError):
+            true_verify(self)
+
+    true_verify = SoftSpokenSender.verify
+    monkeypatch.setattr(SoftSpokenSender, "verify", verify)
+    both += makers(lying(change))
+    honest, rogue = leaky(both)
+    apart, seen = honest.tests ^ rogue.tests, 2 * honest.x + rogue.x
+    assert apart.any()
+    for each in range(4):
+        assert len(set(apart[seen == each].tolist())) == 1
 
 
 def test_a_wrong_bit_d_is_always_found() -> None:

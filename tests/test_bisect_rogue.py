@@ -11,11 +11,12 @@ from securemedian.mpc.protocols.audit.opening import Opener
 from securemedian.mpc.protocols.channel import Channel
 from tests.parties import run_both
 from tests.rogue.attacks import entropy
-from tests.rogue.bisecting import PLACES, ROWS, Signs, spy, told_fold
+from tests.rogue.bisecting import OF_PRODUCTS, PLACES, ROWS, Signs, spy, told_fold
 from tests.rogue.hooks import Array
 from tests.test_bisect import RNG, Round, rogue_run
 
 DIM = 4096
+ALL = ROWS | OF_PRODUCTS
 
 
 def digits(buckets: Array, steps: int) -> Array:
@@ -51,13 +52,13 @@ def attack(
     replace = partial(replaced, monkeypatch)
     spoils, errors = spy(replace, rogue), dict[int, BaseException]()
     if name:
-        ROWS[name][0](replace, rogue)
+        ALL[name][0](replace, rogue)
     rogue_run(round_, errors)
     return beyond(round_, spoils, 2), errors
 
 
 @pytest.mark.parametrize("rogue", [0, 1])
-@pytest.mark.parametrize("name", ["", *ROWS])
+@pytest.mark.parametrize("name", ["", *ALL])
 def test_a_rogue_server_learns_the_digits_of_the_median_alone(
     name: str, rogue: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_rogue_server_learns_the_digits_of_the_median_alone(
     assert learnt == 0
     if name:
         said = errors[1 - rogue]
-        assert isinstance(said, PeerDeviated) and ROWS[name][1] in str(said)
+        assert isinstance(said, PeerDeviated) and ALL[name][1] in str(said)
     else:
         assert not errors
 

@@ -308,6 +308,26 @@ def _buckets(true: Any, self: AndMaker, leaky: Any, *given: Any) -> Any:
     return true(self, leaky, *given)
 
 
+def _another_bit(true: Any, self: AndMaker, leaky: Any, turns: Any, k: Any, known: int) -> Any:
+    """Make ANDs of another random bit than the one that was proved, the first and the last time."""
+    bits = k.bits.copy()
+    bits[[0, -1]] ^= 1
+    return true(self, leaky, turns, AuthenticatedBits(bits, k.macs, k.keys), known)
+
+
+def _another_place(true: Any, self: AndMaker, leaky: Any, turns: Any, k: Any, known: int) -> Any:
+    """Make ANDs of the bits of the next coordinates, with the MACs of these."""
+    own = (np.roll(k.bits, -1), np.roll(k.macs, -1), k.keys)
+    return true(self, leaky, turns, AuthenticatedBits(*own), known)
+
+
+def _last_mask(true: Any, self: Opener, label: str, mine: Array, *given: Any) -> Any:
+    """Open another x ^ a of the last product of bits that are known."""
+    lie = mine.copy()
+    lie[-1:] ^= np.uint64((label == "and.buckets") << 63)
+    return true(self, label, lie, *given)
+
+
 def _coin(replace: Replace, rogue: int) -> None:
     """Wait for the peer's half of the coin, and open another than was committed to."""
 
@@ -363,4 +383,11 @@ ROWS: dict[str, tuple[Deviation, str]] = {
     "cancel": (_cancel, "random bits 0 of lane"),
     "blocks": (_by(Prover, "_commit", _wrong_blocks), "random bits"),
     "buckets": (_by(AndMaker, "combined", _buckets), "buckets of ANDs"),
+}
+
+# those that are not run between daemons
+OF_PRODUCTS: dict[str, tuple[Deviation, str]] = {
+    "another-bit": (_by(AndMaker, "combined", _another_bit), "buckets of ANDs"),
+    "another-place": (_by(AndMaker, "combined", _another_place), "buckets of ANDs"),
+    "last-mask": (_by(Opener, "exchange", _last_mask), "buckets of ANDs"),
 }

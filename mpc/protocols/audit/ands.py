@@ -143,7 +143,7 @@ def bucket_size(count: int) -> int:
 
 
 class AndMaker:
-    """The maker of authenticated triples, and of products with them, of one party on one lane."""
+    """The maker of leaky ANDs, and of `products` with them, of one party on one lane."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class AndMaker:
             self._opener.add_macs(*proved)
         return w, free
 
-    def _deltas(self) -> tuple["_Half", "_Half"]:
+    def _deltas(self) -> tuple[_Half, _Half]:
         """Return what MACs, and then keys, are changed by."""
         none, every = np.uint64(0), np.uint64(2**64 - 1)
         if self._number == 0:

@@ -36,11 +36,6 @@ class AuthenticatedBits:
     keys: Words
 
     @classmethod
-    def of_own(cls, bits: Bits, macs: Words) -> Self:
-        """Return bits that this party alone knows, as what it holds of them."""
-        return cls(bits, macs, np.zeros_like(macs))
-
-    @classmethod
     def of_peer(cls, keys: Words) -> Self:
         """Return bits that the peer alone knows, as what this party holds of them."""
         return cls(np.zeros(keys.shape, np.uint8), np.zeros_like(keys), keys)
@@ -70,11 +65,6 @@ class AuthenticatedBits:
     def __getitem__(self, chosen: Any) -> Self:
         """Return some of the bits, as numpy's arrays are indexed."""
         return type(self)(*(array[chosen] for array in self.arrays))
-
-    def times(self, public: Bits) -> Self:
-        """Return the products with public bits."""
-        mask = masks_of(public)
-        return type(self)(self.bits & public, self.macs & mask, self.keys & mask)
 
     def plus(self, number: int, public: Bits, delta: np.uint64) -> Self:
         """Return the sums with public bits, at party `number`, whose word of Delta is `delta`.

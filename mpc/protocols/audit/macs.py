@@ -27,7 +27,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from securemedian.mpc.arrays import Ring, Words
 from securemedian.mpc.errors import LocalProtocolError
@@ -68,11 +67,6 @@ def per_block(bits: int) -> int:
 def blocks_of(count: int, bits: int) -> int:
     """Return how many AES blocks of each leaf `count` elements take."""
     return -(-count // per_block(bits))
-
-
-def message(count: int, bits: int) -> tuple[str, DTypeLike, tuple[int, ...]]:
-    """Return the label, dtype and shape of what a prover sends of `count` values, for `plan`."""
-    return "mac.values", np.uint64, (ring.packed_words(MAC_BITS // TREE_BITS * count, bits),)
 
 
 def slot_of(bits: int) -> int:
@@ -296,16 +290,8 @@ class Verifier(_End):
         # all ones where a bit of Delta is 1
         self._masks = np.uint16(0) - session.delta[:mac_bits].astype(np.uint16)
 
-    def accept(self, count: int, bits: int, slot: int | None = None) -> Words:
-        """Return the keys (K, n) of what the prover commits to, packed as its tags are."""
-        at, f = self.receive(count, bits)
-        slot = slot or slot_of(bits)
-        out = self.empty(count, slot)
-        self._keys(at, self.opened(f, count, bits), 0, bits, slot, out)
-        return out
-
     def receive(self, count: int, bits: int) -> tuple[int, Words]:
-        """Do as `accept` does, but leave the keys to `keys`: return the position, and f packed."""
+        """Return the position and f, packed, of what the prover commits to: `keys` takes both."""
         words = ring.packed_words(self.mac_bits // TREE_BITS * count, bits)
         return self._next(count, bits), self._channel.recv("mac.values", np.uint64, (words,))
 
@@ -322,15 +308,12 @@ class Verifier(_End):
     def keys(
         self, at: int, f: Ring, first: int, bits: int, out: Words, slot: int | None = None
     ) -> None:
-        """Write keys again: those of the elements from a position on, as `Prover.tags` does.
+        """Write the keys (K, n) of the elements from a position on, packed as `Prover.tags` are.
 
         Their f are those from column `first` on.
         """
-        self._keys(at, f, first, bits, slot or slot_of(bits), out)
-
-    def _keys(self, at: int, f: Ring, first: int, bits: int, slot: int, out: Words) -> None:
         masks = self._masks.astype(ring.dtype(bits))
-        self._expander.keys(at, bits, masks, f, first, slot, out)
+        self._expander.keys(at, bits, masks, f, first, slot or slot_of(bits), out)
 
     def constant(self, values: Ring) -> Ring:
         """Return Delta_c a (e, n) for public a (n,), which is added to the keys of x for x + a."""
