@@ -239,7 +239,8 @@ def test_votes_rotate_vectors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         )
         want = np.zeros((7, TABLES, BUCKETS), np.uint8)
         for table, where in enumerate(places(coin, 0, 300)):
-            np.add.at(want[:, table], (slice(None), where), below.astype(np.uint8))
+            for found, ones in zip(want[:, table], below, strict=True):
+                np.add.at(found, where, ones.astype(np.uint8))
         assert ((one + other - 2 * mask - want) % 16 == 0).all()
         with pytest.raises(LocalProtocolError, match="one update only"):
             own.rotations(row, vote)
