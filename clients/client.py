@@ -13,6 +13,7 @@ this also holds for a client that is restarted.
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ class Client(Member):
             folder = Folder(self._journal, self)
             self._tenders += [
                 folder,
-                Voter(self._journal, self, folder, self._admit, self.decline),
+                Voter(self._journal, self, folder, self._admit, self._spend, self.decline),
             ]
         for tender in self._tenders:
             tender.tend()
@@ -515,7 +516,13 @@ class Client(Member):
 
     def _check_unspent(self, current: Round, update: bytes) -> None:
         """Raise InputError if a round of several votes is given an update that was voted on."""
-        if current.params.form.votes > 1 and (before := self._spent.first(update)):
+        if current.params.form.votes == 1:
+            return
+        ballots = {name: upheld.ballot for name, upheld in self._journal.upheld.items()}
+        if any(one and one.update == update for one in ballots.values()):
+            # that round may have ended
+            self._tend()
+        if before := self._spent.first(update):
             raise InputError(
                 f"an update for round {current.round_id} that was voted on in another round: "
                 f"{before}; train again, because a second vote on it would tell more"
@@ -545,6 +552,18 @@ class Client(Member):
                 "again"
             )
 
+    def _spend(self, round_id: str, ballot: Ballot) -> None:
+        """Note the update of a round that has ended, unless both servers say nothing was opened.
+
+        SECURITY: a digit of it may have been told to others.
+        """
+        opened = "maybe"
+        with suppress(SecureMedianError):
+            said = {self.status(round_id, 0.0, party).opened for party in (0, 1)}
+            opened = "nothing" if said == {"nothing"} else opened
+        if opened != "nothing":
+            self._spent.note(ballot.update, round_id)
+
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
         policy, statuses = self.config.policy, []
@@ -572,6 +591,10 @@ class Client(Member):
 
         `reason` is a code of `status.DECLINED`; servers of release 1.0 are told none.
         """
+        upheld = self._journal.upheld.get(round_id)
+        if upheld and (ballot := upheld.ballot):
+            # SECURITY: what it has sent may be opened all the same
+            self._spent.note(ballot.update, round_id)
         self._sender.abandon(round_id)
         # S1 first, because S0 may close the round at once
         for party in (1, 0):

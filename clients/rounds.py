@@ -145,7 +145,9 @@ class Lookup:
     def _forget_ended(self, latest: str, timeout_s: float | None) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""
         for round_id in self._journal.rounds:
-            if round_id == latest:
+            upheld = self._journal.upheld.get(round_id)
+            if round_id == latest or (upheld and upheld.ballot):
+                # `Voter` lets go of votes
                 continue
             try:
                 state = self._member.status(round_id, timeout_s).state

@@ -7,7 +7,8 @@ next digits of its update, until the round ends.
 SECURITY: a client asks both servers itself. It votes once after each vote, and only if both have
 signed the same record. This must be of the round and the set of clients that it knows, of the next
 level, and of all digits that it was told. Before its second vote it applies its policy to that set,
-and notes the update for good (`clients.spent`). It keeps a vote before it sends it.
+and notes the update for good (`clients.spent`), also if the round ends before that and may have
+opened a digit. It keeps a vote before it sends it.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +48,8 @@ class Voter:
     """Votes in the rounds of several votes in `journal`, whenever somebody waits.
 
     `admit` raises PolicyRefused unless this client votes on among those whom a record includes.
-    `decline` tells both servers that it does not, with a code of `status.DECLINED`.
+    `spend` notes the update of a round that has ended before. `decline` tells both servers that it
+    does not vote on, with a code of `status.DECLINED`.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class Voter:
         member: Member,
         folder: Folder,
         admit: Callable[[str, Ballot, Record], None],
+        spend: Callable[[str, Ballot], None],
         decline: Callable[[str, str], None],
     ) -> None:
         self._journal, self._member, self._folder = journal, member, folder
-        self._admit, self._decline = admit, decline
+        self._admit, self._spend, self._decline = admit, spend, decline
         # the round, vote and server of votes that are there
         self._sent: set[tuple[str, int, int]] = set()
 
@@ -102,12 +105,13 @@ class Voter:
                 self._let_go(round_id)
                 return False
             if told.fields["level"] == own and not told.fields["asked"]:
+                # one server may have the fold that the other lacks
+                self._fold(round_id, upheld, ballot)
                 return False
             said.append(told)
         levels = [told.fields["level"] for told in said]
         if levels == [own, own]:
-            # SECURITY: masks that no server has would hide nothing
-            return ballot.path.params.form.audited and self._folder.answer(round_id, upheld)
+            return self._fold(round_id, upheld, ballot)
         if levels != [own + 1, own + 1]:
             raise _contradiction(round_id, f"S0 and S1 are at the levels {levels}, not {own + 1},")
         after = self._after(round_id, ballot, said)
@@ -120,6 +124,11 @@ class Voter:
             raise
         self._member.report(f"round {round_id}: level {own + 2} of {upheld.shape.votes}")
         return True
+
+    def _fold(self, round_id: str, upheld: Upheld, ballot: Ballot) -> bool:
+        """Answer for the present vote where a server asks, and return whether that was done."""
+        # SECURITY: masks that no server has would hide nothing
+        return ballot.path.params.form.audited and self._folder.answer(round_id, upheld)
 
     def _send(self, round_id: str, upheld: Upheld, ballot: Ballot) -> None:
         """Send the present vote to each server that may lack it; `Sender` sends the first one."""
@@ -182,6 +191,9 @@ class Voter:
         return after
 
     def _let_go(self, round_id: str) -> None:
+        upheld = self._journal.upheld.get(round_id)
+        if upheld and (ballot := upheld.ballot) and not ballot.record:
+            self._spend(round_id, ballot)
         self._journal.let_go(round_id)
         self._folder.forget(round_id)
         self._sent = {vote for vote in self._sent if vote[0] != round_id}

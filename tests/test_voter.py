@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
+from securemedian.clients.rounds import Lookup
 from securemedian.clients.spent import Spent
 from securemedian.clients.upload import ShareHalf
 from securemedian.clients.voter import Voter
@@ -70,6 +71,7 @@ class TwoServers:
         self.folds: list[tuple[int, bytes]] = []
         self.said: list[str] = []
         self.declined: list[str] = []
+        self.spent: list[bytes] = []
         self.state, self.asking = "voting", False
         # raised by requests of a name, by server
         self.fails: dict[tuple[str, int], SecureMedianError] = {}
@@ -85,6 +87,9 @@ class TwoServers:
 
     def decline(self, round_id: str, reason: str) -> None:
         self.declined.append(reason)
+
+    def spend(self, round_id: str, ballot: Ballot) -> None:
+        self.spent.append(ballot.update)
 
     def open(self) -> None:
         """Open the present vote: the digits of the median."""
@@ -151,7 +156,7 @@ def record(params: RoundParams, **changed: Any) -> Record:
     return Record(**(about | {"start": START, "opened": b"", "runs": 3} | changed))
 
 
-def made(journal: Journal, params: RoundParams = PARAMS) -> Submission:
+def made(journal: Journal, params: RoundParams = PARAMS, confirmed: bool = True) -> Submission:
     """Return a first vote that both servers have, with all that the others are made of."""
     assert (shape := params.form.dealing)
     draw = journal.draw(ROUND, params.digest, 0)
@@ -163,14 +168,15 @@ def made(journal: Journal, params: RoundParams = PARAMS) -> Submission:
     half = ShareHalf("rotations", rotations)
     found = Submission(ROUND, params.digest, START, bytes(32), (half, half), upheld=upheld)
     journal.keep(found)
-    journal.confirm(found)
+    if confirmed:
+        journal.confirm(found)
     return found
 
 
 def voter_of(journal: Journal, both: TwoServers) -> Voter:
     member: Any = both
     folder = Folder(journal, member)
-    return Voter(journal, member, folder, lambda *_: None, both.decline)
+    return Voter(journal, member, folder, lambda *_: None, both.spend, both.decline)
 
 
 @pytest.fixture
@@ -248,6 +254,7 @@ LIES: dict[str, Any] = {
     "a level before": at(0)(lambda _, t: replaced(t, level=-1)),
     "other digits": at(0)(lambda _, t: replaced(t, {"digits": PATH.last})),
     "no digits": at(0)(lambda _, t: replaced(t, {})),
+    "digits of another kind": at(0)(lambda _, t: replaced(t, {"digits": np.zeros(1, np.float64)})),
     "digits of another length": at(0)(lambda _, t: replaced(t, {"digits": np.zeros(9, np.uint64)})),
     "no record": at(0, 1)(lambda _, t: replaced(t, record=b"")),
     "no answer": at(1)(lambda _, t: replaced(t, asked=0)),
@@ -362,6 +369,35 @@ def test_a_client_lets_go_of_a_round_that_is_over_for_it(
     both.fails["level", 0] = error("left out")
     voter_of(journal, both).tend()
     assert not journal.upheld and not both.votes and not both.declined
+    # others may have been told its first digit
+    assert both.spent == [bytes(32)]
+
+
+def test_an_upload_whose_answer_is_lost_is_spent_before_it_is_forgotten(
+    tmp_path: Path, both: TwoServers
+) -> None:
+    journal, member = Journal(tmp_path), cast(Any, both)
+    made(journal, confirmed=False)
+    member.status = lambda *_: RoundStatus(state="failed", opened="maybe")
+    both.fails["level", 0] = RoundFailed("a vote did not come in time")
+    lookup, voter = Lookup(member, journal), voter_of(journal, both)
+    lookup._forget_ended("8-3fa9c1d2", None)
+    voter.tend()
+    lookup._forget_ended("8-3fa9c1d2", None)
+    assert both.spent == [bytes(32)] and not journal.upheld and not journal.rounds
+    journal.close()
+
+
+def test_an_update_of_a_round_that_ends_later_is_spent_already(
+    journal: Journal, both: TwoServers
+) -> None:
+    both.fails["upload", 1] = ServerUnreachable("away")
+    voter = voter_of(journal, both)
+    voter.tend()
+    both.fails["level", 0] = RoundFailed("a vote did not come in time")
+    both.fails.pop(("upload", 1))
+    voter.tend()
+    assert not journal.upheld and not both.spent
 
 
 def test_nothing_is_sent_of_a_vote_that_cannot_be_kept(
@@ -398,7 +434,7 @@ def test_who_refuses_the_set_declines_and_sends_nothing(journal: Journal, both: 
         raise PolicyRefused("a round without hospital-b")
 
     member: Any = both
-    voter = Voter(journal, member, Folder(journal, member), refuse, both.decline)
+    voter = Voter(journal, member, Folder(journal, member), refuse, both.spend, both.decline)
     voter.tend()
     assert both.declined == ["policy"] and not both.votes
     assert both.said == [f"round {ROUND} ends, and has no result: a round without hospital-b"]
@@ -446,6 +482,26 @@ def test_a_client_folds_nothing_where_no_server_has_masks(
     both.paths = both.paths[:1]
     voter_of(journal, both).tend()
     assert not both.folds and not both.votes
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_server_that_lacks_a_fold_gets_it_later(tmp_path: Path, lacks: int) -> None:
+    """The other one has it, and does not ask."""
+    both, journal = TwoServers(AUDITED), Journal(tmp_path)
+    made(journal, AUDITED)
+    both.lie = lambda p, t: replaced(t, level=0, asked=p == lacks)
+    both.paths = both.paths[:1]
+    asked = both.ask
+
+    def ask(op: str, *given: Any, **options: Any) -> wire.Message:
+        told = asked(op, *given, **options)
+        here = options["party"] != lacks or bool(both.folds)
+        return wire.Message(op, told.fields | {"folded": here}) if op == "bound" else told
+
+    both.ask = ask  # type: ignore[method-assign]
+    voter_of(journal, both).tend()
+    assert [party for party, _ in both.folds] == [lacks]
+    journal.close()
 
 
 @pytest.mark.parametrize("party", [0, 1])
@@ -557,6 +613,20 @@ def _full(*_: object) -> None:
 
 
 # The policy, before a second vote
+
+
+@pytest.mark.parametrize("opened", [("nothing", "nothing"), ("nothing", "maybe"), ("maybe",)])
+def test_an_update_is_spent_unless_both_servers_say_that_nothing_was_opened(
+    tmp_path: Path, opened: tuple[str, ...]
+) -> None:
+    def status(_: str, timeout_s: float, party: int) -> RoundStatus:
+        if party == len(opened):
+            raise ServerUnreachable("away")
+        return RoundStatus(opened=opened[party])
+
+    client: Any = SimpleNamespace(status=status, _spent=Spent(tmp_path / "spent"))
+    Client._spend(client, ROUND, Ballot(np.zeros(DIM, np.uint32), digest("u"), START, PATH))
+    assert bool(client._spent.first(digest("u"))) is (set(opened) != {"nothing"})
 
 
 def admitting(tmp_path: Path, **policy: Any) -> Any:
