@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from securemedian.operating import keygen
 from securemedian.servers import config
 from securemedian.servers.config import CohortTable, EngineConfig
 from securemedian.servers.network.control import Failed, Open, Opened
-from securemedian.servers.rounds.register import HOUR_S
+from securemedian.servers.rounds.register import HOUR_S, ROUNDS_RETAINED
 from securemedian.servers.storage.database import Bound
 from securemedian.servers.storage.store import Store
 from tests.daemons import Pair, running, wait_until
@@ -441,6 +442,27 @@ def test_other_clients_after_a_zoom_need_a_line(tmp_path: Path, party: int, meth
     assert f"s{party} refuses release True: its [policy] allows only False" in said
     assert "release = [false, true] in [policy.allowed]" in said
     assert not asked(bold, forgets=False) and not asked(bold, forgets=True)
+
+
+@pytest.mark.parametrize(("number", "refused"), [(1, True), (2, False)])
+def test_rounds_of_one_vote_do_not_push_a_zoom_out_of_mind(
+    tmp_path: Path, number: int, refused: bool
+) -> None:
+    """Four later rounds that ran are all that is retained: the first may be of its number."""
+    params = RoundParams.from_dict(ZOOM | {"method": "radix"})
+    server = Server(1, tmp_path, params, policy=Policy())
+    register, database = server.rounds.register, server.store.database
+    with database.transaction():
+        database.bind(DEFAULT_COHORT, Bound(1, frozenset(server.keys), "", "a" * 64))
+    given = params.to_dict(), bytes(16), True, False, START
+    for place in range(ROUNDS_RETAINED):
+        of = 1 if place else number
+        entry = register.admit(Open(f"{of}-0000000{place}", of, *given), params, RunState())
+        entry.server_round = replace(entry.server_round, ran=True)
+        register._entries[entry.server_round.round_id] = entry
+    again = Open("1-0000000b", 1, *given, release=True)
+    with pytest.raises(PolicyRefused) if refused else nullcontext():
+        register.admit(again, params, RunState())
 
 
 @pytest.mark.parametrize("party", [0, 1])

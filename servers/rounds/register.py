@@ -287,14 +287,16 @@ class Register:
     def _releases_votes(self, asked: Open) -> bool:
         """Return whether a round lifts what a round of several votes binds it to.
 
-        SECURITY: one that is not retained any more may have had several.
+        SECURITY: one that is not retained any more may have had several. The earliest retained
+        tells whether one of this number may be.
         """
         bound = self._store.database.bound(asked.cohort)
         if not (asked.release and bound.clients and bound.number == asked.number):
             return False
         known = [one.server_round for one in self.rounds_of(asked.cohort)]
         ran = [one.votes for one in known if one.ran and one.number == asked.number]
-        return not ran or max(ran) > 1
+        forgotten = len(known) >= ROUNDS_RETAINED and known[0].number == asked.number
+        return forgotten or not ran or max(ran) > 1
 
     def _check_votes(self, asked: Open, params: RoundParams) -> None:
         """Raise ConfigError or NotStored unless this server can hold a round of several votes."""
