@@ -45,7 +45,7 @@ ENCODINGS: list[dict[str, Any]] = [
     {},
     {"encoding": "bfloat16"},
     {"encoding": "fixed", "word_bits": 13, "fraction_bits": 4},
-    {"encoding": "fixed", "word_bits": 2, "fraction_bits": 0},
+    {"encoding": "fixed", "word_bits": 5, "fraction_bits": 0},
     {"encoding": "fixed", "word_bits": 64, "fraction_bits": 30},
 ]
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3.4e38, -3.4e38, np.inf, -np.inf])
@@ -396,6 +396,8 @@ def test_options_of_other_methods_are_refused_by_name(name: str) -> None:
         ({"limit_s": 0.0}, "invalid limit_s"),
         ({"limit_s": 604801.0}, "invalid limit_s"),
         ({"check_bits": 39}, "invalid check_bits"),
+        # one vote has no digits to vote within, and its last slots would be beyond the words
+        ({"encoding": "fixed", "word_bits": 4, "fraction_bits": 0}, "too few word_bits .*: 4;"),
         ({"encoding": "unit"}, "invalid encoding"),
         ({"security": "bounded"}, "invalid security"),
         ({"quantiles": [0.0]}, "invalid quantile"),

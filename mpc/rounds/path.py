@@ -79,11 +79,13 @@ class Path:
     def with_last(self, packed: Words) -> Self:
         """Return the path with the next vote's digits as `last` packs them.
 
-        Raises PeerProtocolError for another number of words.
+        Raises PeerProtocolError for anything but that many words.
         """
         bits, dim = self._zoom.slot_bits, self.params.dim
-        if packed.shape != (wanted := (ring.packed_words(dim, bits),)):
-            raise PeerProtocolError(f"the digits are {packed.shape} words, not {wanted}")
+        if packed.shape != (wanted := (ring.packed_words(dim, bits),)) or packed.dtype != np.uint64:
+            raise PeerProtocolError(
+                f"the digits are {packed.shape} of {packed.dtype}, not {wanted} words"
+            )
         return self.after(PublicValues(ring.unpack(packed, bits, dim)[None]))
 
     @property

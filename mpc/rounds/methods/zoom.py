@@ -105,6 +105,11 @@ class Zoom(Method):
             raise ConfigError(f"invalid slots: {quoted(self.slots)}; give 4, 8 or 16")
         check_number("limit_s", self.limit_s, 0, WEEK, "more than 0 and at most a week")
         check_whole("check_bits", self.check_bits, 40, 128)
+        if self.levels == 1:
+            raise ConfigError(
+                f"too few word_bits for a second vote: {self.word_bits}; give more than "
+                f"{self.slot_bits}, or take bucketed"
+            )
         votes = self.levels * max(1, len(self.ranks) + len(self.quantiles))
         if votes > MAX_VOTES:
             raise ConfigError(
