@@ -123,9 +123,15 @@ class Wait:
 
 
 def clock(left_s: float) -> str:
-    """Return the time of day in so many seconds, with the day if it is far."""
+    """Return the time of day in so many seconds, with the day if it is far.
+
+    A server may say any number of them, also one for which no time exists.
+    """
     form = "%H:%M:%S" if left_s < DAY_S else "%H:%M on %d %B"
-    return time.strftime(form, time.localtime(time.time() + left_s))
+    try:
+        return time.strftime(form, time.localtime(time.time() + left_s))
+    except (ValueError, OverflowError, OSError):
+        return f"in {left_s:g} seconds"
 
 
 def console(stderr: bool = False, width: int = 0) -> "Console":

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,11 @@ def test_a_round_of_several_votes_says_which_and_whom_it_waits_for() -> None:
     assert replace(told, lacking=[]).of_levels.startswith("level 3 of 8, waiting for both servers")
     assert replace(told, state="running").of_levels == "level 3 of 8"
     assert RoundStatus(state="voting").of_levels == ""
+    # whatever a server says
+    for left_s in (math.nan, math.inf, 1e300, -1e18):
+        assert replace(told, deadline_in_s=left_s).of_levels.endswith(
+            f"until in {left_s:g} seconds"
+        )
     console = terminal.console(width=100)
     with console.capture() as shown:
         console.print(coordinator_cli._table(told))
