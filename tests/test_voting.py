@@ -1,25 +1,42 @@
 """The state `voting`, in which a round takes a vote within digits that were told."""
 
 import json
+import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from securemedian.common.states import State
-from securemedian.mpc.errors import BadUpload, NotAllowed, RoundClosed
+from securemedian.mpc.errors import BadUpload, NotAllowed, RoundClosed, SecureMedianError
 from securemedian.servers.machine.events import (
+    CheckEnded,
     CloseAsked,
     Computed,
     Declined,
+    Effect,
+    Event,
+    Interrupted,
     Overdue,
     Stored,
     Turn,
     Unlinked,
     Use,
 )
-from securemedian.servers.machine.round import ChecksNow
+from securemedian.servers.machine.round import SESSIONS, ChecksNow
 from securemedian.servers.machine.step import use
-from securemedian.servers.network.control import Again, Check, Compute, Done, Ready, Resume
+from securemedian.servers.network.control import (
+    Again,
+    Check,
+    Close,
+    Compute,
+    Done,
+    Held,
+    Ready,
+    Resume,
+    Uploaded,
+    Verdicts,
+)
 from tests.test_round_state import (
     AUDITED_VOTES,
     FIRST,
@@ -331,3 +348,98 @@ def test_s0_waits_for_s1_as_long_as_for_votes_also_with_the_last_vote() -> None:
     held = dict.fromkeys(THREE, b"v1")
     here.handle(said("voting", 1, signature=signed(1, 0), held=held), 90.0)
     assert here.state is State.QUEUED and not here.adrift
+
+
+# A server whose peer says anything
+
+
+def next_of(here: Here, rng: random.Random) -> Event | None:
+    """Return what brings a round on: of this server, or of one that follows the protocol."""
+    other, level, attempt = 1 - here.party, here.level, here.attempt
+    held, both = {key: b"v%d" % level for key in THREE}, list(THREE)
+    if here.adrift and here.party == 0 and not here.resuming:
+        return Turn(SECOND, True)
+    if here.adrift:
+        state = str(here.state) if here.state in (State.VOTING, State.CHECKING) else "queued"
+        session = here.session if here.party == 0 else SECOND
+        return Resume(ID, session, state, attempt, b"", held, both, both, [], {}, level=level)
+    if here.state is State.VOTING:
+        if mine := [key for key in THREE if key not in here.here]:
+            return Stored(mine[0], held[mine[0]])
+        theirs = [key for key in THREE if key not in here.there]
+        if here.party == 0 and theirs:
+            return Uploaded(ID, theirs[0], held[theirs[0]])
+    if here.check:
+        ends: list[Event] = [CheckEnded(here.under_check, []), Verdicts(ID, both, [])]
+        return rng.choice(ends)
+    if here.state is State.STARTING:
+        return Ready(ID, attempt)
+    if here.state is State.RUNNING and not here.computed_here:
+        return Computed(receipt(here.party, digits(level)))
+    if here.state is State.RUNNING:
+        return Done(ID, attempt, signed(other, level))
+    if here.party == 0:
+        return Turn(SECOND, False) if here.awaits_turn(1.0) else None
+    if here.audited and here.folded != here.included:
+        return Check(ID, both)
+    return Compute(ID, here.digest, attempt + 1, SECOND, False)
+
+
+def anything(here: Here, rng: random.Random) -> Event:
+    """Return what a peer may say, or what may happen to the link or the work under way."""
+    other, level = 1 - here.party, here.level
+    attempt = here.attempt + rng.choice((-1, 0, 0, 1))
+    clients = list(rng.choice((THREE, THREE, THREE[:2])))
+    held = dict.fromkeys(clients, rng.choice((b"v%d" % level, b"another")))
+    signature = rng.choice((b"", bytes(64), signed(other, level), signed(other, level - 1)))
+    state = rng.choice(("open", "checking", "queued", "running", "voting"))
+    session = rng.choice((SECOND, FIRST, here.session))
+    said = Resume(ID, session, state, attempt, signature, held, clients, clients, [], {})
+    events: list[Event] = [
+        *(replace(said, level=max(0, level + more)) for more in (-1, 0, 0, 1)),
+        Uploaded(ID, clients[0], held[clients[0]]),
+        *(Check(ID, clients), Close(ID, held), Held(ID, held), Verdicts(ID, clients, [])),
+        Compute(ID, here.digest, attempt, session, rng.random() < 0.2),
+        *(Again(ID, attempt, "closed", "why"), Ready(ID, attempt)),
+        *(Done(ID, attempt, signature), Unlinked("gone"), Interrupted("closed", "why")),
+    ]
+    if here.state is State.RUNNING and not here.computed_here:
+        events.append(Computed(receipt(here.party, b"steered")))
+    return rng.choice(events)
+
+
+@pytest.mark.parametrize("party", [0, 1])
+@pytest.mark.parametrize("kind", [VOTES, AUDITED_VOTES])
+def test_whatever_the_other_server_says_a_vote_is_of_one_set_and_told_once(
+    party: int, kind: dict[str, object]
+) -> None:
+    ended = set()
+    for seed in range(60):
+        rng, here = random.Random(seed), voting(**kind).rounds[party]
+        limit, began, runs, own = here.until, here.level, 0, {0: signed(party, 0)}
+        for _ in range(60):
+            before = here.round
+            event = next_of(here, rng) if rng.random() < 0.9 else anything(here, rng)
+            actions = []
+            with suppress(SecureMedianError):
+                actions = here.handle(event, 1.0) if event else []
+            if not here.live:
+                break
+            assert here.included == list(THREE) and here.until == limit
+            assert here.sessions <= SESSIONS + here.runs + here.votes - 1
+            if Effect.START in actions:
+                runs += 1
+                # the votes of all, within what was told last, and never one that was told
+                assert here.here.keys() == set(THREE) and here.path
+                assert not (here.audited and party) or here.folded == here.included
+            if here.receipt:
+                # one record of each vote
+                mine = here.receipt.signatures[f"s{party}"]
+                assert own.setdefault(here.level, mine) == mine
+            if here.level > before.level:
+                began += 1
+                assert here.level == began and here.state is State.VOTING and not here.folded
+                assert not here.here
+        assert runs <= here.runs + here.votes - 2
+        ended.add(here.state)
+    assert ended >= {State.PUBLISHED, State.FAILED}
