@@ -363,5 +363,5 @@ def test_who_does_not_answer_for_a_later_vote_ends_the_round_and_is_named(pair: 
     for server in SERVERS:
         await_failure(pair, server)
     reason = pair.status()["reason"]
-    assert "without folds of all its clients: client-3 (its fold for the audit did not" in reason
+    assert "without folds of all its clients: client-3 (its fold did not" in reason
     assert "client-1" not in reason
