@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.common.states import State
-from securemedian.mpc.arrays import RingShare
+from securemedian.mpc.arrays import PublicValues, RingShare
 from securemedian.mpc.errors import LocalProtocolError, PeerDeviated, SecureMedianError
 from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.audit.binding import BUCKETS, TABLES, fold, places, vote_masks
@@ -172,12 +172,13 @@ def test_prior_reads_who_is_near_to_a_guess_in_a_semi_honest_round(
     assert len(asked) == 32 and (found[alone] == words[0, alone]).all()
 
 
-def vote_of(words: Words, vote: int) -> Round:
+def vote_of(words: Words, vote: int, path: Path | None = None) -> Round:
     """Return a vote of a round with security malicious, with all that clients and servers have."""
-    params = params_of(words, security="malicious")
-    path = descend(words, (len(words) + 1) // 2, vote)
-    path = Path(params, vote, path.rows)
-    round_ = Round(slots_of(path, words), lanes=2, chunk=1024)
+    if path is None:
+        params = params_of(words, security="malicious")
+        path = Path(params, vote, descend(words, (len(words) + 1) // 2, vote).rows)
+    params = path.params
+    round_ = Round(slots_of(path, words), max_clients=params.max_clients, lanes=2, chunk=1024)
     ballots = [Ballot(params, row) for row in words]
     halves = [ballot.vote(path) for ballot in ballots]
     round_.params, round_.shape = params, ballots[0].shape
@@ -207,6 +208,53 @@ def test_a_rogue_learns_the_digits_of_a_malicious_vote_alone(
         assert isinstance(said, PeerDeviated) and ROWS[name][1] in str(said)
     else:
         assert not errors
+
+
+def test_a_helping_client_lets_a_server_ask_for_another_rank_at_each_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S0 adds e to its sums, and a client folds e along: the claim allows a bit per question.
+
+    Here it steers five levels to a guess, and then reads the word that is alone there by its rank.
+    """
+    rng, levels = np.random.default_rng(11), 5
+    around, change = 0.05 * rng.normal(size=512), 0.003 * rng.normal(size=(6, 512))
+    words = words_of((around + change).astype(np.float32))
+    guess = words_of(around + change[:1] * (1 + 0.01 * rng.normal(size=512)))[0]
+    inside = words >> np.uint32(12) == guess >> np.uint32(12)
+    alone = inside[0] & (inside.sum(axis=0) == 1)
+    less = (words < (guess >> np.uint32(12) << np.uint32(12))).sum(axis=0)
+    path, true_sums = Path.begin(params_of(words, most=40, security="malicious")), Bisection._sums
+    for vote in range(path.params.form.votes):
+        round_ = vote_of(words, vote, path)
+        digit = (guess >> np.uint32(max(0, 28 - 4 * vote)) & np.uint32(15)).astype(int)
+        steers = np.where(np.arange(15)[:, None] < digit, -16, 16)
+        added = steers if vote < levels else np.broadcast_to(2 - less, (15, 512))
+        extra = ring.reduce(added.astype(np.uint16), round_.shape.bits).astype(np.uint8)
+
+        def sums(self: Bisection, start: int, stop: int, extra: Any = extra) -> RingShare:
+            found = true_sums(self, start, stop)
+            bits = self._shape.bits
+            return RingShare(ring.reduce(found + (1 - self._number) * extra[:, start:stop], bits))
+
+        def folds(number: int, coin: bytes, who: Any = None, of: Round = round_) -> list[Any]:
+            found = Round.folds(of, number, coin, who)
+            if number:
+                at, bits = places(coin, 0, 512), of.shape.bits
+                more = np.array(
+                    [[np.bincount(g, row, BUCKETS) for g in at] for row in extra.astype(int)]
+                )
+                mine = ring.unpack(found[-1], bits, more.size) + more.reshape(-1).astype(np.uint8)
+                found[-1] = ring.pack(ring.reduce(mine, bits), bits)
+            return found
+
+        monkeypatch.setattr(Bisection, "_sums", sums)
+        monkeypatch.setattr(round_, "folds", folds)
+        errors = dict[int, BaseException]()
+        found = rogue_run(round_, errors)
+        assert not errors
+        path = path.after(PublicValues(found[1][None]))
+    assert alone.mean() > 0.2 and (path.result[0, alone] == words[0, alone]).all()
 
 
 def test_another_prefix_has_another_digest() -> None:
