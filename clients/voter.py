@@ -7,8 +7,8 @@ next digits of its update, until the round ends.
 SECURITY: a client asks both servers itself. It votes once after each vote, and only if both have
 signed the same record. This must be of the round and the set of clients that it knows, of the next
 level, and of all digits that it was told. Before its second vote it applies its policy to that set,
-and notes the update for good (`clients.spent`), also if the round ends before that and may have
-opened a digit. It keeps a vote before it sends it.
+and notes the update for good (`clients.spent`). It notes it as well if the round ends before that
+and may have opened a digit. It keeps a vote before it sends it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ from securemedian.clients.journal import Ballot, Journal, Upheld
 from securemedian.clients.member import Member
 from securemedian.common import keys, status
 from securemedian.common.receipts import Receipt, Record, differences
+from securemedian.common.versions import VOTE
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -176,7 +177,8 @@ class Voter:
         receipt = Receipt(encoded, dict(zip(keys.SERVERS, signatures, strict=True)))
         receipt.check((member.config.s0.signing_key, member.config.s1.signing_key))
         record, own, params = receipt.record, member.keys.public.decode(), ballot.path.params
-        outcomes.check_record(record, member.config.cohort, round_id, params, ballot.start, own)
+        about = member.config.cohort, round_id, params, ballot.start, own
+        outcomes.check_record(record, *about, VOTE)
         if own not in record.included:
             raise _contradiction(round_id, "S0 and S1 ask a client that they have left out")
         before = Record.decode(ballot.record) if ballot.record else record

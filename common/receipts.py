@@ -16,7 +16,7 @@ import msgpack
 
 import securemedian
 from securemedian.common.keys import SERVERS, SigningKey, is_signature
-from securemedian.common.versions import RECEIPT
+from securemedian.common.versions import RECEIPT, VOTE
 from securemedian.mpc.arrays import Words
 from securemedian.mpc.canonical import build, flat
 from securemedian.mpc.errors import ConfigError, ReceiptInvalid, cut, quoted
@@ -44,7 +44,7 @@ class Record:
 
     # securemedian
     service: str
-    # of the form of the record (`versions.RECEIPT`); both servers write the same
+    # of the form of the record (`versions.RECEIPT`, or VOTE); both servers write the same
     version: int
     # its name
     cohort: str
@@ -201,7 +201,13 @@ class Receipt:
     def from_json(cls, text: str) -> Self:
         """Return the receipt in the text of a file. Raises ReceiptInvalid if there is none."""
         try:
-            return cls.from_dict(json.loads(text))
+            found = cls.from_dict(json.loads(text))
+            if found.record.version == VOTE:
+                raise ReceiptInvalid(
+                    f"the record of a vote, and not of a result: round {found.record.round}; ask "
+                    "for the receipt of the round"
+                )
+            return found
         except ValueError as error:
             raise ReceiptInvalid(
                 f"invalid receipt: {error}; use the file that `round result` wrote"
@@ -211,7 +217,8 @@ class Receipt:
 def _check_version(values: object) -> None:
     """Raise ConfigError if the fields of a record are those of a version that is not read here."""
     version = values.get("version") if isinstance(values, dict) else None
-    if version is not None and not (type(version) is int and 1 <= version <= RECEIPT):
+    known = type(version) is int and (1 <= version <= RECEIPT or version == VOTE)
+    if version is not None and not known:
         raise ConfigError(
             f"unknown version: {quoted(version)}, and release {securemedian.__version__} reads "
             f"versions up to {RECEIPT}; read it with the release that wrote it, or a later one"

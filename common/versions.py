@@ -30,6 +30,9 @@ LOWEST_STORE = 3
 # The form of a receipt's record. A server writes the lowest that has all that it has to say, so
 # that servers of two releases sign the same. All from 1 on are read. 1: release 1.0.0rc1.
 RECEIPT = 1
+# The record of a vote has this instead. SECURITY: the round may still fail, and no release takes it
+# for the receipt of a result.
+VOTE = 1001
 
 
 def own_versions(needed: int = 1, peer: bool = False) -> dict[str, Any]:

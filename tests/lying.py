@@ -11,6 +11,7 @@ from pathlib import Path
 from securemedian import cli
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, digest_of
+from securemedian.common.versions import RECEIPT
 from securemedian.mpc.rounds.run_state import RunState
 from securemedian.servers.machine.round import ServerRound
 from securemedian.servers.rounds import runs
@@ -77,11 +78,13 @@ def round_(requests: Requests, call: Call) -> Answer:
     return Answer({**answer.fields, "start": altered(entry.before).digest.hex()})
 
 
-def receipt(server_round: ServerRound, opened: bytes, signing: SigningKey) -> Receipt:
+def receipt(
+    server_round: ServerRound, opened: bytes, signing: SigningKey, version: int = RECEIPT
+) -> Receipt:
     """Sign a record of other values."""
     if lie() == "signature":
         opened = bytes(32)
-    return true_receipt(server_round, opened, signing)
+    return true_receipt(server_round, opened, signing, version)
 
 
 if __name__ == "__main__":

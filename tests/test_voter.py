@@ -24,6 +24,7 @@ from securemedian.common import durable
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import DIFFERENT, Receipt, Record
 from securemedian.common.status import RoundStatus
+from securemedian.common.versions import RECEIPT, VOTE
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
@@ -148,7 +149,7 @@ def words_of(params: RoundParams, update: Any) -> Any:
 def record(params: RoundParams, **changed: Any) -> Record:
     about: dict[str, Any] = {
         "service": "securemedian",
-        "version": 1,
+        "version": VOTE,
         "cohort": "default",
         "round": ROUND,
     }
@@ -258,6 +259,7 @@ LIES: dict[str, Any] = {
     "digits of another length": at(0)(lambda _, t: replaced(t, {"digits": np.zeros(9, np.uint64)})),
     "no record": at(0, 1)(lambda _, t: replaced(t, record=b"")),
     "no answer": at(1)(lambda _, t: replaced(t, asked=0)),
+    "the receipt of a result": at(0, 1)(lambda p, t: signed(t, p, version=RECEIPT)),
     "another round": at(0, 1)(lambda p, t: signed(t, p, round="8-3fa9c1d2", number=8)),
     "another cohort": at(0, 1)(lambda p, t: signed(t, p, cohort="other")),
     "another start": at(0, 1)(lambda p, t: signed(t, p, start=bytes(32))),

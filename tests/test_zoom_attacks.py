@@ -237,10 +237,10 @@ def test_a_helping_client_lets_a_server_ask_for_another_rank_at_each_level(
             bits = self._shape.bits
             return RingShare(ring.reduce(found + (1 - self._number) * extra[:, start:stop], bits))
 
-        def folds(number: int, coin: bytes, who: Any = None, of: Round = round_) -> list[Any]:
-            found = Round.folds(of, number, coin, who)
+        def folds(number: int, coin: bytes, _: Any = None, of: Any = (round_, extra)) -> list[Any]:
+            (own, extra), found = of, Round.folds(of[0], number, coin)
             if number:
-                at, bits = places(coin, 0, 512), of.shape.bits
+                at, bits = places(coin, 0, 512), own.shape.bits
                 more = np.array(
                     [[np.bincount(g, row, BUCKETS) for g in at] for row in extra.astype(int)]
                 )

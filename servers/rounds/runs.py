@@ -13,7 +13,7 @@ import numpy as np
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import SERVICE, Receipt, Record, digest_of
 from securemedian.common.status import DEFAULT_COHORT
-from securemedian.common.versions import RECEIPT
+from securemedian.common.versions import RECEIPT, VOTE
 from securemedian.mpc.arrays import Float32s, PublicValues
 from securemedian.mpc.errors import ConfigError, InputError, quoted
 from securemedian.mpc.protocols import ring
@@ -255,7 +255,8 @@ def finish_run(
         for name, count in outcome.cost.to_dict().items()
     }
     if not path.done:
-        return Result(receipt_of(server_round, path.digest, signing), path.saved(), cost), None
+        receipt = receipt_of(server_round, path.digest, signing, VOTE)
+        return Result(receipt, path.saved(), cost), None
     outcome = replace(outcome, values=path.result)
     result, after = finish_round(server_round, before, outcome, signing)
     return replace(result, cost=cost), after
@@ -277,12 +278,14 @@ def path_of(server_round: ServerRound, told: Result | None) -> Path:
     return path
 
 
-def receipt_of(server_round: ServerRound, opened: bytes, signing: SigningKey) -> Receipt:
+def receipt_of(
+    server_round: ServerRound, opened: bytes, signing: SigningKey, version: int = RECEIPT
+) -> Receipt:
     """Return the record of a round that has opened values of this digest, signed."""
     asked, spent = server_round.asked, server_round.spent_after
     record = Record(
         service=SERVICE,
-        version=RECEIPT,
+        version=version,
         cohort=server_round.cohort,
         round=server_round.round_id,
         number=server_round.number,
