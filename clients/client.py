@@ -37,6 +37,7 @@ from securemedian.clients.rounds import (
     ROUND_LOST,
     Lookup,
     Turn,
+    UpdateSpent,
     ask_form,
     load_round,
     trained,
@@ -523,7 +524,7 @@ class Client(Member):
             # that round may have ended
             self._tend()
         if before := self._spent.first(update):
-            raise InputError(
+            raise UpdateSpent(
                 f"an update for round {current.round_id} that was voted on in another round: "
                 f"{before}; train again, because a second vote on it would tell more"
             )

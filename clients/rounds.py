@@ -19,7 +19,7 @@ from securemedian.clients.member import Member
 from securemedian.clients.sharing import REFUSED
 from securemedian.clients.upload import Round
 from securemedian.common.model_form import ModelForm
-from securemedian.common.status import TRAINING
+from securemedian.common.status import POLICY, TRAINING
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -163,11 +163,18 @@ class TrainingFailed(SecureMedianError):
     code = TRAINING
 
 
+class UpdateSpent(InputError):
+    """An update was voted on in an earlier round of several votes: train again."""
+
+    # as if its policy refused the round
+    code = POLICY
+
+
 class Turn:
     """One round of a client. As a context it reports an error that costs this round alone.
 
-    A client that cannot submit, because its update is not finite or its training has failed,
-    declines the round, so that nobody waits for it.
+    A client that cannot submit declines the round, so that nobody waits for it: its update is not
+    finite or was voted on before, or its training has failed.
     """
 
     def __init__(
@@ -183,7 +190,7 @@ class Turn:
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self.done = error is None
-        if isinstance(error, NotFinite | TrainingFailed):
+        if isinstance(error, NotFinite | TrainingFailed | UpdateSpent):
             self._client.decline(self.round.round_id, error.code)
         elif not isinstance(error, self._lost):
             return False

@@ -16,14 +16,14 @@ from securemedian.clients.client import Client
 from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
-from securemedian.clients.rounds import Lookup
+from securemedian.clients.rounds import Lookup, Turn, UpdateSpent
 from securemedian.clients.spent import Spent
 from securemedian.clients.upload import ShareHalf
 from securemedian.clients.voter import Voter
 from securemedian.common import durable
 from securemedian.common.keys import KeyPair, SigningKey
 from securemedian.common.receipts import DIFFERENT, Receipt, Record
-from securemedian.common.status import RoundStatus
+from securemedian.common.status import POLICY, RoundStatus
 from securemedian.common.versions import RECEIPT, VOTE
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.canonical import digest
@@ -629,6 +629,16 @@ def test_an_update_is_spent_unless_both_servers_say_that_nothing_was_opened(
     client: Any = SimpleNamespace(status=status, _spent=Spent(tmp_path / "spent"))
     Client._spend(client, ROUND, Ballot(np.zeros(DIM, np.uint32), digest("u"), START, PATH))
     assert bool(client._spent.first(digest("u"))) is (set(opened) != {"nothing"})
+
+
+def test_who_trains_the_same_update_again_declines_and_goes_on() -> None:
+    """Otherwise a coordinator ends all clients, by a round that fails and another one."""
+    said: list[Any] = []
+    client: Any = SimpleNamespace(decline=lambda *given: said.append(given), report=said.append)
+    current: Any = SimpleNamespace(round_id=ROUND)
+    with Turn(client, current, ()):
+        raise UpdateSpent("an update that was voted on")
+    assert said == [(ROUND, POLICY), "going on to the next round: an update that was voted on"]
 
 
 def admitting(tmp_path: Path, **policy: Any) -> Any:
