@@ -93,11 +93,6 @@ Report = Callable[[int], None]
 Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
 
 
-def steps_of(buckets: int) -> int:
-    """Return how many digits a bucket has: ceil(log2 W)."""
-    return (buckets - 1).bit_length()
-
-
 def pools_of(bits: int, steps: int, width: int) -> list[int]:
     """Return how many rows of `width` ANDs are made at a time: of l - 1 bits of each step."""
     rows = (bits - 1) * steps
@@ -188,7 +183,8 @@ class Lane:
         self._chunks: list[_Chunk] = []
         # a of the masks of folds
         self._masks: Ring | None = None
-        self._steps = list(reversed(range(steps_of(shape.buckets))))
+        # one step for each bit of a bucket, the highest first
+        self._steps = list(reversed(range(shape.slot_bits)))
         self._bound = self._folded = False
 
     def __repr__(self) -> str:
@@ -559,7 +555,7 @@ def _both(label: str, *shape: int, dtype: DTypeLike = np.uint64) -> Iterator[Mes
 
 def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
-    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, steps_of(shape.buckets)
+    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, shape.slot_bits
     drawn = [(shape.slots - 1) * padded(size) for size in sizes]
 
     def draw(count: int) -> Iterator[Message]:
@@ -593,7 +589,7 @@ def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator
 def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
     """Yield the messages of `Lane.run`, of a lane of `dim` coordinates."""
     words = ring.packed_words(dim, 1)
-    for _ in range(steps_of(shape.buckets) if dim else 0):
+    for _ in range(shape.slot_bits if dim else 0):
         yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
         for _ in range(shape.bits - 2):
             yield from _both("and.openings", words + DIGEST_WORDS)
@@ -603,7 +599,7 @@ def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
 
 def ots_of(shape: Dealing, sizes: Sequence[int]) -> int:
     """Return how many OTs a lane takes, of both directions."""
-    steps, widths = steps_of(shape.buckets), map(padded, sizes)
+    steps, widths = shape.slot_bits, map(padded, sizes)
     return sum(
         ands.ots_of(rows * width) for width in widths for rows in pools_of(shape.bits, steps, width)
     )
@@ -615,7 +611,7 @@ def memory(shape: Dealing, sizes: Sequence[int]) -> int:
     It keeps ANDs, f of the random bits and of a, X, and the random numbers. Of a chunk it makes the
     tags or keys of a step's bits and their partners, and of a pool of ANDs all of it.
     """
-    dim, bits, steps = sum(sizes), shape.bits, steps_of(shape.buckets)
+    dim, bits, steps = sum(sizes), shape.bits, shape.slot_bits
     trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
     wide = ring.dtype(bits).itemsize
     # w of each AND, and x of all but the first of a step: a bit, its MAC, and a key

@@ -43,7 +43,6 @@ from securemedian.mpc.protocols.bisect import (
     ots_of,
     prepare_messages,
     run_messages,
-    steps_of,
 )
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import DealtUpload
@@ -253,7 +252,7 @@ class Bisection:
         rank, once = ring.median_rank(len(self._uploads)), Once(opened)
         ends = [lane.ends for lane in self._lanes]
         found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
-        report = Report(found.size * steps_of(self._shape.buckets), progress)
+        report = Report(found.size * self._shape.slot_bits, progress)
 
         def work(i: int) -> None:
             mine, at = self._lanes[i].run(rank, once, report.add), 0
