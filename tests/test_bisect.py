@@ -315,13 +315,13 @@ def leave_out(round_: Round, who: list[int]) -> None:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("buckets", range(4, 17))
-def test_small_rounds_are_numpys(buckets: int, honest_audits: int) -> None:
-    """Run 60 in all, or as many as `--honest-audits` asks for.
+def test_small_rounds_are_numpys(buckets: int, honest_rounds: int) -> None:
+    """Run 60 in all, or as many as `--honest-rounds` asks for.
 
     Folds are wrong, or links break at any message, before a session that comes to its end. Clients
     are left out while nothing is opened.
     """
-    for _ in range(-(-honest_audits // 13)):
+    for _ in range(-(-honest_rounds // 13)):
         clients = int(RNG.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 65]))
         most, dim = int(RNG.choice([clients, 2 * clients, 127])), int(RNG.integers(1, 300))
         round_ = Round(chosen(buckets, clients, dim), buckets, most, chunk=128)
