@@ -61,7 +61,7 @@ MUTATIONS = {
     "ands lie_in_a_carry": Change(_OPENER, "if not agreed:", "if False:"),
     "bisect keys_depend": Change(_OPENER, "digest(self._context, seed)", "self._context"),
     "bisect wrong_partners": Change(_BISECT, "while any(length", "while False and any(length"),
-    "bisect mark_is_stored": Change(_BISECT, "opened()\n", "opened\n"),
+    "bisect mark_is_stored": Change(_BISECT, "opened()", "opened"),
     "bisect names_the_coin": Change(_BISECTING, "bool((named == coin).all())", "True"),
     "bisect session_is_used": Change(_BISECTING, "if self._next != phase", "if False"),
     "folds not_stored": Change(
