@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="inputs per property in tests/test_fuzz*.py; 0: until stopped (default: %(default)s)",
     )
     parser.addoption(
-        "--honest-audits",
+        "--honest-rounds",
         type=int,
         default=60,
         metavar="N",
@@ -54,9 +54,9 @@ def fuzz_examples(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session")
-def honest_audits(pytestconfig: pytest.Config) -> int:
+def honest_rounds(pytestconfig: pytest.Config) -> int:
     """Return how many small rounds of honest servers must pass."""
-    return int(pytestconfig.getoption("--honest-audits"))
+    return int(pytestconfig.getoption("--honest-rounds"))
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,8 @@ _MEMBERS, _STEP = "servers/machine/members.py", "servers/machine/step.py"
 _TABLE, _REGISTER = "servers/machine/table.py", "servers/rounds/register.py"
 _POLICY, _JOURNAL = "common/policy.py", "clients/journal.py"
 _SHARING, _SEALED = "clients/sharing.py", "servers/network/sealed.py"
+_OPENER, _BISECTING = "mpc/protocols/audit/opening.py", "mpc/rounds/bisecting.py"
+_BISECT = "mpc/protocols/bisect.py"
 
 # By the test that sees it: its file, and words of its name.
 MUTATIONS = {
@@ -54,6 +56,20 @@ MUTATIONS = {
     ),
     "equality another_message": Change(
         "mpc/protocols/audit/equality.py", 'PeerDeviated(f"{differ}: {error}") from', "error from"
+    ),
+    # security malicious: what each digest depends on, and what is done once, or stored first
+    "ands lie_in_a_carry": Change(_OPENER, "if not agreed:", "if False:"),
+    "bisect keys_depend": Change(_OPENER, "digest(self._context, seed)", "self._context"),
+    "bisect wrong_partners": Change(_BISECT, "while any(length", "while False and any(length"),
+    "bisect mark_is_stored": Change(_BISECT, "opened()", "opened"),
+    "bisect names_the_coin": Change(_BISECTING, "bool((named == coin).all())", "True"),
+    "bisect session_is_used": Change(_BISECTING, "if self._next != phase", "if False"),
+    "folds not_stored": Change(
+        _REGISTER, 'if (saved["state"], saved.get("sessions", 0)) !=', "if (state, sessions) !="
+    ),
+    "folds names_alone": Change("clients/folder.py", "if other[name] != one[name]", "if False"),
+    "round_state sessions_of": Change(
+        "servers/machine/round.py", "self.sessions > SESSIONS + self.runs", "False"
     ),
     "versions may_need_a_later": Change(
         "common/versions.py", "max(LOWEST_WIRE, PEER_WIRE) if", "LOWEST_WIRE if"

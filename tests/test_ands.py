@@ -746,7 +746,7 @@ def test_no_tweak_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_paths_make_the_same() -> None:
-    """Compare all messages and triples, whichever path a party takes."""
+    """Compare all messages and products, whichever path a party takes."""
 
     def made(native: tuple[bool, bool]) -> list[Any]:
         pair = recorders()

@@ -132,7 +132,8 @@ def test_a_client_that_dies_before_it_answers_comes_back(pair: Pair, opened: Exi
 
 def test_a_client_that_answers_never_is_left_out(pair: Pair, opened: ExitStack) -> None:
     clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
-    round_id = open_round(pair, deadline_s=3)
+    # submitted in time on a busy machine, too
+    round_id = open_round(pair, deadline_s=15)
     for number, client in enumerate(clients):
         client.submit(update(number), round_id)
     one, other = results(clients[:2], round_id)

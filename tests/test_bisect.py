@@ -1,12 +1,14 @@
 """The authenticated bisect: results are numpy's, and a server that deviates learns nothing."""
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from securemedian.mpc.protocols.audit.binding import Binder, fold
 from securemedian.mpc.protocols.audit.bits import AuthenticatedBits
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, unpacked
 from securemedian.mpc.protocols.audit.opening import Opener
-from securemedian.mpc.protocols.bisect import POOL, Lane, pools_of
+from securemedian.mpc.protocols.bisect import POOL, Lane, partners_of, pools_of
 from securemedian.mpc.protocols.boolean import unpack_bits
 from securemedian.mpc.protocols.channel import Channel, Link, local_pair
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, OwnDealing, deal
@@ -313,13 +315,13 @@ def leave_out(round_: Round, who: list[int]) -> None:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("buckets", range(4, 17))
-def test_small_rounds_are_numpys(buckets: int, honest_audits: int) -> None:
-    """Run 60 in all, or as many as `--honest-audits` asks for.
+def test_small_rounds_are_numpys(buckets: int, honest_rounds: int) -> None:
+    """Run 60 in all, or as many as `--honest-rounds` asks for.
 
     Folds are wrong, or links break at any message, before a session that comes to its end. Clients
     are left out while nothing is opened.
     """
-    for _ in range(-(-honest_audits // 13)):
+    for _ in range(-(-honest_rounds // 13)):
         clients = int(RNG.choice([1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 65]))
         most, dim = int(RNG.choice([clients, 2 * clients, 127])), int(RNG.integers(1, 300))
         round_ = Round(chosen(buckets, clients, dim), buckets, most, chunk=128)
@@ -967,6 +969,36 @@ def test_what_is_no_bit_passes_as_often_as_predicted(
 def test_guards_find_that_all_partners_are_no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = small_lanes(monkeypatch, 1, 48)
     assert passing(lanes, 6, 1, 6, 7, 20) == 0
+
+
+def test_what_is_no_bit_is_found_without_wrong_partners(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = small_lanes(monkeypatch, 1, 48)
+    assert passing(lanes, 6, 1, 1, 0, 20) == 0
+
+
+def test_wrong_partners_are_at_the_right_places_by_one_turn_at_most() -> None:
+    """Try a row as long as a prime; in one of six, every second place is right by three turns."""
+
+    def most(length: int) -> int:
+        """Return how many turns take one set of places, without the first, to another at most."""
+        sets = [
+            frozenset(chosen)
+            for size in range(1, length)
+            for chosen in combinations(range(1, length), size)
+        ]
+        turned = Counter(
+            (places, frozenset((place + turn) % length for place in places))
+            for places in sets
+            for turn in range(length)
+        )
+        return max(turned.values())
+
+    assert [most(length) for length in (2, 3, 5, 7, 11)] == [1] * 5
+    assert most(6) == 3
+    for count in (1, 2, 3, 64, 4096, 65536, 1 << 20):
+        each, length = partners_of(count)
+        assert length >= count + 64 and all(length % d for d in range(2, math.isqrt(length) + 1))
+        assert length**each >= 1 << 40 > length ** (each - 1)
 
 
 def passing(

@@ -118,8 +118,7 @@ def test_a_client_takes_part_with_the_weight_that_it_states_alone(pair: Pair) ->
             continue
         with Client(replace(config, weight=shares[name])) as client:
             client.submit(update, round_id)
-    # the first has refused, and the rest weigh 1, 2 and 3 of 6
-    pair.caller("coordinator", "s0").ask("close", round=round_id)
+    # the first has refused, and the rest weigh 1, 2 and 3 of 6: all have answered, the round closes
     assert "more than a third of all who take part" in pair.wait("failed")["reason"]
     round_id = pair.open(reset=True, **params.to_dict() | {"weight_cap": 0.3})
     for name, update in zip(pair.names, updates, strict=True):

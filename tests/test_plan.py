@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import DTypeLike
 from rich.console import Console
 
 from securemedian import cli
@@ -20,7 +19,7 @@ from securemedian.benchmarks.link import LinkShape
 from securemedian.common import terminal
 from securemedian.mpc.errors import ConfigError
 from securemedian.mpc.protocols import dealing, share
-from securemedian.mpc.protocols.channel import frame_size
+from securemedian.mpc.protocols.channel import Planned, frame_size
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.prg import SEED_BYTES
@@ -306,7 +305,7 @@ def test_plan_and_bench_clients_agree_for_all_methods(tmp_path: Path) -> None:
     assert measured == [tuple(row[name] for name in (*TOLD, "rounds", *CLIENTS)) for row in rows]
 
 
-def size_of(said: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> int:
+def size_of(said: Iterable[Planned]) -> int:
     """Return the bytes of the messages that each party sends."""
     return sum(frame_size(label, np.dtype(kind), of) for sent, label, kind, of in said if sent)
 

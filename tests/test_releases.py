@@ -15,7 +15,10 @@ from securemedian.common.versions import WIRE
 from securemedian.mpc.errors import VersionsDiffer
 from tests import releases
 from tests.daemons import Pair, wait_until
-from tests.releases import WHEEL, Release
+from tests.releases import COMPILED_S, WHEEL, Release
+
+# the first test compiles the release before
+pytestmark = pytest.mark.timeout(COMPILED_S + 60)
 
 DIM = 6
 MODEL = np.zeros(DIM, np.float32)

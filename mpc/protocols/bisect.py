@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from securemedian.mpc.arrays import Bits, Ring, RingShare, Words
 from securemedian.mpc.canonical import digest
@@ -63,7 +63,7 @@ from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, m
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import Channel, Planned
 from securemedian.mpc.protocols.dealing import Dealing, toss, toss_messages
 from securemedian.mpc.protocols.kernels import bisecting as kernels
 from securemedian.mpc.protocols.kernels import searching
@@ -89,13 +89,6 @@ NONE = np.empty(0, np.uint64)
 Mark = Callable[[], None]
 # Takes the coordinates that are done.
 Report = Callable[[int], None]
-# Whether a message is sent or received, its label, dtype and shape.
-Message = tuple[bool, str, DTypeLike, tuple[int, ...]]
-
-
-def steps_of(buckets: int) -> int:
-    """Return how many digits a bucket has: ceil(log2 W)."""
-    return (buckets - 1).bit_length()
 
 
 def pools_of(bits: int, steps: int, width: int) -> list[int]:
@@ -188,7 +181,8 @@ class Lane:
         self._chunks: list[_Chunk] = []
         # a of the masks of folds
         self._masks: Ring | None = None
-        self._steps = list(reversed(range(steps_of(shape.buckets))))
+        # one step for each bit of a bucket, the highest first
+        self._steps = list(reversed(range(shape.slot_bits)))
         self._bound = self._folded = False
 
     def __repr__(self) -> str:
@@ -552,17 +546,17 @@ class Lane:
 # The messages, for `plan`: those that each party sends (True) and receives (False), in its order
 
 
-def _both(label: str, *shape: int, dtype: DTypeLike = np.uint64) -> Iterator[Message]:
+def _both(label: str, words: int) -> Iterator[Planned]:
     for sent in (True, False):
-        yield sent, label, dtype, shape
+        yield sent, label, np.uint64, (words,)
 
 
-def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
+def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
-    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, steps_of(shape.buckets)
+    trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, shape.slot_bits
     drawn = [(shape.slots - 1) * padded(size) for size in sizes]
 
-    def draw(count: int) -> Iterator[Message]:
+    def draw(count: int) -> Iterator[Planned]:
         return _both("mac.random", ring.packed_words((trees - 1) * count, bits))
 
     for size in sizes:
@@ -583,17 +577,17 @@ def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Itera
         yield from draw(count)
 
 
-def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Message]:
+def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.bind`."""
     counts = [(shape.slots - 1) * padded(size) for size in sizes]
     for count in [*counts, *([math.prod(fold_shape(shape))] if masks else [])]:
         yield from _both("bisect.change", ring.packed_words(count, shape.bits))
 
 
-def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
+def run_messages(shape: Dealing, dim: int) -> Iterator[Planned]:
     """Yield the messages of `Lane.run`, of a lane of `dim` coordinates."""
     words = ring.packed_words(dim, 1)
-    for _ in range(steps_of(shape.buckets) if dim else 0):
+    for _ in range(shape.slot_bits if dim else 0):
         yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
         for _ in range(shape.bits - 2):
             yield from _both("and.openings", words + DIGEST_WORDS)
@@ -603,7 +597,7 @@ def run_messages(shape: Dealing, dim: int) -> Iterator[Message]:
 
 def ots_of(shape: Dealing, sizes: Sequence[int]) -> int:
     """Return how many OTs a lane takes, of both directions."""
-    steps, widths = steps_of(shape.buckets), map(padded, sizes)
+    steps, widths = shape.slot_bits, map(padded, sizes)
     return sum(
         ands.ots_of(rows * width) for width in widths for rows in pools_of(shape.bits, steps, width)
     )
@@ -615,7 +609,7 @@ def memory(shape: Dealing, sizes: Sequence[int]) -> int:
     It keeps ANDs, f of the random bits and of a, X, and the random numbers. Of a chunk it makes the
     tags or keys of a step's bits and their partners, and of a pool of ANDs all of it.
     """
-    dim, bits, steps = sum(sizes), shape.bits, steps_of(shape.buckets)
+    dim, bits, steps = sum(sizes), shape.bits, shape.slot_bits
     trees, entries = macs.MAC_BITS // macs.TREE_BITS, shape.slots - 1
     wide = ring.dtype(bits).itemsize
     # w of each AND, and x of all but the first of a step: a bit, its MAC, and a key

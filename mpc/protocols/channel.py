@@ -41,6 +41,8 @@ from securemedian.mpc.errors import (
 )
 from securemedian.mpc.protocols import wire
 
+# A message as `plan` counts it: whether it is sent or received, its label, dtype and shape.
+Planned = tuple[bool, str, DTypeLike, tuple[int, ...]]
 # The number and the depth of a message.
 _POSITION = struct.Struct("<II")
 # SECURITY: random words after a share that is opened, without which its commitment could be guessed
@@ -187,12 +189,10 @@ def frame_size(label: str, dtype: DTypeLike, shape: tuple[int, ...]) -> int:
     return wire.frame_size(label, _fields(0, 0), {"": (dtype, shape)})
 
 
-def opening_messages(
-    label: str, words: int
-) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+def opening_messages(label: str, words: int) -> Iterator[Planned]:
     """Yield what each party sends (True) and receives (False) in `Channel.open`, in its order.
 
-    With the label, dtype and shape of each message, for `plan`. The `words` count the nonce.
+    The `words` count the nonce.
     """
     for name, size in ((label.replace("open", "commit"), COMMITMENT_WORDS), (label, words)):
         for sent in (True, False):

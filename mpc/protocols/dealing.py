@@ -62,7 +62,7 @@ from securemedian.mpc.protocols.share import (
 )
 
 if TYPE_CHECKING:
-    from securemedian.mpc.protocols.channel import Channel
+    from securemedian.mpc.protocols.channel import Channel, Planned
 
 # The most buckets: a dealing grows with them, and B with it.
 MAX_BUCKETS = 32
@@ -403,13 +403,10 @@ def compare(channel: Channel, opened: Sequence[Opened]) -> list[bool]:
     return [bool(same) and each.guarded for same, each in zip(equal, opened, strict=True)]
 
 
-def messages(
-    shape: Dealing, clients: int, parts: Sequence[int] | None = None
-) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+def messages(shape: Dealing, clients: int, parts: Sequence[int] | None = None) -> Iterator[Planned]:
     """Yield what each party sends (True) and receives (False) in a check, after the toss, in order.
 
-    With the label, dtype and shape of each message, for `plan`. The check is `open_pairs`, with the
-    same `parts`, and `compare`.
+    The check is `open_pairs`, with the same `parts`, and `compare`.
     """
     for part in shape.parts if parts is None else [shape.parts[index] for index in parts]:
         guards = shape.vectors(part.guards)
@@ -440,7 +437,7 @@ def toss(channel: Channel, number: int, entropy: Entropy = os_entropy) -> bytes:
     return digest("toss", *openings)[:SEED_BYTES]
 
 
-def toss_messages() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+def toss_messages() -> Iterator[Planned]:
     """Yield what each party sends and receives in `toss`, as `messages` does."""
     from securemedian.mpc.protocols.channel import opening_messages
 

@@ -38,15 +38,13 @@ from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
 from securemedian.mpc.protocols.bisect import (
     Lane,
     Mark,
-    Message,
     Once,
     bind_messages,
     ots_of,
     prepare_messages,
     run_messages,
-    steps_of,
 )
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import Channel, Planned
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.party import Session
 from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
@@ -258,7 +256,7 @@ class Bisection:
         rank, once = self._rank_of(self._uploads[0].vote, len(self._uploads)), Once(opened)
         ends = [lane.ends for lane in self._lanes]
         found = np.empty(max(stop for its in ends for _, stop in its), np.uint16)
-        report = Report(found.size * steps_of(self._shape.buckets), progress)
+        report = Report(found.size * self._shape.slot_bits, progress)
 
         def work(i: int) -> None:
             mine, at = self._lanes[i].run(rank, once, report.add), 0
@@ -346,14 +344,14 @@ def _protocol(protocol: ProtocolParams, lanes: int) -> ProtocolParams:
     return replace(protocol, lanes=lanes, ot_field_bits=macs.TREE_BITS, ot_extension="softspoken")
 
 
-def predict_phases(params: RoundParams, protocol: ProtocolParams) -> dict[str, list[list[Message]]]:
+def predict_phases(params: RoundParams, protocol: ProtocolParams) -> dict[str, list[list[Planned]]]:
     """Return what each party says on each lane, by phase, if all clients agree: for `plan`.
 
     Base OTs are left out.
     """
     shape, sizes = dealing_of(params), _sizes(params, protocol)
     first = range(protocol.lanes)
-    answered: list[Message] = [
+    answered: list[Planned] = [
         (sent, label, dtype, of)
         for label, dtype, of in (
             ("bisect.folds", np.uint64, (SEED_BYTES // 8 + DIGEST_WORDS,)),

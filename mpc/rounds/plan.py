@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from securemedian.mpc.errors import ConfigError
+from securemedian.mpc.protocols.channel import Planned
 from securemedian.mpc.protocols.dealing import Dealing, messages, toss_messages
 from securemedian.mpc.protocols.ot import ferret
 from securemedian.mpc.protocols.ot.extension import BLOCK
@@ -178,7 +179,7 @@ def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolPara
     return Plan((cost, cost), 0.0, 0.0, taken)
 
 
-def _said(both: Iterable[tuple[bool, str, DTypeLike, tuple[int, ...]]]) -> Cost:
+def _said(both: Iterable[Planned]) -> Cost:
     """Return the cost of messages that each of both parties sends and receives."""
     events = [Event(sent, size_of(label, np.dtype(dtype), of)) for sent, label, dtype, of in both]
     sent = [event.size for event in events if event.sent]

@@ -87,6 +87,7 @@ class ThreadComputation:
         self._bound: Bisection | None = None
         # one per lane, once the base OTs are made
         self._parties: list[Party] = []
+        self._logged = False
         # on `checking`, once the two servers have met there
         self._met: Channel | None = None
 
@@ -106,10 +107,17 @@ class ThreadComputation:
         given = self._party, self._channels[0], self.session_id, self._protocol
         session = Session.establish(*given)
         self._parties = [session.party(*lane) for lane in enumerate(self._channels)]
+        self._log_established(start)
+
+    def _log_established(self, start: float) -> None:
+        """Log it once: its first round makes base OTs of its own if it has security malicious."""
+        if self._logged:
+            return
+        self._logged = True
         logs.event(
             "session-established",
             session=logs.fingerprint("session", self.session_id),
-            lanes=len(self._parties),
+            lanes=len(self._channels),
             aes=sum(link.sealed for link in self._links),
             seconds=round(time.monotonic() - start, 3),
         )
@@ -190,10 +198,12 @@ class ThreadComputation:
 
     def prepare(self, params: RoundParams, progress: Progress) -> Cost:
         self._prepared = self._bound = None
+        start = time.monotonic()
         self._meet()
         session_id, channels = self._new_binding(self._channels[0]), self._channels
         given = self._party, channels, params, self._protocol, session_id
         self._prepared = Bisection.establish(*given, progress=progress)
+        self._log_established(start)
         return self._prepared.ahead
 
     def _new_binding(self, channel: Channel) -> bytes:

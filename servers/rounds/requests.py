@@ -641,9 +641,10 @@ class Requests:
     def _bound(self, call: Call) -> Answer:
         """Tell whether an audited round asks the caller for a fold.
 
-        `state` of the round. `binding` (16 bytes, the id of the servers' binding), `coin` (16
-        bytes) and `set` (SHA-256 of the keys of the clients that it asks), all empty unless it
-        does. `folded` (whether the fold is here), `level` (the vote that it is of, from 0 on).
+        `state` of the round, `folded` (whether the fold is here), `level` (the vote that it is of,
+        from 0 on), and three that are empty unless it does: `binding` (16 bytes, the id of the
+        servers' binding), `coin` (16 bytes) and `set` (SHA-256 of the keys of the clients that it
+        asks).
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round

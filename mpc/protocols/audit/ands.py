@@ -51,6 +51,7 @@ from securemedian.mpc.protocols.audit.equality import settle, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
+from securemedian.mpc.protocols.channel import Planned
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -386,13 +387,8 @@ def ots_of(count: int) -> int:
     return 6 * _leaky_count(count)
 
 
-def messages(
-    count: int, known: int, portions: int = 1
-) -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
-    """Yield what each party sends (True) and receives (False) in `products`, in its order.
-
-    With the label, dtype and shape of each message, for `plan`.
-    """
+def messages(count: int, known: int, portions: int = 1) -> Iterator[Planned]:
+    """Yield what each party sends (True) and receives (False) in `products`, in its order."""
     both, seed = (True, False), (SEED_BYTES,)
     # of x, y and r, and for the checks
     trees = [SECURITY_BITS // TREE_BITS, *[SECURITY_BITS // TREE_BITS // 2] * 2]

@@ -1,7 +1,7 @@
 """Binding a party to the sum of its shares of the clients' uploads, with the clients' help.
 
-Party P proves to the other party V that its share X of the summed cumulative histogram is the sum
-of its vectors of the clients, X = sum_i c(v_i), where c turns vectors and adds up their entries:
+Party P has a share X of the summed cumulative histogram. It proves to the other party V that this
+is the sum of its vectors of the clients, X = sum_i c(v_i): c turns vectors and adds up entries.
 
     draw    ahead, P has MACs of random a, and of b as large as a fold (`audit.macs`)
     shift   P tells X - a, and R - b for R = sum_i rho_i, the sum of masks that it shares with each

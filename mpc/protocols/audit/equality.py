@@ -22,11 +22,11 @@ import hashlib
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import PeerDeviated, PeerProtocolError
-from securemedian.mpc.protocols.channel import Channel
+from securemedian.mpc.protocols.channel import Channel, Planned
 from securemedian.mpc.protocols.dealing import Differences, toss, toss_messages
 from securemedian.mpc.protocols.group import POINT_BYTES, multiply, scalar, to_group
 from securemedian.mpc.protocols.prg import Entropy, os_entropy
@@ -69,7 +69,7 @@ def settle(
         raise differ
 
 
-def settling() -> Iterator[tuple[bool, str, DTypeLike, tuple[int, ...]]]:
+def settling() -> Iterator[Planned]:
     """Yield what each party sends (True) and receives (False) in `settle`, in its order."""
     yield from toss_messages()
     for label, size in (("audit.hidden", POINT_BYTES), ("audit.proof", DIGEST_BYTES)):
