@@ -619,7 +619,7 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     """A new field of `ServerRound` has to be stored, or to be told again on a new link."""
     fields = set(ServerRound.__dataclass_fields__)
     given = {"party", "asked", "params", "floor", "limits", "repeats", "signing_key"}
-    times = {"deadline", "retry_at", "away_until"}
+    times = {"deadline", "retry_at", "away_until", "until"}
     rows = {"dealt", "uploaded", "coin", "token", "passed"}
     of_a_link = {"resuming", "session", "new_session", "check", "vouched", "unlisted", "folded"}
     of_a_link |= {"unused"}
@@ -630,9 +630,9 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
     at_the_end = {"discord", "abandoned"}
     from tests.test_round_state import a_round
 
-    # an audited one, whose sessions are counted
+    # an audited one, whose sessions are counted, at a later vote
     audited = a_round(0, State.OPEN)
-    audited.round_is(sessions=1)
+    audited.round_is(sessions=1, level=1)
     saved = audited.saved().keys()
     derived = {"declined", "unfolded", "computed_here"}
     kept = given | times | of_a_link | of_the_result | at_the_end | saved - derived

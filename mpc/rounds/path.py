@@ -51,6 +51,13 @@ class Path:
         rows[rank] |= found << np.uint64(self._zoom.below(level))
         return type(self)(self.params, self.votes + 1, rows)
 
+    def before(self) -> Self:
+        """Return the path without the digits of its last vote."""
+        rank, level = divmod(self.votes - 1, self._zoom.levels)
+        rows = self.rows.copy()
+        rows[rank] &= ~np.uint64((self._zoom.slots_at(level) - 1) << self._zoom.below(level))
+        return type(self)(self.params, self.votes - 1, rows)
+
     def slots(self, words: Ring) -> NDArray[np.uint8]:
         """Return the slots (d,) that a client with these words votes for next.
 
@@ -69,7 +76,7 @@ class Path:
         found = sha256(self.rows.astype("<u8", copy=False).data.cast("B")).digest()
         return digest("path", self.params.digest, self.votes, found)
 
-    @property
+    @cached_property
     def last(self) -> Words:
         """Return the last vote's digits, packed: what a client is sent."""
         rank, level = divmod(self.votes - 1, self._zoom.levels)

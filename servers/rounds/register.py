@@ -30,6 +30,7 @@ from securemedian.mpc.protocols import ring
 from securemedian.mpc.protocols.dealing import OPENING_BYTES
 from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.rounds.params import RoundParams
+from securemedian.mpc.rounds.path import Path
 from securemedian.mpc.rounds.plan import disk_bytes
 from securemedian.mpc.rounds.privacy import epsilon_of
 from securemedian.mpc.rounds.run_state import RunState
@@ -67,13 +68,13 @@ class Entry:
     when_opened: list[WhenOpened] = field(default_factory=list)
     # S0's run as the round leaves it
     after: RunState | None = None
-    # the protocol's result, or what the vote under way has left
+    # the protocol's result, or what its runs for votes have left so far
     result: Result | None = None
-    # the result of the last vote whose digits clients may be told
-    told: Result | None = None
+    # in a round of several votes, the digits that clients may be told
+    path: Path | None = None
     # the public metrics that clients have sent to S0, by their keys
     public_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    # the names of the files of `before`, `after`, `result` and `told`
+    # the names of the files of `before`, `after` and `result`
     files: dict[str, str] = field(default_factory=dict)
     # the clients that have asked S0 for the form of the round's model
     informed: set[str] = field(default_factory=set)
@@ -382,18 +383,15 @@ class Register:
     ) -> None:
         database, round_id, cohort = self._store.database, changed.round_id, changed.cohort
         verdicts = _changed_verdicts(entry.server_round, changed)
-        new = round_id not in self._entries
+        saved, new = json.dumps(changed.saved()), round_id not in self._entries
         lifted = Effect.BEGIN in actions and _lifts(changed.asked, database.bound(cohort))
         released = lifted and bool(database.bound(cohort).clients)
         # with the signatures that there are now
         result = entry.result
         if result and changed.receipt:
             result = replace(result, receipt=changed.receipt)
-        votes = changed.level > entry.server_round.level
-        files = entry.files
-        if new or rows or verdicts or votes or _saved(changed, files) != entry.saved:
+        if new or rows or verdicts or saved != entry.saved:
             files = self._write_files(entry, changed, result)
-            saved = _saved(changed, files)
             with database.transaction():
                 if new:
                     self._add(entry, changed, saved, files)
@@ -408,11 +406,12 @@ class Register:
                 if not changed.live:
                     database.drop_uploads(round_id)
             entry.files, entry.saved = files, saved
-        if votes:
-            entry.told = result
+        if changed.votes > 1 and (new or changed.level > entry.server_round.level):
+            entry.path = path_of(changed, result)
         entry.server_round, entry.result = changed, result
         if not changed.computed_here:
-            entry.result = entry.after = None
+            entry.after = None
+            entry.result = result if _votes_on(changed) else None
         for row in rows:
             entry.spool.add(row)
         if new:
@@ -463,17 +462,13 @@ class Register:
         files = dict(entry.files)
         if self._config.party == 0 and "before" not in files:
             files["before"] = self._store.write_run(entry.before)
-        if changed.level > entry.server_round.level and result:
-            files["told"] = self._store.write_result(result)
-        if not changed.live:
-            files.pop("told", None)
-        if result is None or not changed.computed_here:
-            files.pop("result", None)
-            files.pop("after", None)
-        else:
+        if result and (changed.computed_here or changed.level > entry.server_round.level):
             files["result"] = self._store.write_result(result)
             if entry.after is not None:
                 files["after"] = self._store.write_run(entry.after)
+        elif not _votes_on(changed):
+            files.pop("result", None)
+            files.pop("after", None)
         return files
 
     def tidy(self) -> None:
@@ -545,19 +540,14 @@ class Register:
         files = {
             kind: name for kind in ("before", "after", "result") if (name := getattr(made, kind))
         }
-        saved = json.loads(made.saved)
-        files |= {"told": saved["told"]} if "told" in saved else {}
-        result, told = (
-            self._store.read_result(files[kind]) if kind in files else None
-            for kind in ("result", "told")
-        )
-        if server_round.live and server_round.votes > 1:
-            path_of(server_round, told)
+        result = self._store.read_result(files["result"]) if "result" in files else None
+        votes = server_round.live and server_round.votes > 1
+        computed = result and json.loads(made.saved)["computed_here"]
         shift = self._clock() - self._wall()
         times = {name: inf if at is None else at + shift for name, at in made.times.items()}
         server_round = replace(
             server_round.with_each(changes),
-            receipt=result.receipt if result else None,
+            receipt=result.receipt if result and computed else None,
             deadline=times["deadline"],
             retry_at=times["retry_at"],
             away_until=times["away_until"],
@@ -575,20 +565,19 @@ class Register:
             if server_round.live and "after" in files
             else None,
             result=result,
-            told=told,
+            path=path_of(server_round, result) if votes else None,
             public_metrics=database.public_metrics(made.round),
             files=files,
-            saved=_saved(server_round, files),
+            saved=json.dumps(server_round.saved()),
         )
 
 
 _TIMES = ("deadline", "retry_at", "away_until")
 
 
-def _saved(changed: ServerRound, files: dict[str, str]) -> str:
-    """Return the plain values of a round as the database has them."""
-    told = {"told": files["told"]} if "told" in files else {}
-    return json.dumps(changed.saved() | told)
+def _votes_on(here: ServerRound) -> bool:
+    """Return whether a round goes on from what its votes have left."""
+    return here.live and here.level > 0
 
 
 def _check_enough(server_round: ServerRound, server: str) -> None:

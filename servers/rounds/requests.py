@@ -56,7 +56,7 @@ from securemedian.servers.network.control import is_round_id
 from securemedian.servers.network.transport import DEFECT, error_frame, take_number
 from securemedian.servers.rounds.register import Entry
 from securemedian.servers.rounds.rounds import Rounds, WhenStored
-from securemedian.servers.rounds.runs import Opening, path_of
+from securemedian.servers.rounds.runs import Opening
 from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
 CLIENT, COORDINATOR = "client", "coordinator"
@@ -618,14 +618,14 @@ class Requests:
     def _level_of(self, call: Call, over: bool) -> Answer | None:
         """Return the answer to a request for a level, or None while it waits and is not `over`."""
         entry, key = self._listed(call), call.key
-        here, told = entry.server_round, entry.told
+        here, told, path = entry.server_round, entry.result, entry.path
         if here.state is State.FAILED:
             raise RoundFailed(here.reason)
         folds = self._folds(here)
         asked = bool(folds and folds.asks(key))
         said: dict[str, Any] = {"state": here.state.value, "level": here.level, "asked": asked}
         # SECURITY: a vote is told only once both servers can never run it again
-        if here.state is not State.VOTING or told is None or here.level <= call.fields.after:
+        if here.state is not State.VOTING or not (told and path) or here.level <= call.fields.after:
             waits = here.live and here.votes > 1 and not (asked or over)
             return None if waits else Answer(said | {"record": b"", "signature": b""})
         if key not in here.included:
@@ -635,7 +635,7 @@ class Requests:
             )
         signature = told.receipt.signatures[f"s{here.party}"]
         signed = {"record": told.receipt.encoded, "signature": signature}
-        digits = {"digits": path_of(here, told).last} if call.fields.values else {}
+        digits = {"digits": path.last} if call.fields.values else {}
         return Answer(said | signed, digits)
 
     def _bound(self, call: Call) -> Answer:

@@ -382,9 +382,8 @@ class Rounds:
                 event = self._verdicts(entry, result)
             case _:
                 try:
-                    entry.result, entry.after = finish_run(
-                        entry.server_round, entry.before, entry.told, result, self._signing
-                    )
+                    given = entry.server_round, entry.before, entry.path, entry.result
+                    entry.result, entry.after = finish_run(*given, result, self._signing)
                     event = events.Computed(entry.result.receipt)
                 except SecureMedianError as error:
                     event = events.Failure(error.code, str(error))

@@ -238,22 +238,21 @@ def finish_round(
 def finish_run(
     server_round: ServerRound,
     before: RunState,
-    told: Result | None,
+    path: Path | None,
+    earlier: Result | None,
     outcome: Outcome,
     signing: SigningKey,
 ) -> tuple[Result, RunState | None]:
     """Return what a run of the protocol leaves: the result of the round, or of one of its votes.
 
-    `told` is what the vote before has left. The record of a vote has `Path.digest` where that of
-    the round has the digest of its result.
+    In a round of several votes clients know the `path`, and the runs before have left `earlier`.
+    The record of a vote has `Path.digest` where that of the round has the digest of its result.
     """
-    if server_round.votes == 1:
+    if path is None:
         return finish_round(server_round, before, outcome, signing)
-    path = path_of(server_round, told).after(cast(PublicValues, outcome.values))
-    cost = {
-        name: count + (told.cost[name] if told else 0)
-        for name, count in outcome.cost.to_dict().items()
-    }
+    path, cost = path.after(cast(PublicValues, outcome.values)), outcome.cost.to_dict()
+    if earlier:
+        cost = {name: count + earlier.cost[name] for name, count in cost.items()}
     if not path.done:
         receipt = receipt_of(server_round, path.digest, signing, VOTE)
         return Result(receipt, path.saved(), cost), None
@@ -262,18 +261,21 @@ def finish_run(
     return replace(result, cost=cost), after
 
 
-def path_of(server_round: ServerRound, told: Result | None) -> Path:
-    """Return the path that the votes before have opened.
+def path_of(here: ServerRound, result: Result | None) -> Path:
+    """Return the path that clients know, of what the latest run has left.
 
-    Raises ConfigError if what they have left is not what clients were told.
+    Raises ConfigError if that has begun otherwise.
     """
-    path = Path.begin(server_round.params)
-    if told:
-        path = Path.restored(server_round.params, server_round.level, told.values)
-    if server_round.level and path.digest.hex() != server_round.path:
+    path = Path.begin(here.params)
+    if here.level and result:
+        # that of the vote under way has been computed, and is not told
+        computed = bool(here.signed)
+        path = Path.restored(here.params, here.level + computed, result.values)
+        path = path.before() if computed else path
+    if here.level and path.digest.hex() != here.path:
         raise ConfigError(
-            f"the stored digits are not those that clients were told: {server_round.round_id}; "
-            "restore the state folder from a backup"
+            f"the stored digits are not those that clients were told: {here.round_id}; restore "
+            "the state folder from a backup"
         )
     return path
 

@@ -176,6 +176,8 @@ class Spool:
         self._native_aes = native_aes
         self._rows: dict[tuple[str, str], Row] = {(row.client, row.kind): row for row in rows}
         self._incoming: dict[tuple[str, str], _Incoming] = {}
+        # the clients whose dealings have passed an `examination`
+        self._examined: set[str] = set()
         end = max((row.begin + row.size for row in self._rows.values()), default=0)
         with storing("uploads"):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -356,12 +358,16 @@ class Spool:
     def examination(self, clients: Container[str], vote: int = 0) -> Callable[[], None]:
         """Return a function that checks dealings, and uploads of a vote, against their SHA-256.
 
-        It reads all of it, and is meant for another thread. It raises DamagedUpload.
+        It reads all of it, and is meant for another thread. Of a later vote it leaves out dealings
+        that have passed since this server began. It raises DamagedUpload.
         """
-        of_clients = [row for row in self._rows.values() if row.client in clients]
-        kinds = DEALING, kind_of(vote)
-        rows = [row for row in of_clients if row.kind in kinds and row.form != "seed"]
-        file = self._file
+        kinds, examined, file = (DEALING, kind_of(vote)), self._examined, self._file
+        rows = [
+            row
+            for row in self._rows.values()
+            if row.client in clients and row.kind in kinds and row.form != "seed"
+            if not (vote and row.kind == DEALING and row.client in examined)
+        ]
 
         def examine_one(row: Row) -> None:
             digest = hashlib.sha256()
@@ -377,6 +383,7 @@ class Spool:
             # hashing releases the GIL
             for _ in _EXAMINERS.map(examine_one, rows):
                 pass
+            examined.update(row.client for row in rows if row.kind == DEALING)
 
         return examine
 
