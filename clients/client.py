@@ -37,7 +37,6 @@ from securemedian.clients.rounds import (
     ROUND_LOST,
     Lookup,
     Turn,
-    UpdateSpent,
     ask_form,
     load_round,
     trained,
@@ -123,13 +122,13 @@ class Client(Member):
         self.public = public
         # this process and the state folder, if there is one
         self._here = 0, Path()
+        self._spent = Spent(config.spent_file)
         try:
             self._journal = self._own_journal(config.state_folder)
         except BaseException:
             super().close()
             raise
         self.meanwhile = self._tend
-        self._spent = Spent(config.spent_file)
         # those that look after rounds with an upload, once there is one
         self._tenders: list[Folder | Voter] = []
         self._lookup = Lookup(self, self._journal)
@@ -156,7 +155,7 @@ class Client(Member):
                 "another Client of this process has the state folder, perhaps one of a "
                 f"notebook's cell that ran before: {folder}; close() that one, or use `with`"
             )
-        made = Journal(folder)
+        made = Journal(folder, spent=self._spent)
         _open_here[here] = self
         self._here = here
         return made
@@ -171,7 +170,7 @@ class Client(Member):
             folder = Folder(self._journal, self)
             self._tenders += [
                 folder,
-                Voter(self._journal, self, folder, self._admit, self._spend, self.decline),
+                Voter(self._journal, self, folder, self._admit, self.decline),
             ]
         for tender in self._tenders:
             tender.tend()
@@ -312,7 +311,7 @@ class Client(Member):
         try:
             if made is None:
                 self._check_free(current)
-                self._check_unspent(current, fingerprint(vector, group))
+                self._free(fingerprint(vector, group))
                 mine = current.of_group(group)
                 cuts = self.config.saturate if saturate is None else saturate
                 upload.check_range(vector, mine, spec.name_at, cuts)
@@ -515,24 +514,21 @@ class Client(Member):
                 )
             self.public.check(exchange)
 
-    def _check_unspent(self, current: Round, update: bytes) -> None:
-        """Raise InputError if a round of several votes is given an update that was voted on."""
-        if current.params.form.votes == 1:
-            return
-        ballots = {name: upheld.ballot for name, upheld in self._journal.upheld.items()}
-        if any(one and one.update == update for one in ballots.values()):
-            # that round may have ended
-            self._tend()
-        if before := self._spent.first(update):
-            raise UpdateSpent(
-                f"an update for round {current.round_id} that was voted on in another round: "
-                f"{before}; train again, because a second vote on it would tell more"
-            )
+    def _free(self, update: bytes) -> None:
+        """Free an update of a round that has ended, if both servers say it has opened nothing.
+
+        SECURITY: one of them follows the protocol, and says so of no other round.
+        """
+        if claimed := self._spent.round_of(update):
+            with suppress(UnknownRound):
+                said = [self.status(claimed, party=party) for party in (0, 1)]
+                if all(one.state == "failed" and one.opened == "nothing" for one in said):
+                    self._spent.free(update, claimed)
 
     def _admit(self, round_id: str, ballot: Ballot, record: "Record") -> None:
         """Raise PolicyRefused unless this client votes on among those whom a record includes.
 
-        Its update is then spent. Raises PeerProtocolError if a server names another number of them.
+        Raises PeerProtocolError if a server names another number of them.
         """
         statuses = []
         for party in (0, 1) if self.config.policy.needs_statuses else ():
@@ -547,23 +543,6 @@ class Client(Member):
         made = self._journal.made_within_a_day - 1
         about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
         self.config.policy.check_round(ballot.path.params, made, *about, record.released)
-        if (before := self._spent.note(ballot.update, round_id)) != round_id:
-            raise PolicyRefused(
-                f"{self.config.name} refuses to vote on an update in two rounds: {before}; train "
-                "again"
-            )
-
-    def _spend(self, round_id: str, ballot: Ballot) -> None:
-        """Note the update of a round that has ended, unless both servers say nothing was opened.
-
-        SECURITY: a digit of it may have been told to others.
-        """
-        opened = "maybe"
-        with suppress(SecureMedianError):
-            said = {self.status(round_id, 0.0, party).opened for party in (0, 1)}
-            opened = "nothing" if said == {"nothing"} else opened
-        if opened != "nothing":
-            self._spent.note(ballot.update, round_id)
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
@@ -592,10 +571,6 @@ class Client(Member):
 
         `reason` is a code of `status.DECLINED`; servers of release 1.0 are told none.
         """
-        upheld = self._journal.upheld.get(round_id)
-        if upheld and (ballot := upheld.ballot):
-            # SECURITY: what it has sent may be opened all the same
-            self._spent.note(ballot.update, round_id)
         self._sender.abandon(round_id)
         # S1 first, because S0 may close the round at once
         for party in (1, 0):

@@ -33,6 +33,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from securemedian.clients.spent import Spent
 from securemedian.clients.upload import ShareHalf
 from securemedian.common.durable import (
     Lock,
@@ -102,9 +103,8 @@ class Draw:
 class Ballot:
     """A client's part in one round of several votes, as far as both servers have told digits."""
 
-    # the words of its update, and the `fingerprint` of that
+    # those of its update
     words: Ring = field(repr=False)
-    update: bytes = field(repr=False)
     # the digest of the run that it was trained from
     start: bytes
     # the digits told, after which it votes now
@@ -256,7 +256,6 @@ class _Kept:
                 fields |= {
                     "of": ballot.path.params.to_dict(),
                     "votes": ballot.path.votes,
-                    "voted": ballot.update,
                     "from": ballot.start,
                     "record": ballot.record,
                 }
@@ -267,8 +266,13 @@ class _Kept:
 class Journal:
     """Keeps dealings and uploads by round, and what the caller keeps. Raises ConfigError."""
 
-    def __init__(self, folder: Path | None, wall: Callable[[], float] = time.time) -> None:
-        self._folder, self._wall = folder, wall
+    def __init__(
+        self,
+        folder: Path | None,
+        wall: Callable[[], float] = time.time,
+        spent: Spent | None = None,
+    ) -> None:
+        self._folder, self._wall, self._spent = folder, wall, spent or Spent(None)
         self._pid = os.getpid()
         self._lock: Lock | None = None
         self._rounds: dict[str, _Kept] = {}
@@ -362,19 +366,22 @@ class Journal:
     def keep(self, submission: Submission) -> None:
         """Keep an upload, and forget the secret of the dealing that it rotates.
 
-        Raises LocalProtocolError if another one is kept for the round, and ConfigError if it cannot
-        be written. It may be sent once this returns.
+        Raises LocalProtocolError if another one is kept for the round, UpdateSpent if another round
+        of several votes has its update, and ConfigError if it cannot be written. It may be sent
+        once this returns.
         """
-        round_id = submission.round_id
+        round_id, upheld = submission.round_id, submission.upheld
         kept = self._rounds.setdefault(round_id, _Kept())
         if kept.made is None:
+            if upheld and upheld.ballot:
+                self._spent.claim(submission.update, round_id)
             self._keep_days([*self._of_a_day(), self._wall()])
             kept.made = submission
         elif kept.made is not submission:
             raise LocalProtocolError(f"there is another upload for round {round_id}")
         if kept.draw:
             kept.draw, kept.written = None, False
-        kept.upheld = kept.upheld or submission.upheld
+        kept.upheld = kept.upheld or upheld
         self._write(round_id)
 
     def confirm(self, submission: Submission) -> None:
@@ -502,7 +509,7 @@ def _ballot(message: wire.Message) -> Ballot:
     fields, arrays = message.fields, message.arrays
     params = RoundParams.from_dict(fields["of"])
     path = Digits.restored(params, fields["votes"], arrays["path"])
-    return Ballot(arrays["words"], fields["voted"], fields["from"], path, fields["record"])
+    return Ballot(arrays["words"], fields["from"], path, fields["record"])
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

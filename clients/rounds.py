@@ -17,9 +17,10 @@ from securemedian.clients import update as updates
 from securemedian.clients.journal import Journal
 from securemedian.clients.member import Member
 from securemedian.clients.sharing import REFUSED
+from securemedian.clients.spent import UpdateSpent
 from securemedian.clients.upload import Round
 from securemedian.common.model_form import ModelForm
-from securemedian.common.status import POLICY, TRAINING
+from securemedian.common.status import TRAINING
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -145,9 +146,7 @@ class Lookup:
     def _forget_ended(self, latest: str, timeout_s: float | None) -> None:
         """Delete what is kept for rounds before the latest, if they have ended."""
         for round_id in self._journal.rounds:
-            upheld = self._journal.upheld.get(round_id)
-            if round_id == latest or (upheld and upheld.ballot):
-                # `Voter` lets go of votes
+            if round_id == latest:
                 continue
             try:
                 state = self._member.status(round_id, timeout_s).state
@@ -161,13 +160,6 @@ class TrainingFailed(SecureMedianError):
     """The caller's training raised an exception."""
 
     code = TRAINING
-
-
-class UpdateSpent(InputError):
-    """An update was voted on in an earlier round of several votes: train again."""
-
-    # as if its policy refused the round
-    code = POLICY
 
 
 class Turn:

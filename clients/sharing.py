@@ -147,26 +147,29 @@ class Sender:
         Raises the error with which they refuse the dealing, which is then forgotten.
         """
         halves = self._halves(values, current, progress)
-        upheld, update, params = None, fingerprint(vector, group), current.params
+        upheld, params = None, current.params
         audited, several = params.form.audited, params.form.votes > 1
         if (audited or several) and (shape := params.form.dealing):
             draw = self._journal.draw(current.round_id, params.digest, current.index)
             masks = (os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)) if audited else (b"", b"")
             upheld = Upheld(shape, draw, halves[0].share, masks)
             if several:
-                upheld = replace(upheld, ballot=_ballot(vector, update, current))
+                upheld = replace(upheld, ballot=_ballot(vector, current))
         submission = Submission(
             current.round_id,
             current.params.digest,
             current.start,
-            update,
+            fingerprint(vector, group),
             halves,
             group,
             group if current.params.method.visible else 0,
             upheld,
         )
-        self._journal.keep(submission)
-        self._stop_dealing()
+        try:
+            self._journal.keep(submission)
+        finally:
+            # of an update that may not be sent it was for nothing
+            self._stop_dealing()
         return submission
 
     def send(
@@ -405,14 +408,14 @@ class Dealer:
         )
 
 
-def _ballot(vector: NDArray[Any], update: bytes, current: Round) -> Ballot:
-    """Return what a client votes by, of a flat update and its fingerprint."""
+def _ballot(vector: NDArray[Any], current: Round) -> Ballot:
+    """Return what a client votes by, of a flat update."""
     # the methods take a while to import
     from securemedian.mpc.rounds.methods.zoom import Zoom
     from securemedian.mpc.rounds.path import Path
 
     assert isinstance(method := current.params.method, Zoom)
-    return Ballot(method.words(vector), update, current.start, Path.begin(current.params))
+    return Ballot(method.words(vector), current.start, Path.begin(current.params))
 
 
 def check_s1(answer: Message, current: Round) -> None:

@@ -1,71 +1,97 @@
-"""The updates of a client that it has voted on beyond the first vote of a round, for good.
+"""The updates that a client has voted on, each in one round of several votes.
 
-SECURITY: an update of which digits were told is never voted on in another round. The digits of
-another set of clients would tell more than one result. All cohorts of a client share the file,
-which is only ever appended to.
+SECURITY: an update of which a digit was opened is never voted on in another round. The digits of
+another set of clients would tell more than one result. So a round claims an update before any of it
+is sent, for good: the client frees it only if both servers say that they have opened nothing.
+
+All cohorts of a client share the file, which is only ever appended to. Its lines, in their order,
+say which round has an update, so that of two processes the first one counts.
 """
 
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 from securemedian.clients.upload import number_of
 from securemedian.common.durable import OWNER, sync_folder
-from securemedian.mpc.errors import ConfigError
+from securemedian.common.status import POLICY
+from securemedian.mpc.errors import ConfigError, InputError
+
+# a line that a crash has cut fits nothing
+_LINE = re.compile(r"^(claim|free) (\S+) ([0-9a-f]{64})$", re.MULTILINE)
+
+
+class UpdateSpent(InputError):
+    """An update was voted on in another round of several votes: train again."""
+
+    # as if its policy refused the round
+    code = POLICY
 
 
 class Spent:
-    """The file of a client's updates that were voted on. Without a path it has none."""
+    """The file of a client's updates. Without a path nothing can be claimed."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def first(self, update: bytes) -> str:
-        """Return the round that an update, by its fingerprint, was voted on in, or ""."""
-        return next((name for found, name in self._lines() if found == update.hex()), "")
+    def round_of(self, update: bytes) -> str:
+        """Return the round that has claimed an update, by its fingerprint, or ""."""
+        return self._claimed().get(update.hex(), "")
 
     def numbers(self) -> set[int]:
-        """Return the numbers of the rounds in which updates were voted on."""
-        return {number_of(round_id) for _, round_id in self._lines()}
+        """Return the numbers of the rounds that have claimed updates."""
+        return {number_of(round_id) for round_id in self._claimed().values()}
 
-    def note(self, update: bytes, round_id: str) -> str:
-        """Note that an update is voted on, and return the round in which it first was.
+    def claim(self, update: bytes, round_id: str) -> None:
+        """Claim an update for a round, once and again. It may be sent once this returns.
 
-        Of two processes that do so at once, the first line in the file counts. Raises ConfigError
-        if it cannot be written.
+        Raises UpdateSpent if another round has it, and ConfigError if this cannot be written.
         """
-        if first := self.first(update):
-            return first
+        # a claim that is there may not be on the disk
+        if self.round_of(update) in ("", round_id):
+            self._append("claim", round_id, update)
+        if (claimed := self.round_of(update)) != round_id:
+            raise UpdateSpent(
+                f"an update for round {round_id} that was voted on in another round: {claimed}; "
+                "train again, because a second vote on it would tell more"
+            )
+
+    def free(self, update: bytes, round_id: str) -> None:
+        """Free an update if this round has it. Raises ConfigError if this cannot be written."""
+        self._append("free", round_id, update)
+
+    def _append(self, what: str, round_id: str, update: bytes) -> None:
         if self._path is None:
             raise ConfigError(
                 "a round of several votes needs a state_dir, which remembers what was voted on: "
                 f"{round_id}; set it in client.toml"
             )
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER)
-            try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            with os.fdopen(os.open(self._path, flags, OWNER), "wb") as file:
                 # a line that a crash has cut ends here
-                os.write(descriptor, f"\n{update.hex()} {round_id}\n".encode())
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                file.write(f"\n{what} {round_id} {update.hex()}\n".encode())
+                file.flush()
+                os.fsync(file.fileno())
             sync_folder(self._path.parent)
         except OSError as error:
             raise ConfigError(
                 f"cannot write the file: {self._path} ({error.strerror}); make room. Nothing was "
                 "sent"
             ) from error
-        return self.first(update)
 
-    def _lines(self) -> Iterator[tuple[str, str]]:
-        """Yield fingerprints and rounds, in their order. Raises ConfigError."""
+    def _claimed(self) -> dict[str, str]:
+        """Return the round of each update that is claimed. Raises ConfigError."""
         try:
             text = self._path.read_text("utf-8") if self._path and self._path.exists() else ""
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot read the file: {self._path} ({error}); restore it from a copy"
             ) from error
-        for line in text.splitlines():
-            update, _, round_id = line.partition(" ")
-            if round_id:
-                yield update, round_id
+        found: dict[str, str] = {}
+        for what, round_id, update in _LINE.findall(text):
+            if what == "claim":
+                found.setdefault(update, round_id)
+            elif found.get(update) == round_id:
+                del found[update]
+        return found

@@ -6,9 +6,8 @@ next digits of its update, until the round ends.
 
 SECURITY: a client asks both servers itself. It votes once after each vote, and only if both have
 signed the same record. This must be of the round and the set of clients that it knows, of the next
-level, and of all digits that it was told. Before its second vote it applies its policy to that set,
-and notes the update for good (`clients.spent`). It notes it as well if the round ends before that
-and may have opened a digit. It keeps a vote before it sends it.
+level, and of all digits that it was told. Before its second vote it applies its policy to that set.
+It keeps a vote before it sends it.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,8 +48,7 @@ class Voter:
     """Votes in the rounds of several votes in `journal`, whenever somebody waits.
 
     `admit` raises PolicyRefused unless this client votes on among those whom a record includes.
-    `spend` notes the update of a round that has ended before. `decline` tells both servers that it
-    does not vote on, with a code of `status.DECLINED`.
+    `decline` tells both servers that it does not vote on, with a code of `status.DECLINED`.
     """
 
     def __init__(
@@ -59,11 +57,10 @@ class Voter:
         member: Member,
         folder: Folder,
         admit: Callable[[str, Ballot, Record], None],
-        spend: Callable[[str, Ballot], None],
         decline: Callable[[str, str], None],
     ) -> None:
         self._journal, self._member, self._folder = journal, member, folder
-        self._admit, self._spend, self._decline = admit, spend, decline
+        self._admit, self._decline = admit, decline
         # the round, vote and server of votes that are there
         self._sent: set[tuple[str, int, int]] = set()
 
@@ -193,9 +190,6 @@ class Voter:
         return after
 
     def _let_go(self, round_id: str) -> None:
-        upheld = self._journal.upheld.get(round_id)
-        if upheld and (ballot := upheld.ballot) and not ballot.record:
-            self._spend(round_id, ballot)
         self._journal.let_go(round_id)
         self._folder.forget(round_id)
         self._sent = {vote for vote in self._sent if vote[0] != round_id}

@@ -4,6 +4,7 @@ import itertools
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from securemedian.clients.client import Client
+from securemedian.clients.spent import UpdateSpent
 from securemedian.common.status import RoundStatus
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.errors import UnknownCohort, UnknownRound
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from tests.daemons import Pair, in_background, wait_until
 
@@ -133,6 +136,43 @@ def _check_strangers(pair: Pair, rounds: dict[str, str]) -> None:
     for server, op in itertools.product(("s0", "s1"), ("status", "result")):
         with pytest.raises(UnknownRound, match="the latest is " + rounds["stroke"]):
             pair.caller("client-4", server).ask(op, round=rounds["default"])
+
+
+def test_an_update_that_two_cohorts_are_given_is_voted_on_in_one(pair: Pair) -> None:
+    """A digit of it is then opened in one of their rounds at most."""
+    given = update("default", "client-3")
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(Coordinator.from_config(pair.toml("coordinator"), each))
+            for each in MEMBERS
+        ]
+        members = [
+            stack.enter_context(Client.from_config(pair.toml("client-3"), each)) for each in MEMBERS
+        ]
+
+        def submits() -> None:
+            """Open a round of zoom of each, submit to both at once, and abort the rounds."""
+            rounds = [
+                one.open_round(RoundParams(Zoom(), dim=given.size, max_clients=count), reset=True)
+                for one, count in zip(made, (3, 2), strict=True)
+            ]
+            refused = []
+            both = zip(members, rounds, strict=True)
+            for join in [in_background(partial(one.submit, given, name)) for one, name in both]:
+                try:
+                    join()
+                except UpdateSpent as error:
+                    refused.append(str(error))
+            complete = [one.status().complete for one in made]
+            for one, name in zip(made, rounds, strict=True):
+                one.abort_round(name, "the test goes on")
+            (refusal,), own = refused, complete.index(["client-3"])
+            assert f"voted on in another round: {rounds[own]}; train again" in refusal
+            assert complete[1 - own] == []
+
+        # nothing was opened of the first two
+        submits()
+        submits()
 
 
 def _quiet(_: Any) -> None:

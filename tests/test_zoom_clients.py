@@ -15,7 +15,7 @@ from securemedian import cli
 from securemedian.clients import files
 from securemedian.clients.client import Client
 from securemedian.clients.policy import ClientPolicy
-from securemedian.mpc.errors import InputError, PolicyRefused, RoundFailed
+from securemedian.mpc.errors import InputError, PolicyRefused, RoundClosed, RoundFailed
 from securemedian.plugins import rounds as plugin
 from tests import zoom_rounds
 from tests.daemons import Pair, in_background, wait_until
@@ -190,6 +190,38 @@ def test_an_update_whose_first_digit_was_opened_is_never_voted_on_again(
         clients[0].result(plain, timeout_s=60)
     later = open_round(pair)
     for seed, client in enumerate(clients, 180):
+        client.submit(update(seed), later)
+    results(clients, later)
+
+
+def test_an_update_is_spent_though_a_server_says_that_it_has_none(
+    pair: Pair, opened: ExitStack
+) -> None:
+    """S1 takes the first vote, answers that the round is closed, and goes on with it."""
+    clients = [client_of(pair, opened, number) for number in (1, 2, 3)]
+    round_id = open_round(pair, limit_s=5.0)
+    for seed, client in enumerate(clients[1:], 201):
+        client.submit(update(seed), round_id)
+    asked = clients[0].servers[1].ask
+
+    def lies(op: str, *given: Any, **options: Any) -> Any:
+        answer = asked(op, *given, **options)
+        if op == "upload":
+            raise RoundClosed("the round takes no uploads")
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RoundClosed):
+        patch.setattr(clients[0].servers[1], "ask", lies)
+        clients[0].submit(update(200), round_id)
+    joins = [in_background(partial(client.result, round_id, 60)) for client in clients[1:]]
+    for join in joins:
+        with pytest.raises(RoundFailed, match="vote 2 of 8 did not come in time"):
+            join()
+    later = open_round(pair)
+    with pytest.raises(InputError, match=f"voted on in another round: {round_id}; train again"):
+        clients[0].submit(update(200), later)
+    # with another one all go on
+    for seed, client in enumerate(clients, 203):
         client.submit(update(seed), later)
     results(clients, later)
 
