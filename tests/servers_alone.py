@@ -25,6 +25,7 @@ from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.methods.bucketed import Bucketed
 from securemedian.mpc.rounds.methods.mean import Mean
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Checked
 from securemedian.servers import config
@@ -49,6 +50,8 @@ PARAMS = RoundParams(Mean(norm_bound="off"), dim=DIM, max_clients=3)
 # a round in which clients deal
 DEALT = RoundParams(Bucketed(uploads="dealt"), dim=DIM, max_clients=3)
 AUDITED = RoundParams(Bucketed(security="malicious"), dim=DIM, max_clients=3)
+# a round of three votes
+VOTES = RoundParams(Zoom(encoding="fixed", word_bits=12, fraction_bits=4), dim=DIM, max_clients=3)
 MODEL = np.zeros(DIM, np.float32)
 # the digest of what a round starts from, of which S1 knows nothing else
 START = "0" * 64

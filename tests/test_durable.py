@@ -22,20 +22,26 @@ from securemedian.common.states import State
 from securemedian.common.versions import STORE
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import ChannelClosed, ConfigError, DamagedUpload, NotStored
-from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols import ring, wire
 from securemedian.mpc.rounds.cost import Cost
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.pipeline import Outcome
 from securemedian.servers.machine.round import Member, ServerRound
 from securemedian.servers.network import control
 from securemedian.servers.network.control import Again, Bye, Hello, RoundMessage
-from securemedian.servers.storage.database import UPGRADES, Database
-from tests.servers_alone import DEALT, DIM, PARAMS, Server
+from securemedian.servers.rounds.register import Entry
+from securemedian.servers.storage.database import UPGRADES, Database, Row
+from securemedian.servers.storage.files import Reserve
+from securemedian.servers.storage.spool import Piece, Spool
+from tests.servers_alone import DEALT, DIM, PARAMS, VOTES, Server
 
 KINDS = [
     pytest.param(PARAMS, id="plain"),
     pytest.param(DEALT, id="dealt", marks=pytest.mark.slow),
+    pytest.param(VOTES, id="votes", marks=pytest.mark.slow),
 ]
+# what each vote of a round opens
+DIGITS = 5, 3, 9
 STEP_S = 0.25
 LIMIT_S = 120.0
 
@@ -54,7 +60,7 @@ class Two:
         # called with each message about a round; one for which it is true is lost
         self.lose: Callable[[RoundMessage], bool] = lambda message: False
         self.restarts = 0
-        # by server: the sessions in which it has run the protocol, with the attempt, and the coins
+        # by server: the sessions in which it has run the protocol, with the vote, and the coins
         # under which it has opened something, over all its lives
         self.runs: list[list[tuple[int, bytes]]] = [[], []]
         self.coins: list[set[bytes]] = [set(), set()]
@@ -108,10 +114,10 @@ class Two:
         if engine.checked:
             engine.end_check()
         elif self._run_together():
-            values = PublicValues(np.zeros((1, DIM), np.uint64))
             for number, one in enumerate(self.servers):
                 latest = one.latest.server_round
-                self.runs[number].append((latest.attempt, latest.session))
+                values = PublicValues(np.full((1, DIM), DIGITS[latest.level], np.uint64))
+                self.runs[number].append((latest.level, latest.session))
                 one.engine.result, one.engine.uploads = Outcome(values, Cost()), None
         if engine.result is None:
             return False
@@ -175,6 +181,24 @@ class Two:
             answer = self.ask(party, key, "upload", words, form=form, **fields)
             assert answer.type == "upload", answer.fields
 
+    def vote(self, round_id: str) -> None:
+        """Send later votes of all clients, within what both servers tell."""
+        layout, heres = self.params.form.layout, [one.latest.server_round for one in self.servers]
+        assert len({(here.level, here.path) for here in heres}) == 1
+        fields = {"round": round_id, "params": self.params.digest, "form": "rotations"}
+        fields |= {"level": heres[0].level, "path": bytes.fromhex(heres[0].path)}
+        words = np.zeros((layout.rows, layout.row_words), np.uint64)
+        for key, party in itertools.product(self.servers[0].keys, (0, 1)):
+            answer = self.ask(party, key, "upload", words, **fields)
+            # the run may have begun
+            assert answer.type == "upload", answer.fields
+
+    def takes(self, level: int) -> bool:
+        """Return whether both servers take the votes of a level, or the round has ended."""
+        heres = [server.latest.server_round for server in self.servers]
+        votes = all((here.state, here.level) == (State.VOTING, level) for here in heres)
+        return votes or self.ended()
+
     def state(self, party: int) -> str:
         return self.servers[party].state[0] if self.servers[party].rounds.register.entries else ""
 
@@ -188,11 +212,14 @@ class Two:
             assert (latest.round_id, latest.state) == (round_id, State.PUBLISHED), latest.reason
             assert latest.included == server.keys
             # a run that breaks off is made again in a session of its own
-            assert len({session for _, session in self.runs[party]}) == len(self.runs[party])
+            assert len(set(self.runs[party])) == len(self.runs[party])
             assert not list((server.folder / "spool").iterdir())
             assert len(self.coins[party]) <= len(server.keys)
         results = self.ask(0, self.servers[0].keys[0], "result", round=round_id)
         assert results.fields["form"] != "pending"
+        if self.params.form.votes > 1:
+            words = ring.unpack(results.arrays["opened"].reshape(-1), 12, DIM)
+            assert set(words.tolist()) == {0x539}
 
     def close(self) -> None:
         for server in self.servers:
@@ -210,6 +237,9 @@ def go(two: Two) -> str:
     """Run a whole round and return its id."""
     round_id = two.open()
     two.send_all(round_id)
+    for level in range(1, two.params.form.votes):
+        two.run(partial(two.takes, level))
+        two.vote(round_id)
     two.run(two.ended)
     two.check(round_id)
     return round_id
@@ -479,6 +509,38 @@ def test_a_server_without_room_goes_on_when_there_is_some(
     two.check(round_id)
 
 
+@pytest.mark.parametrize("party", [0, 1])
+def test_digits_are_told_when_a_full_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, party: int
+) -> None:
+    """No run is lost: the server is where it was until it can note that both have the digits."""
+    two = Two(tmp_path, VOTES)
+    server, full, refused = two.servers[party], [True], [0]
+    commit = server.rounds.register.commit
+
+    def no_room(entry: Entry, changed: ServerRound, *given: Any) -> None:
+        if full[0] and changed.state is State.VOTING:
+            refused[0] += 1
+            raise NotStored("no room")
+        commit(entry, changed, *given)
+
+    monkeypatch.setattr(server.rounds.register, "commit", no_room)
+    round_id = two.open()
+    two.send_all(round_id)
+    two.run(lambda: refused[0] > 2)
+    assert two.state(party) == "running" and two.state(1 - party) == "voting"
+    # it tells no digits
+    assert server.latest.path and server.latest.path.votes == 0
+    full[0] = False
+    for level in (1, 2):
+        two.run(partial(two.takes, level))
+        assert server.latest.server_round.attempt == level
+        two.vote(round_id)
+    two.run(two.ended)
+    two.check(round_id)
+    two.close()
+
+
 # The disk
 
 
@@ -504,6 +566,35 @@ def test_a_damaged_share_fails_the_round_for_good(two: Two) -> None:
     s0.rounds.engine_ended()
     two.run(two.ended)
     assert two.state(0) == two.state(1) == "failed"
+
+
+def test_dealings_are_read_at_the_first_vote_and_once_after_a_start(tmp_path: Path) -> None:
+    layout, shape = VOTES.form.layout, VOTES.form.dealing
+    assert shape is not None
+    reserve, rows = Reserve(tmp_path / "reserve"), list[Row]()
+    words = np.ones((layout.rows, layout.row_words), np.uint64)
+    pieces = [
+        Piece("dealing", "words", np.ones(shape.layout.words, np.uint64)),
+        Piece("upload", "rotations", words),
+        Piece("vote-1", "rotations", words),
+    ]
+
+    def opened() -> Spool:
+        return Spool(tmp_path / "spool", reserve, layout, shape, rows=rows)
+
+    spool = opened()
+    for piece in pieces:
+        assert (row := spool.put("key", piece))
+        rows.append(row)
+        spool.add(row)
+    for vote in (0, 1):
+        spool.examination(["key"], vote)()
+    with (tmp_path / "spool" / "uploads.words").open("r+b") as file:
+        file.write(b"\x02")
+    spool.examination(["key"], 1)()
+    for one, vote in ((spool, 0), (opened(), 1)):
+        with pytest.raises(DamagedUpload, match="dealing is not"):
+            one.examination(["key"], vote)()
 
 
 @pytest.mark.parametrize("party", [0, 1])

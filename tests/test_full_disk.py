@@ -20,7 +20,7 @@ from securemedian.mpc.rounds.params import RoundParams
 from securemedian.servers.storage.database import Database
 from securemedian.servers.storage.files import DATABASE_BYTES, Reserve, WordsFile
 from securemedian.servers.storage.store import Store
-from tests.servers_alone import DEALT, PARAMS, Server
+from tests.servers_alone import DEALT, PARAMS, VOTES, Server
 from tests.test_cohorts import KINDS, World, coordinator, keys
 
 WORDS = np.zeros((PARAMS.form.layout.rows, PARAMS.form.layout.row_words), np.uint64)
@@ -152,6 +152,14 @@ def test_a_server_starts_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
     s0.restart()
     assert (s0.latest.server_round.round_id, s0.state[0]) == (round_id, "open")
     assert s0.upload(s0.keys[0], round_id).type == "upload"
+
+
+def test_a_round_of_votes_has_room_for_its_digits_and_its_result(tmp_path: Path) -> None:
+    s0 = Server(0, tmp_path / "s0", VOTES)
+    assert s0.open()
+    # four words of 12 bits are packed into one, twice; the run is the model's
+    leaves = 2 * 8 + 4 * 4 * VOTES.dim
+    assert (tmp_path / "s0" / "reserve").stat().st_size == DATABASE_BYTES + leaves
 
 
 def test_a_reserve_has_room_for_what_its_rounds_leave(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ from securemedian.servers.network.control import (
 from securemedian.servers.rounds.register import ROUNDS_RETAINED
 from securemedian.servers.rounds.requests import OPS
 from tests.fuzzing import LONGEST_TEXT, VALUES, frames, fuzz
-from tests.servers_alone import AUDITED, DEALT, DIM, PARAMS, START, Server, held, hello
+from tests.servers_alone import AUDITED, DEALT, DIM, PARAMS, START, VOTES, Server, held, hello
 
 pytestmark = pytest.mark.slow
 
@@ -93,9 +93,10 @@ AUDITED_STATES = ("folding",)
 PLACES = [
     (party, state)
     for party, states in STATES.items()
-    for state in (*states, *DEALT_STATES, *AUDITED_STATES)
+    for state in (*states, *DEALT_STATES, *AUDITED_STATES, "voting")
 ]
 PARAMS_OF = dict.fromkeys(DEALT_STATES, DEALT) | dict.fromkeys(AUDITED_STATES, AUDITED)
+PARAMS_OF |= {"voting": VOTES}
 
 
 def bring(server: Server, state: str) -> None:
@@ -180,18 +181,35 @@ def _dealt(server: Server) -> Iterator[str]:
     server.rounds.engine_ended()
     if server.config.party == 0:
         server.hear(Verdicts(round_id, server.keys[1:], []))
-    else:
+    if not server.params.form.audited:
+        yield _voting(server)
+        return
+    if server.config.party == 1:
         server.hear(Check(round_id, server.keys))
     assert server.engine.folds
     server.engine.folds.ask(BINDING, COIN)
     yield "folding"
 
 
+def _voting(server: Server) -> str:
+    here = server.latest.server_round
+    if server.config.party == 0:
+        server.hear(Ready(here.round_id, 1))
+    else:
+        server.hear(Compute(here.round_id, here.digest, 1, bytes(16), False))
+    _computed(server)
+    return "voting"
+
+
 def _published(server: Server) -> str:
+    _computed(server)
+    return "published"
+
+
+def _computed(server: Server) -> None:
     server.engine.result = Outcome(PublicValues(np.zeros((1, DIM), np.uint64)), Cost())
     server.rounds.engine_ended()
     server.hear(server.done())
-    return "published"
 
 
 class Watching(logging.Handler):
@@ -357,9 +375,10 @@ def test_requests(party: int, state: str, tmp_path: Path, fuzz_examples: int) ->
                 key, parts = data.draw(requests(server))
                 server.requests.request(b"", key, parts)
                 server.rounds.flush()
-                # an `open` is answered when S1 has spoken, and so is `link`
+                # an `open` is answered when S1 has spoken, and so is `link`; `level` is held
                 waits = bool(server.rounds.live) and server.latest.server_round.state == "opening"
                 waits = waits or any(isinstance(message, Load) for message in server.sent)
+                waits = waits or bool(server.requests._held)
                 assert waits or len(server.replies) > before
                 check_answers(server, before)
 
@@ -390,6 +409,11 @@ def all_messages(server: Server) -> list[control.Message]:
                 round_id, bytes(16), state, attempt, signature, held_there, keys, keys, none, coins
             )
             for state in ("open", "running", "published")
+        ),
+        Resume(
+            *(round_id, bytes(16), "voting", attempt, signature),
+            *(held_there, keys, keys, none, coins),
+            level=1,
         ),
         *(Dealt(round_id, key) for key in server.keys),
         *(Uploaded(round_id, key) for key in server.keys),

@@ -1,7 +1,9 @@
 """Rounds of several votes through two real servers."""
 
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
@@ -201,10 +203,31 @@ def await_failure(pair: Pair, server: str) -> None:
     wait_until(lambda: pair.status(server)["state"] == "failed")
 
 
-def restart(pair: Pair, server: str) -> None:
+def restart(pair: Pair, server: str, **how: Any) -> None:
     pair.stop(server, signal.SIGKILL)
+    pair.start(server, **how)
+    pair.link()
+
+
+@pytest.mark.parametrize("moment", ["said done", "state voting"])
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_that_dies_between_digits_and_the_next_votes_goes_on(
+    pair: Pair, server: str, moment: str
+) -> None:
+    """The other one takes the next votes already, or waits with its digits."""
+    voters = begin(pair)
+    for voter in voters:
+        voter.follow()
+    (pair.folder / f"{server}.moment").write_text(f"die {moment}")
+    restart(pair, server, module="tests.dying")
+    for voter in voters:
+        voter.vote()
+    assert pair.ended(server) == -signal.SIGKILL
     pair.start(server)
     pair.link()
+    all_vote(voters)
+    check_result(pair, voters, 2)
+    assert pair.status()["attempt"] == 3
 
 
 def test_each_rank_has_votes_of_its_own(pair: Pair) -> None:
@@ -306,6 +329,34 @@ def test_a_server_that_is_killed_while_folds_of_a_vote_are_lacking_goes_on(
 
 
 # These fail, which binds later rounds to their clients
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_from_a_backup_takes_no_vote_again_that_was_told(
+    pair: Pair, tmp_path: Folder, server: str
+) -> None:
+    voters = begin(pair)
+    state, backup = pair.folder / f"{server}-state", tmp_path / "backup"
+    for voter in voters:
+        voter.follow()
+    pair.stop(server)
+    shutil.copytree(state, backup)
+    pair.start(server)
+    pair.link()
+    for voter in voters:
+        voter.vote()
+    for voter in voters:
+        voter.follow()
+    pair.stop(server)
+    shutil.rmtree(state)
+    shutil.copytree(backup, state)
+    pair.start(server)
+    for each in SERVERS:
+        await_failure(pair, each)
+        assert "the state folder of one is not its latest" in pair.status(each)["reason"]
+        ran = [event for event in pair.events(each) if event["event"] == "round-running"]
+        of_round = [event["vote"] for event in ran if event["round"] == voters[0].round_id]
+        assert of_round == [1, 2]
 
 
 def test_who_votes_differently_at_the_servers_ends_the_round(pair: Pair) -> None:

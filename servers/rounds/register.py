@@ -320,6 +320,9 @@ class Register:
         method, dim = params.method, params.dim
         values = method.opened_rows(params.max_total) * dim
         leaves = 8 * ring.packed_words(values, params.form.opened_bits)
+        if params.form.votes > 1:
+            # beside the digits of the last vote
+            leaves *= 2
         if self._config.party == 0:
             # model, scale and up to two moments
             leaves += 4 * 4 * dim * method.groups
