@@ -28,6 +28,7 @@ from securemedian.servers.computing import shards
 from securemedian.servers.config import EngineConfig, ProtocolParams, ServerConfig
 from securemedian.servers.machine.events import Effect
 from securemedian.servers.machine.table import LATE, TABLE, Transition, always
+from securemedian.servers.metrics import METRICS
 from securemedian.servers.network import control
 from securemedian.servers.network.control import RoundMessage
 from securemedian.servers.rounds.requests import OPS
@@ -167,6 +168,15 @@ def told_rows(kind: type) -> str:
     return _table(("field", "says"), rows)
 
 
+def metrics() -> str:
+    """Return the metrics of a server, with their labels, as a table."""
+    rows = [
+        (f"`securemedian_{name}`", ", ".join(f"`{label}`" for label in labels), about)
+        for name, (about, *labels) in METRICS.items()
+    ]
+    return _table(("metric", "labels", "meaning"), rows)
+
+
 def rogue_servers() -> str:
     """Return the measured leaks to rogue servers as a table: `scripts/rogue --json` made the files.
 
@@ -212,6 +222,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "params": params,
     "status": lambda: told_rows(RoundStatus),
     "record": lambda: told_rows(Record),
+    "metrics": metrics,
     "rogue_servers": rogue_servers,
 }
 

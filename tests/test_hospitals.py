@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +133,7 @@ def test_the_printed_client_of_breast_cancer_trains_on_a_table_of_that_form(
     client = "securemedian.clients.client.Client.from_config"
     monkeypatch.setattr(client, lambda _: contextlib.nullcontext(Alone()))
     monkeypatch.setattr("sys.argv", ["tcga.py", "client-1.toml", str(tmp_path), "0"])
-    page = (Path(__file__).parents[1] / "docs" / "hospitals.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(program, "tcga.py", "exec"), {})
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "tcga.py"))
     assert learnt == [10]
 
 

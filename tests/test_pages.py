@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_every_command_is_one(page: Path) -> None:
 @pytest.mark.slow
 # of Opacus, which it says of any such program
 @pytest.mark.filterwarnings("ignore")
-def test_the_printed_training_with_noise_costs_what_it_says(
+def test_the_example_of_training_with_noise_costs_what_it_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The servers' part is left out: what `fit` loads and sends is tested with other models."""
@@ -78,9 +79,7 @@ def test_the_printed_training_with_noise_costs_what_it_says(
     client = "securemedian.clients.client.Client.from_config"
     monkeypatch.setattr(client, lambda _: contextlib.nullcontext(Alone()))
     monkeypatch.setattr("sys.argv", ["private.py", "client-1.toml"])
-    page = (ROOT / "docs" / "differential-privacy.md").read_text("utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(program, "private.py", "exec"), {})
+    runpy.run_path(str(ROOT / "examples" / "private.py"))
     assert 4.5 < float(capsys.readouterr().out) < 5.01
 
 
