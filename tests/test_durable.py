@@ -40,7 +40,7 @@ KINDS = [
     pytest.param(DEALT, id="dealt", marks=pytest.mark.slow),
     pytest.param(VOTES, id="votes", marks=pytest.mark.slow),
 ]
-# what each vote of a round opens
+# those that the votes of a round open
 DIGITS = 5, 3, 9
 STEP_S = 0.25
 LIMIT_S = 120.0

@@ -586,9 +586,8 @@ class Requests:
         form, masks = fields.form, _masks_of(call, entry.server_round)
         group = members.group_named(entry.server_round, call.fields.group)
         self._warn_of_form(call, entry)
-        of_vote = {"vote": fields.level, "path": fields.path.hex()}
-        kind = kind_of(fields.level)
-        piece = Piece(kind, form, share, group=group, masks=masks, **of_vote)
+        kind, vote, path = kind_of(fields.level), fields.level, fields.path.hex()
+        piece = Piece(kind, form, share, group=group, masks=masks, vote=vote, path=path)
         self._rounds.put(entry, call.key, piece, self._when_stored(call, Answer()))
 
     def _warn_of_form(self, call: Call, entry: Entry) -> None:
