@@ -26,7 +26,6 @@ from securemedian.clients import upload
 from securemedian.clients.config import ClientConfig
 from securemedian.clients.journal import (
     ROUNDS_RETAINED,
-    Ballot,
     Journal,
     Sent,
     Submission,
@@ -69,10 +68,8 @@ from securemedian.mpc.rounds.exchange import Predictions
 from securemedian.mpc.rounds.params import RoundParams
 
 if TYPE_CHECKING:
-    from securemedian.clients.folder import Folder
     from securemedian.clients.public import PublicSet
     from securemedian.clients.voter import Voter
-    from securemedian.common.receipts import Record
 
 _say = Teller(on_stdout=True)
 # the Clients of this process that are open, by process and state folder
@@ -129,8 +126,8 @@ class Client(Member):
             super().close()
             raise
         self.meanwhile = self._tend
-        # those that look after rounds with an upload, once there is one
-        self._tenders: list[Folder | Voter] = []
+        # looks after rounds with an upload, once there is one
+        self._voter: Voter | None = None
         self._lookup = Lookup(self, self._journal)
         self._sender = Sender(self._journal, self, lambda *given: self.deal(*given))
         # the id of the round last waited for: the next round has another id
@@ -161,19 +158,15 @@ class Client(Member):
         return made
 
     def _tend(self) -> None:
-        """Do what the servers ask of this client after its uploads: folds and further votes."""
-        if self._journal.upheld and not self._tenders:
+        """Do what the servers ask of this client after its uploads."""
+        if self._journal.upheld:
             # the protocol of audits takes a while to import
-            from securemedian.clients.folder import Folder
             from securemedian.clients.voter import Voter
 
-            folder = Folder(self._journal, self)
-            self._tenders += [
-                folder,
-                Voter(self._journal, self, folder, self._admit, self.decline),
-            ]
-        for tender in self._tenders:
-            tender.tend()
+            self._voter = self._voter or Voter(
+                self._journal, self, self._check_policy, self.decline
+            )
+            self._voter.tend()
 
     def wait_for_round(self, timeout_s: float | None = None) -> Round:
         """Return the next open round that this object has not seen yet, with its model and range.
@@ -525,32 +518,14 @@ class Client(Member):
                 if all(one.state == "failed" and one.opened == "nothing" for one in said):
                     self._spent.free(update, claimed)
 
-    def _admit(self, round_id: str, ballot: Ballot, record: "Record") -> None:
-        """Raise PolicyRefused unless this client votes on among those whom a record includes.
-
-        Raises PeerProtocolError if a server names another number of them.
-        """
-        statuses = []
-        for party in (0, 1) if self.config.policy.needs_statuses else ():
-            said = self.status(round_id, 0.0, party)
-            if len(said.included) != len(record.included):
-                raise PeerProtocolError(
-                    f"S{party} names {len(said.included)} clients of round {round_id}, and vouches "
-                    f"for {len(record.included)}: nothing was sent"
-                )
-            statuses.append(replace(said, clients=dict.fromkeys(said.included, "both")))
-        # the round is among those made
-        made = self._journal.made_within_a_day - 1
-        about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
-        self.config.policy.check_round(ballot.path.params, made, *about, record.released)
-
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:
         """Raise PolicyRefused, and tell both servers, if this client's policy refuses a round."""
         policy, statuses = self.config.policy, []
         if policy.needs_statuses:
             statuses = [self.status(round_id, timeout_s, party) for party in (0, 1)]
-        made, key = self._journal.made_within_a_day, self.keys.public.decode()
-        about = self.config.name, statuses, self.config.weight, key
+        # a round that is voted in is among those made
+        made = self._journal.made_within_a_day - (round_id in self._journal.upheld)
+        about = self.config.name, statuses, self.config.weight, self.keys.public.decode()
         try:
             if params.form.votes > 1 and not self.config.state_dir:
                 needs = f"round {round_id} of {params.method.name} without a state_dir, in which"

@@ -126,6 +126,16 @@ class Upheld:
     # in a round of several votes
     ballot: Ballot | None = None
 
+    @property
+    def vote(self) -> int:
+        """The vote that is folded and sent now, from 0 on."""
+        return self.ballot.path.votes if self.ballot else 0
+
+    @property
+    def before(self) -> bytes:
+        """The digest of the digits before it; empty in a round of one vote."""
+        return self.ballot.path.digest if self.ballot else b""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -256,7 +266,6 @@ class _Kept:
                 fields |= {
                     "of": ballot.path.params.to_dict(),
                     "votes": ballot.path.votes,
-                    "from": ballot.start,
                     "record": ballot.record,
                 }
                 arrays |= {"words": ballot.words, "path": ballot.path.saved()}
@@ -360,7 +369,7 @@ class Journal:
             raise PeerProtocolError(
                 f"S0 gives round {round_id} other parameters than before: nothing was sent"
             )
-        self._write(round_id)
+        self._write(round_id, kept)
         return kept.draw
 
     def keep(self, submission: Submission) -> None:
@@ -382,7 +391,7 @@ class Journal:
         if kept.draw:
             kept.draw, kept.written = None, False
         kept.upheld = kept.upheld or upheld
-        self._write(round_id)
+        self._write(round_id, kept)
 
     def confirm(self, submission: Submission) -> None:
         """Replace an upload that both servers have by what its result has to fit."""
@@ -392,7 +401,7 @@ class Journal:
         kept.made, kept.sent = None, Sent(round_id, submission.start, submission.group, order)
         was_written, kept.written = kept.written, False
         try:
-            self._write(round_id)
+            self._write(round_id, kept)
         except ConfigError:
             # the halves must go in any case; the next process knows nothing of this upload
             if was_written:
@@ -420,7 +429,7 @@ class Journal:
                 f"{round_id} than before: nothing was sent"
             )
         kept.written = False
-        self._write(round_id)
+        self._write(round_id, kept)
 
     def vote(self, round_id: str, rotations: Words, ballot: Ballot) -> None:
         """Keep the next vote of a round, and what it follows. It may be sent once this returns.
@@ -431,20 +440,16 @@ class Journal:
         """
         kept = self._rounds[round_id]
         upheld = kept.upheld
-        if not (upheld and upheld.ballot and ballot.path.votes == upheld.ballot.path.votes + 1):
+        if not (upheld and upheld.ballot and ballot.path.votes == upheld.vote + 1):
             raise LocalProtocolError("a client votes once after each vote of a round")
-        kept.upheld, kept.written = replace(upheld, rotations=rotations, ballot=ballot), False
-        try:
-            self._write(round_id)
-        except ConfigError:
-            kept.upheld = upheld
-            raise
+        upheld = replace(upheld, rotations=rotations, ballot=ballot)
+        self._write(round_id, replace(kept, upheld=upheld, written=False))
 
     def let_go(self, round_id: str) -> None:
         """Forget what the folds and votes of a round are made of: it has ended."""
         kept = self._rounds[round_id]
         kept.upheld, kept.coins, kept.written = None, {}, False
-        self._write(round_id)
+        self._write(round_id, kept)
 
     def keep_own(self, fields: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep copies of the caller's fields and arrays alone. Raises ConfigError if it cannot."""
@@ -469,12 +474,12 @@ class Journal:
             self._replace(self._folder / _DAYS, days, _NOTHING_SENT)
         self._made = made
 
-    def _write(self, round_id: str) -> None:
+    def _write(self, round_id: str, kept: _Kept) -> None:
         """Replace the file of a round in one step, unless it has this content already."""
-        kept = self._rounds[round_id]
         if self._folder and not kept.written:
             self._replace(self._path(round_id), kept.message(), _NOTHING_SENT)
             kept.written = True
+        self._rounds[round_id] = kept
 
     def _delete(self, round_id: str) -> None:
         if self._rounds.get(round_id, _Kept()).written:
@@ -509,7 +514,7 @@ def _ballot(message: wire.Message) -> Ballot:
     fields, arrays = message.fields, message.arrays
     params = RoundParams.from_dict(fields["of"])
     path = Digits.restored(params, fields["votes"], arrays["path"])
-    return Ballot(arrays["words"], fields["from"], path, fields["record"])
+    return Ballot(arrays["words"], fields["start"], path, fields["record"])
 
 
 def _bytes(data: bytes) -> NDArray[np.uint8]:

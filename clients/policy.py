@@ -84,7 +84,8 @@ class ClientPolicy(Policy):
         each = [inf if status.epsilon is None else status.epsilon for status in statuses]
         # NaN would hide the other server's
         told = [inf if isnan(epsilon) else epsilon for epsilon in each]
-        listed = [status.clients for status in statuses]
+        # those that count, once they are fixed
+        listed = [status.included or status.clients for status in statuses]
         reasons = self.refusals(params, begun, max(told, default=inf), released)
         given = params.weights.get(key, 0)
         if params.weights and given != weight:

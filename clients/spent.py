@@ -47,9 +47,9 @@ class Spent:
 
         Raises UpdateSpent if another round has it, and ConfigError if this cannot be written.
         """
-        # a claim that is there may not be on the disk
         if self.round_of(update) in ("", round_id):
-            self._append("claim", round_id, update)
+            # one that is there may not be on the disk
+            self._claimed(f"claim {round_id} {update.hex()}")
         if (claimed := self.round_of(update)) != round_id:
             raise UpdateSpent(
                 f"an update for round {round_id} that was voted on in another round: {claimed}; "
@@ -58,37 +58,29 @@ class Spent:
 
     def free(self, update: bytes, round_id: str) -> None:
         """Free an update if this round has it. Raises ConfigError if this cannot be written."""
-        self._append("free", round_id, update)
+        self._claimed(f"free {round_id} {update.hex()}")
 
-    def _append(self, what: str, round_id: str, update: bytes) -> None:
-        if self._path is None:
-            raise ConfigError(
-                "a round of several votes needs a state_dir, which remembers what was voted on: "
-                f"{round_id}; set it in client.toml"
-            )
+    def _claimed(self, line: str = "") -> dict[str, str]:
+        """Append a line, and return the round of each update. Raises ConfigError."""
+        found: dict[str, str] = {}
+        if not self._path or not (line or self._path.exists()):
+            return found
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            with os.fdopen(os.open(self._path, flags, OWNER), "wb") as file:
-                # a line that a crash has cut ends here
-                file.write(f"\n{what} {round_id} {update.hex()}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(self._path.parent)
+            with os.fdopen(os.open(self._path, flags, OWNER), "r+b") as file:
+                if line:
+                    # one that a crash has cut ends here
+                    file.write(f"\n{line}\n".encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                    sync_folder(self._path.parent)
+                file.seek(0)
+                text = file.read().decode("ascii", "replace")
         except OSError as error:
             raise ConfigError(
-                f"cannot write the file: {self._path} ({error.strerror}); make room. Nothing was "
-                "sent"
+                f"cannot use the file: {self._path} ({error.strerror}); make room, and see that "
+                "this user may write to it. Nothing was sent"
             ) from error
-
-    def _claimed(self) -> dict[str, str]:
-        """Return the round of each update that is claimed. Raises ConfigError."""
-        try:
-            text = self._path.read_text("utf-8") if self._path and self._path.exists() else ""
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot read the file: {self._path} ({error}); restore it from a copy"
-            ) from error
-        found: dict[str, str] = {}
         for what, round_id, update in _LINE.findall(text):
             if what == "claim":
                 found.setdefault(update, round_id)

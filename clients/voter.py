@@ -1,31 +1,41 @@
-"""A client's later parts in a round of several votes: it votes on inside what was told before.
+"""A client's later parts in a round: it answers for its uploads, and votes on what was told before.
 
-The clients of a round are those of its first vote. After each vote both servers tell the same
-digits, and sign them in one record with all else that they agree on. A client then votes for the
-next digits of its update, until the round ends.
+With security malicious, each server is bound to the sum that it computes with once the uploads are
+closed, and both toss a coin. Each client folds its upload as the coin says, under the masks that it
+has given the servers with the upload. It sends the fold of one server's half to the other server,
+which compares the sum of them. It may be asked again, for another binding, until a server has
+opened something.
 
-SECURITY: a client asks both servers itself. It votes once after each vote, and only if both have
-signed the same record. This must be of the round and the set of clients that it knows, of the next
-level, and of all digits that it was told. Before its second vote it applies its policy to that set.
-It keeps a vote before it sends it.
+The clients of a round of several votes are those of its first one. After each vote both servers
+tell the same digits, and sign them in one record with all else that they agree on. A client then
+votes for the next digits of its update, until the round ends, and folds each vote.
+
+SECURITY: a client asks both servers itself. It folds once for a binding, and only if both servers
+name the same binding, coin and set of clients, so that all who fold answer for one sum. A server
+names them only to a client that is in the set. The masks are those of the vote and of the digits
+before it.
+
+SECURITY: it votes once after each vote, and only if both have signed the same record. This must be
+of the round and the set of clients that it knows, of the next level, and of all digits that it was
+told. Before its second vote it applies its policy to that set. It keeps a vote before it sends it.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from securemedian.clients import outcomes
-from securemedian.clients.folder import ENDED, Folder
 from securemedian.clients.journal import Ballot, Journal, Upheld
 from securemedian.clients.member import Member
+from securemedian.clients.upload import by_server
 from securemedian.common import keys, status
 from securemedian.common.receipts import Receipt, Record, differences
 from securemedian.common.versions import VOTE
 from securemedian.mpc.errors import (
     BadUpload,
-    ConfigError,
     DuplicateUpload,
     NotAllowed,
     NotStored,
@@ -38,34 +48,42 @@ from securemedian.mpc.errors import (
     TooFewClients,
     UnknownRound,
 )
-from securemedian.mpc.protocols import wire
+from securemedian.mpc.protocols import dealing, wire
+from securemedian.mpc.protocols.audit.binding import fold, vote_masks
+from securemedian.mpc.protocols.dealing import DealtUpload, OwnDealing
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES
+from securemedian.mpc.protocols.share import Upload, WordsUpload
+from securemedian.mpc.rounds.params import RoundParams
 
+# of a binding, its coin and the digest of its clients
+_LENGTHS = [SESSION_BYTES, SEED_BYTES, 32]
 # raised where a server does not follow the protocol, or somebody else votes with this key
 _WRONG = (PeerProtocolError, ReceiptInvalid, TooFewClients, BadUpload, DuplicateUpload)
 
 
 class Voter:
-    """Votes in the rounds of several votes in `journal`, whenever somebody waits.
+    """Folds and votes in the rounds of `journal`, whenever somebody waits.
 
-    `admit` raises PolicyRefused unless this client votes on among those whom a record includes.
-    `decline` tells both servers that it does not vote on, with a code of `status.DECLINED`.
+    `admit` declines and raises PolicyRefused unless this client votes on in a round, given its
+    parameters and a limit in seconds. `decline` tells both servers that it takes no part in it any
+    more, with a code of `status.DECLINED`.
     """
 
     def __init__(
         self,
         journal: Journal,
         member: Member,
-        folder: Folder,
-        admit: Callable[[str, Ballot, Record], None],
+        admit: Callable[[str, RoundParams, float], None],
         decline: Callable[[str, str], None],
     ) -> None:
-        self._journal, self._member, self._folder = journal, member, folder
-        self._admit, self._decline = admit, decline
-        # the round, vote and server of votes that are there
-        self._sent: set[tuple[str, int, int]] = set()
+        self._journal, self._member, self._admit, self._decline = journal, member, admit, decline
+        # of each server the latest vote that it has: its round and number
+        self._sent = [("", 0), ("", 0)]
+        # of the round that was looked after last
+        self._dealt: dict[str, OwnDealing] = {}
 
     def tend(self) -> None:
-        """Vote, and answer for votes, as long as both servers go on, and forget what has ended.
+        """Do what both servers ask, as long as they go on, and forget rounds that have ended.
 
         Raises the `_WRONG` errors, after which this client takes no part in the round, and
         ConfigError if what must be remembered cannot be written.
@@ -80,9 +98,11 @@ class Voter:
             except NotAllowed as error:
                 self._member.report(f"round {round_id} goes on without this client: {error}")
                 self._let_go(round_id)
+            except RoundClosed as error:
+                # another binding may come
+                self._member.report(f"round {round_id}: {error}")
             except PolicyRefused as error:
                 self._member.report(f"round {round_id} ends, and has no result: {error}")
-                self._decline(round_id, status.POLICY)
             except _WRONG:
                 self._decline(round_id, status.SERVERS)
                 raise
@@ -90,78 +110,138 @@ class Voter:
     def _turn(self, round_id: str) -> bool:
         """Do what both servers ask now, and return whether to look again at once.
 
-        Each holds its answer for a while, until there is something to do.
+        In a round of several votes each holds its answer for a while, until it asks something.
         """
         upheld = self._journal.upheld.get(round_id)
-        if not (upheld and (ballot := upheld.ballot)):
+        if not upheld:
             return False
-        self._send(round_id, upheld, ballot)
-        own, said = ballot.path.votes, list[wire.Message]()
+        self._send(round_id, upheld)
+        said = list[wire.Message]()
         for party in (0, 1):
-            told = self._told(round_id, ballot, party)
-            if told.fields["state"] in ENDED:
+            told = self._told(round_id, upheld.vote, party)
+            if told.fields["state"] in ("published", "failed"):
                 self._let_go(round_id)
                 return False
-            if told.fields["level"] == own and not told.fields["asked"]:
+            if told.fields["level"] == upheld.vote:
                 # one server may have the fold that the other lacks
-                self._fold(round_id, upheld, ballot)
-                return False
+                return self._fold(round_id, upheld)
             said.append(told)
         levels = [told.fields["level"] for told in said]
-        if levels == [own, own]:
-            return self._fold(round_id, upheld, ballot)
-        if levels != [own + 1, own + 1]:
-            raise _contradiction(round_id, f"S0 and S1 are at the levels {levels}, not {own + 1},")
-        after = self._after(round_id, ballot, said)
-        slots, dealt = after.path.slots(after.words), self._folder.dealt(round_id, upheld)
-        try:
-            self._journal.vote(round_id, dealt.rotations(slots, own + 1), after)
-        except ConfigError:
-            # it makes each vote once
-            self._folder.forget(round_id)
-            raise
-        self._member.report(f"round {round_id}: level {own + 2} of {upheld.shape.votes}")
+        if not upheld.ballot or levels != [upheld.vote + 1] * 2:
+            raise _contradiction(round_id, f"S0 and S1 are at the levels {levels}")
+        self._vote(round_id, upheld, self._after(round_id, upheld.ballot, said))
         return True
 
-    def _fold(self, round_id: str, upheld: Upheld, ballot: Ballot) -> bool:
-        """Answer for the present vote where a server asks, and return whether that was done."""
-        # SECURITY: masks that no server has would hide nothing
-        return ballot.path.params.form.audited and self._folder.answer(round_id, upheld)
+    def _told(self, round_id: str, after: int, party: int) -> wire.Message:
+        """Return what a server tells after the votes of which this client knows the digits."""
+        fields = {"round": round_id, "after": after, "values": party == self._member.source}
+        told = self._member.ask("level", fields, timeout_s=0.0, party=party)
+        match told.fields:
+            case {"state": str(), "level": int(), "record": bytes(), "signature": bytes()}:
+                return told
+        raise _contradiction(round_id, f"S{party} does not say at which level it is")
 
-    def _send(self, round_id: str, upheld: Upheld, ballot: Ballot) -> None:
+    # Folds
+
+    def _fold(self, round_id: str, upheld: Upheld) -> bool:
+        """Send the folds for what both servers are bound to, if they say the same.
+
+        Return whether that was done.
+
+        SECURITY: of two folds with the same masks under two coins the difference is that of the
+        client's shares. Without masks a fold would give them away.
+        """
+        if not upheld.masks[0]:
+            return False
+        one = self._bound(round_id, 0)
+        binding, coin, before = one["binding"], one["coin"], upheld.before
+        if not binding:
+            return False
+        other = self._bound(round_id, 1)
+        if other["binding"] != binding or (one["folded"] and other["folded"]):
+            # one of them has gone on, or both have answers
+            return False
+        if one["level"] != upheld.vote:
+            # this client has not voted there yet
+            return False
+        for name, what in (
+            ("level", "S0 and S1 name different levels"),
+            ("coin", "S0 and S1 name different coins"),
+            ("set", "S0 and S1 name different sets of clients"),
+        ):
+            if other[name] != one[name]:
+                raise _contradiction(round_id, what)
+        self._journal.note_fold(round_id, binding, coin + one["set"] + before)
+        if not upheld.ballot:
+            self._member.report(f"round {round_id}: answering for the upload")
+        held, fields = self._held(round_id, upheld), {"round": round_id, "binding": binding}
+        for party, said in enumerate((one, other)):
+            if not said["folded"]:
+                # the fold of the other server's half
+                of = 1 - party
+                masks = vote_masks(upheld.masks[of], upheld.vote, before)
+                arrays = {"fold": fold(of, held[of], binding, coin, masks)}
+                self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
+        return True
+
+    def _bound(self, round_id: str, party: int) -> dict[str, Any]:
+        """Return what a server says that it is bound to."""
+        said = self._member.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
+        match said:
+            case {
+                "binding": bytes(binding),
+                "coin": bytes(coin),
+                "set": bytes(clients),
+                "folded": bool(),
+                "level": int(),
+            }:
+                if not binding or [*map(len, (binding, coin, clients))] == _LENGTHS:
+                    return dict(said)
+        raise _contradiction(round_id, f"S{party} does not say what it is bound to")
+
+    def _held(self, round_id: str, upheld: Upheld) -> list[DealtUpload]:
+        """Return what S0 and S1 hold of this client, made again."""
+        shape, dealt = upheld.shape, self._own(round_id, upheld)
+        rotations = WordsUpload(shape.rotations_layout, upheld.rotations)
+        halves: tuple[Upload, Upload] = by_server(dealt.seeded, dealt.words, upheld.draw.index)
+        return [DealtUpload(shape, half, rotations, upheld.vote) for half in halves]
+
+    def _own(self, round_id: str, upheld: Upheld) -> OwnDealing:
+        """Return the dealing of a round, made again once in this process."""
+        if round_id not in self._dealt:
+            self._dealt = {round_id: dealing.deal(upheld.shape, upheld.draw.entropy())}
+        return self._dealt[round_id]
+
+    # Votes
+
+    def _vote(self, round_id: str, upheld: Upheld, after: Ballot) -> None:
+        """Keep the next vote; the next turn sends it."""
+        dealt, vote = self._own(round_id, upheld), after.path.votes
+        # it makes each vote once, and is made again if this one cannot be kept
+        self._dealt = {}
+        self._journal.vote(round_id, dealt.rotations(after.path.slots(after.words), vote), after)
+        self._dealt = {round_id: dealt}
+        self._member.report(f"round {round_id}: level {vote + 1} of {upheld.shape.votes}")
+
+    def _send(self, round_id: str, upheld: Upheld) -> None:
         """Send the present vote to each server that may lack it; `Sender` sends the first one."""
-        path = ballot.path
+        if not (upheld.vote and (ballot := upheld.ballot)):
+            return
         fields = {
             "round": round_id,
-            "params": path.params.digest,
+            "params": ballot.path.params.digest,
             "start": ballot.start,
             "form": "rotations",
-            "level": path.votes,
-            "path": path.digest,
+            "level": upheld.vote,
+            "path": upheld.before,
         }
-        for party in (0, 1) if path.votes else ():
-            if (vote := (round_id, path.votes, party)) not in self._sent:
+        for party in (0, 1):
+            if self._sent[party] != (vote := (round_id, upheld.vote)):
                 # a server that has gone on has it, and one that has not yet is asked again
                 with suppress(RoundClosed):
                     arrays = {"share": upheld.rotations}
                     self._member.ask("upload", fields, arrays, timeout_s=0.0, party=party)
-                    self._sent.add(vote)
-
-    def _told(self, round_id: str, ballot: Ballot, party: int) -> wire.Message:
-        """Return what a server tells after the digits that this client knows."""
-        values = party == self._member.source
-        fields = {"round": round_id, "after": ballot.path.votes, "values": values}
-        told = self._member.ask("level", fields, timeout_s=0.0, party=party)
-        match told.fields:
-            case {
-                "state": str(),
-                "level": int(),
-                "record": bytes(),
-                "signature": bytes(),
-                "asked": bool(),
-            }:
-                return told
-        raise _contradiction(round_id, f"S{party} does not say at which level it is")
+                    self._sent[party] = vote
 
     def _after(self, round_id: str, ballot: Ballot, said: Sequence[wire.Message]) -> Ballot:
         """Return where this client votes next, if both servers vouch for the same.
@@ -184,18 +264,16 @@ class Voter:
         path = ballot.path.with_last(said[party].arrays.get("digits", np.empty(0, np.uint64)))
         if path.digest != record.opened:
             raise _contradiction(round_id, f"S{party} tells other digits than both vouch for")
-        after = replace(ballot, path=path, record=encoded)
         if not ballot.record:
-            self._admit(round_id, after, record)
-        return after
+            self._admit(round_id, params, 0.0)
+        return replace(ballot, path=path, record=encoded)
 
     def _let_go(self, round_id: str) -> None:
         self._journal.let_go(round_id)
-        self._folder.forget(round_id)
-        self._sent = {vote for vote in self._sent if vote[0] != round_id}
+        self._dealt.pop(round_id, None)
 
 
 def _contradiction(round_id: str, what: str) -> PeerProtocolError:
     return PeerProtocolError(
-        f"{what} in round {round_id}: a server does not tell the truth, and nothing was sent"
+        f"{what} in round {round_id}: one of them does not tell the truth, and nothing was sent"
     )

@@ -67,7 +67,7 @@ MUTATIONS = {
     "folds not_stored": Change(
         _REGISTER, 'if (saved["state"], saved.get("sessions", 0)) !=', "if (state, sessions) !="
     ),
-    "folds names_alone": Change("clients/folder.py", "if other[name] != one[name]", "if False"),
+    "folds names_alone": Change("clients/voter.py", "if other[name] != one[name]", "if False"),
     "round_state sessions_of": Change(
         "servers/machine/round.py", "self.sessions > SESSIONS + self.runs", "False"
     ),

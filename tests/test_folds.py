@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.upload import ShareHalf
+from securemedian.clients.voter import Voter
 from securemedian.common.deviations import Deviation
 from securemedian.common.keys import SigningKey
 from securemedian.common.policy import Policy
@@ -554,9 +554,11 @@ class TwoServers:
     """Both servers: the things they say that they are bound to, and the folds that they get."""
 
     def __init__(self) -> None:
-        bound = {"state": "checking", "binding": BINDING, "coin": COIN, "folded": False}
+        self.state, self.source = "checking", 0
+        bound = {"level": 0, "binding": BINDING, "coin": COIN, "folded": False}
         self.bound: list[dict[str, Any]] = [bound | {"set": SET} for _ in (0, 1)]
         self.got: list[tuple[int, bytes, bytes]] = []
+        self.declined: list[Any] = []
 
     def ask(
         self,
@@ -566,6 +568,9 @@ class TwoServers:
         timeout_s: float = 0.0,
         party: int = 0,
     ) -> wire.Message:
+        if op == "level":
+            said = {"state": self.state, "level": self.bound[party]["level"], "record": b""}
+            return wire.Message("level", said | {"signature": b""})
         if op == "bound":
             return wire.Message("bound", dict(self.bound[party]))
         self.got.append((party, fields["binding"], arrays["fold"].tobytes()))
@@ -586,28 +591,28 @@ def both() -> TwoServers:
 
 
 @pytest.fixture
-def folder(both: TwoServers) -> Folder:
+def voter(both: TwoServers) -> Voter:
     journal = Journal(None)
     journal.keep(submission())
     member: Any = both
-    return Folder(journal, member)
+    return Voter(journal, member, lambda *_: None, lambda *_: both.declined.append(_))
 
 
-def test_a_client_folds_once_for_what_both_servers_name(folder: Folder, both: TwoServers) -> None:
-    folder.tend()
+def test_a_client_folds_once_for_what_both_servers_name(voter: Voter, both: TwoServers) -> None:
+    voter.tend()
     assert [(party, binding) for party, binding, _ in both.got] == [(0, BINDING), (1, BINDING)]
     # each server gets the fold of the other one's half
     assert both.got[0][2] != both.got[1][2]
-    folder.tend()
+    voter.tend()
     assert len(both.got) == 2
     # a server that has lost its fold gets the same bytes again
     both.bound[1]["folded"] = False
-    folder.tend()
+    voter.tend()
     assert both.got[2] == both.got[1] and len(both.got) == 3
     # of another binding there are others
     for said in both.bound:
         said.update(binding=COIN, folded=False)
-    folder.tend()
+    voter.tend()
     assert len(both.got) == 5 and both.got[3][2] != both.got[0][2]
 
 
@@ -616,27 +621,27 @@ def test_a_client_folds_once_for_what_both_servers_name(folder: Folder, both: Tw
     ("name", "other"), [*OTHERS.items(), ("binding", COIN)], ids=[*OTHERS, "binding"]
 )
 def test_a_client_folds_for_nothing_that_one_server_names_alone(
-    folder: Folder, both: TwoServers, party: int, name: str, other: bytes
+    voter: Voter, both: TwoServers, party: int, name: str, other: bytes
 ) -> None:
     both.bound[party][name] = other
     if name == "binding":
         # it may have gone on
-        folder.tend()
+        voter.tend()
     else:
         with pytest.raises(PeerProtocolError, match=f"name different {name}s"):
-            folder.tend()
+            voter.tend()
     assert not both.got
 
 
 @pytest.mark.parametrize(("name", "other"), OTHERS.items(), ids=OTHERS)
 def test_a_client_folds_never_again_for_a_binding_under_others(
-    folder: Folder, both: TwoServers, name: str, other: bytes
+    voter: Voter, both: TwoServers, name: str, other: bytes
 ) -> None:
-    folder.tend()
+    voter.tend()
     for said in both.bound:
         said.update({name: other, "folded": False})
     with pytest.raises(PeerProtocolError, match="name another coin or set"):
-        folder.tend()
+        voter.tend()
     assert len(both.got) == 2
 
 
@@ -644,15 +649,15 @@ def test_a_client_folds_never_again_for_a_binding_under_others(
     "said", [{"set": b""}, {"coin": b"short"}, {"binding": b"1"}, {"folded": 1}, {"set": "a" * 32}]
 )
 def test_a_client_folds_for_nothing_of_another_form(
-    folder: Folder, both: TwoServers, said: dict[str, Any]
+    voter: Voter, both: TwoServers, said: dict[str, Any]
 ) -> None:
     both.bound[1].update(said)
     with pytest.raises(PeerProtocolError, match="S1 does not say what it is bound to"):
-        folder.tend()
+        voter.tend()
     assert not both.got
 
 
-def test_a_client_forgets_a_round_that_has_ended(folder: Folder, both: TwoServers) -> None:
-    both.bound[0]["state"] = "published"
-    folder.tend()
-    assert not both.got and not folder._journal.upheld
+def test_a_client_forgets_a_round_that_has_ended(voter: Voter, both: TwoServers) -> None:
+    both.state = "published"
+    voter.tend()
+    assert not both.got and not voter._journal.upheld

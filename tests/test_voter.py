@@ -13,7 +13,6 @@ import pytest
 import zmq
 
 from securemedian.clients.client import Client
-from securemedian.clients.folder import Folder
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.rounds import Turn
@@ -178,8 +177,7 @@ def made(journal: Journal, params: RoundParams = PARAMS, confirmed: bool = True)
 
 def voter_of(journal: Journal, both: TwoServers) -> Voter:
     member: Any = both
-    folder = Folder(journal, member)
-    return Voter(journal, member, folder, lambda *_: None, both.decline)
+    return Voter(journal, member, lambda *_: None, both.decline)
 
 
 @pytest.fixture
@@ -260,7 +258,7 @@ LIES: dict[str, Any] = {
     "digits of another kind": at(0)(lambda _, t: replaced(t, {"digits": np.zeros(1, np.float64)})),
     "digits of another length": at(0)(lambda _, t: replaced(t, {"digits": np.zeros(9, np.uint64)})),
     "no record": at(0, 1)(lambda _, t: replaced(t, record=b"")),
-    "no answer": at(1)(lambda _, t: replaced(t, asked=0)),
+    "no answer": at(1)(lambda _, t: replaced(t, state=0)),
     "the receipt of a result": at(0, 1)(lambda p, t: signed(t, p, version=RECEIPT)),
     "another round": at(0, 1)(lambda p, t: signed(t, p, round="8-3fa9c1d2", number=8)),
     "another cohort": at(0, 1)(lambda p, t: signed(t, p, cohort="other")),
@@ -404,13 +402,13 @@ def test_a_client_votes_once_after_each_vote(journal: Journal, both: TwoServers)
 
 
 def test_who_refuses_the_set_declines_and_sends_nothing(journal: Journal, both: TwoServers) -> None:
-    def refuse(round_id: str, ballot: Ballot, record: Record) -> None:
-        assert (round_id, ballot.path.votes, record.included) == (ROUND, 1, sorted(KEYS))
+    def refuse(round_id: str, params: RoundParams, timeout_s: float) -> None:
+        assert (round_id, params, timeout_s) == (ROUND, PARAMS, 0.0)
+        both.decline(round_id, POLICY)
         raise PolicyRefused("a round without hospital-b")
 
     member: Any = both
-    voter = Voter(journal, member, Folder(journal, member), refuse, both.decline)
-    voter.tend()
+    Voter(journal, member, refuse, both.decline).tend()
     assert both.declined == ["policy"] and not both.votes
     assert both.said == [f"round {ROUND} ends, and has no result: a round without hospital-b"]
 
@@ -434,7 +432,7 @@ def test_a_client_folds_its_present_vote_under_masks_of_that_vote(tmp_path: Path
     both.asking, both.lie = True, ask_fold
     both.records, both.paths = both.records[:2], both.paths[:2]
     both.votes[1, 1] = both.votes[0, 1]
-    voter._sent = {(ROUND, 1, 0), (ROUND, 1, 1)}
+    voter._sent = [(ROUND, 1)] * 2
     voter.tend()
     dealt = dealing.deal(upheld.shape, upheld.draw.entropy())
     rotations = WordsUpload(upheld.shape.rotations_layout, upheld.rotations)
@@ -483,8 +481,7 @@ def test_a_server_that_lacks_a_fold_gets_it_later(tmp_path: Path, lacks: int) ->
 def test_a_client_folds_nothing_of_another_level(tmp_path: Path, party: int) -> None:
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
     made(journal, AUDITED)
-    member: Any = both
-    folder, upheld = Folder(journal, member), journal.upheld[ROUND]
+    voter, upheld = voter_of(journal, both), journal.upheld[ROUND]
     asked = both.ask
 
     def ask(op: str, *given: Any, **options: Any) -> wire.Message:
@@ -494,10 +491,10 @@ def test_a_client_folds_nothing_of_another_level(tmp_path: Path, party: int) -> 
 
     both.ask = ask  # type: ignore[method-assign]
     if party == 0:
-        assert not folder.answer(ROUND, upheld)
+        assert not voter._fold(ROUND, upheld)
     else:
         with pytest.raises(PeerProtocolError, match="name different levels"):
-            folder.answer(ROUND, upheld)
+            voter._fold(ROUND, upheld)
     assert not both.folds
     journal.close()
 
@@ -505,15 +502,14 @@ def test_a_client_folds_nothing_of_another_level(tmp_path: Path, party: int) -> 
 def test_a_binding_is_answered_for_one_vote(tmp_path: Path) -> None:
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
     made(journal, AUDITED)
-    member: Any = both
-    folder, upheld = Folder(journal, member), journal.upheld[ROUND]
+    voter, upheld = voter_of(journal, both), journal.upheld[ROUND]
     both.paths = both.paths[:1]
-    assert upheld.ballot and folder.answer(ROUND, upheld) and len(both.folds) == 2
+    assert upheld.ballot and voter._fold(ROUND, upheld) and len(both.folds) == 2
     both.folds.clear()
     both.paths.append(both.path)
     later = replace(upheld, ballot=replace(upheld.ballot, path=both.path))
     with pytest.raises(PeerProtocolError, match="another coin or set"):
-        folder.answer(ROUND, later)
+        voter._fold(ROUND, later)
     assert not both.folds
     journal.close()
 
@@ -604,7 +600,7 @@ def test_what_is_claimed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_nothing_is_claimed_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="state_dir"):
+    with pytest.raises(UpdateSpent):
         Spent(None).claim(bytes(32), ROUND)
     monkeypatch.setattr("securemedian.clients.spent.os.fsync", _full)
     with pytest.raises(ConfigError, match="Nothing was sent"):
@@ -679,29 +675,35 @@ def test_who_trains_the_same_update_again_declines_and_goes_on() -> None:
     assert said == [(ROUND, POLICY), "going on to the next round: an update that was voted on"]
 
 
-def admitting(**policy: Any) -> Any:
-    """Return the parts of a `Client` that `_admit` needs, whose servers name clients a and b."""
+def admitting(declined: list[str], **policy: Any) -> Any:
+    """Return a client in a round that it has voted in, whose servers include clients a to c."""
     told = RoundStatus(included=["a", "b", "c"], clients=dict.fromkeys("abcd", "both"))
-    config = SimpleNamespace(name="a", weight=0, policy=ClientPolicy(**policy))
+    config = SimpleNamespace(name="a", weight=0, state_dir="a", policy=ClientPolicy(**policy))
     return SimpleNamespace(
         config=config,
         keys=OWN,
         status=lambda *_: told,
-        _journal=SimpleNamespace(made_within_a_day=1),
+        decline=declined.append,
+        _journal=SimpleNamespace(made_within_a_day=1, upheld={ROUND: None}),
+        _released=lambda *_: False,
     )
 
 
 def test_a_client_votes_on_if_it_is_content_with_the_set() -> None:
-    ballot = Ballot(np.zeros(DIM, np.uint32), START, PATH)
-    held = record(PARAMS)
-    strict = admitting(with_clients=["b"], without_clients=["d"])
+    declined: list[str] = []
+    strict = admitting(declined, with_clients=["b"], without_clients=["d"])
     strict.config.policy.at_most["rounds_per_day"] = 1
-    Client._admit(strict, ROUND, ballot, held)
+    Client._check_policy(strict, ROUND, PARAMS, 0.0)
+    assert not declined
     refused = {"without d": {"with_clients": ["d"]}, "with c": {"without_clients": ["c"]}}
     for why, policy in refused.items():
         with pytest.raises(PolicyRefused, match=f"a round {why}"):
-            Client._admit(admitting(**policy), ROUND, ballot, held)
+            Client._check_policy(admitting(declined, **policy), ROUND, PARAMS, 0.0)
+    released = admitting(declined)
+    released._released = lambda *_: True
     with pytest.raises(PolicyRefused, match="release True"):
-        Client._admit(admitting(), ROUND, ballot, replace(held, released=True))
-    with pytest.raises(PeerProtocolError, match="names 3 clients of round .* vouches for 2"):
-        Client._admit(strict, ROUND, ballot, replace(held, included=KEYS[:2]))
+        Client._check_policy(released, ROUND, PARAMS, 0.0)
+    # another round of the same day
+    with pytest.raises(PolicyRefused, match="rounds_per_day"):
+        Client._check_policy(strict, OTHER_ROUND, PARAMS, 0.0)
+    assert declined == [ROUND] * 3 + [OTHER_ROUND]
