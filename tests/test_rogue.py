@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securemedian.common.policy import BOUNDED, Security
+from securemedian.common.policy import BOUNDED, PERMITTED, Security
 from tests.rogue import attacks
 from tests.rogue.__main__ import main
 from tests.rogue.deviations import DEVIATIONS, OF_BISECTIONS
@@ -72,10 +72,10 @@ def test_the_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
     main(["--json", str(file)])
     rows = json.loads(file.read_text())
     every = attacks.attacks()
-    others = [one.method.name for one in every if one.method is not attacks.MALICIOUS]
-    bounded = sum(name in BOUNDED for name in others)
-    buckets = sum(one.method.name == "bucketed" for one in every)
-    assert len(rows) == len(others) + bounded + buckets
+    others = [one for one in every if one.method not in (attacks.MALICIOUS, attacks.ZOOM)]
+    bounded = sum(one.method.name in BOUNDED for one in others)
+    malicious = sum(one.method.name in PERMITTED[Security.MALICIOUS] for one in every)
+    assert len(rows) == len(others) + bounded + malicious
     assert all(
         {"attack", "method", "security", "noticed", "learnt_bits", "bound_bits"} <= one.keys()
         for one in rows
@@ -136,6 +136,23 @@ def test_a_client_that_helps_lets_a_rogue_ask_for_the_minimum_of_a_malicious_sec
     found = row("malicious-helper", "bucketed", Security.MALICIOUS)
     assert found["client_bits"] == 0 and 1 < found["sum_bits"] <= found["bound_bits"]
     assert not found["noticed"]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(("deviation", "least"), [("outstanding", 22), ("steered", 4)])
+def test_whole_words_of_zoom_are_read_unless_it_is_malicious_secure(
+    deviation: str, least: float
+) -> None:
+    found = row(deviation, "zoom")
+    assert found["client_bits"] >= least and not found["noticed"]
+    found = row(deviation, "zoom", Security.MALICIOUS)
+    assert found["learnt_bits"] == 0 and "the peer deviated" in found["when"]
+
+
+@pytest.mark.release
+def test_a_client_that_helps_lets_a_rogue_ask_for_the_minimum_at_each_level_of_zoom() -> None:
+    found = row("malicious-helper", "zoom", Security.MALICIOUS)
+    assert 16 < found["sum_bits"] <= 32 and not found["noticed"]
 
 
 @pytest.mark.slow

@@ -40,9 +40,19 @@ from securemedian.mpc.rounds.methods.mean import Mean
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.params import RoundParams
 from securemedian.mpc.rounds.ranges.uniform import ConstantRange
-from tests.rogue.deviations import ADDED, HELPER, OF_BISECTIONS, OF_S0, VICTIM, about
+from tests.rogue.deviations import (
+    ADDED,
+    HELPER,
+    MODEL,
+    OF_BISECTIONS,
+    OF_S0,
+    STEERED_BITS,
+    VICTIM,
+    about,
+)
 
 Array = NDArray[Any]
 
@@ -50,9 +60,11 @@ Array = NDArray[Any]
 DIM = 1024
 # a median of buckets takes log2 BUCKETS answers; other values are 1 + j / 2^VALUE_BITS
 BUCKETS, VALUE_BITS = 16, 10
-MODEL, RANGE = 1.5, 0.5
-# the buckets of a client that stands out
-LOW = 4
+RANGE = 0.5
+# the buckets of a client that stands out, and in zoom the bits of its words, from 1/2 on
+LOW, LOW_BITS = 4, 22
+# of a value from 1 on, which zoom reads as float32
+FLOAT_BITS = 23
 # that are compared where every comparison goes up
 THRESHOLDS = [7, 11, 13, 14]
 # for a round, whose servers wait for each other no longer than these settings say
@@ -67,7 +79,7 @@ SETTINGS = {
 # for servers that are protected: the one that helps, and three among whom the victim is hidden
 GUARDED = {"min_clients": 4}
 PROGRAM = "tests.rogue.serve"
-MALICIOUS = Bucketed(security="malicious")
+MALICIOUS, ZOOM = Bucketed(security="malicious"), Zoom(security="malicious")
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,8 @@ class Seen:
     # positions of kept vectors (n, d), where clients deal
     kept: Array
     spoils: dict[str, Array]
+    # the bits of the victim's value
+    there: float
 
     @property
     def counts(self) -> Array:
@@ -108,11 +122,6 @@ class Seen:
     def found(self) -> Array:
         """Return the buckets that were opened, also if they were not published, or -1."""
         return self.spoils.get("found", self.result_buckets)
-
-    @property
-    def there(self) -> float:
-        """Return the bits of a client's value."""
-        return math.log2(BUCKETS) if self.params.form.dealing else VALUE_BITS
 
 
 def told(right: float, bits: float) -> float:
@@ -209,6 +218,18 @@ def _value(seen: Seen) -> tuple[float, float]:
     return seen.value(np.isclose(seen.result, seen.values[VICTIM], atol=2.0**-VALUE_BITS / 4)), 0.0
 
 
+def _word(seen: Seen) -> tuple[float, float]:
+    return seen.value(seen.result == seen.values[VICTIM]), 0.0
+
+
+def _inside(seen: Seen) -> tuple[float, float]:
+    """Tell the victim's word where the result is not at an end of the interval steered to."""
+    most = MODEL + (2**STEERED_BITS - 1) / 2.0**FLOAT_BITS
+    inside = (seen.result > MODEL) & (seen.result < most)
+    right = float((seen.result == seen.values[VICTIM])[inside].mean()) if inside.any() else 0.0
+    return float(inside.mean()) * told(right, seen.there), 0.0
+
+
 def _with_median(seen: Seen) -> tuple[float, float]:
     ranked = np.sort(seen.values, axis=0)[seen.rank - 1]
     expected = np.where(ranked == seen.values[VICTIM], 0, ranked + seen.values[VICTIM])
@@ -248,9 +269,17 @@ def _beyond(seen: Seen) -> tuple[float, float]:
     """Tell what the authenticated bisect opened beside the digits of the median."""
     none = np.empty((0, seen.params.dim), np.uint8)
     signs = np.concatenate([seen.spoils.get(name, none) for name in ("signs", "rushed")])
-    steps = math.ceil(math.log2(BUCKETS))
-    true = np.array([_median(seen) >> step & 1 for step in reversed(range(steps))])
-    return 0.0, entropy(np.concatenate([true, signs])) - entropy(true)
+    steps = width = math.ceil(math.log2(BUCKETS))
+    ranked, beyond, method = seen.buckets, 0.0, seen.params.method
+    if isinstance(method, Zoom):
+        width, ranked = 32, np.array([method.words(row) for row in seen.values], np.int64)
+    median = np.sort(ranked, axis=0)[seen.rank - 1]
+    # level by level: no two coordinates have the same digits of all levels
+    for at in range(0, width, steps):
+        true = np.array([median >> width - 1 - at - step & 1 for step in range(steps)])
+        opened = signs[at : at + steps] if width > steps else signs
+        beyond += entropy(np.concatenate([true, opened])) - entropy(true)
+    return 0.0, beyond
 
 
 def _nothing(seen: Seen) -> tuple[float, float]:
@@ -271,6 +300,11 @@ class Attack:
     outstanding: bool = False
     # S1 adds this to the counts of its share, and a client that helps answers for it
     added: int = 0
+    # in zoom: the least of the victim's values, and their bits
+    least: float = 1.0
+    bits: int = FLOAT_BITS
+    # clients on the servers' lists: with more than take part, counts have a bit to spare
+    listed: int = 0
 
 
 def attacks() -> list[Attack]:
@@ -321,6 +355,9 @@ def attacks() -> list[Attack]:
         ),
         *(Attack(name, MALICIOUS, _beyond) for name in OF_BISECTIONS),
         Attack("malicious-helper", MALICIOUS, _beyond, MODEL + RANGE, added=ADDED),
+        Attack("outstanding", Zoom(), _word, clients=4, least=0.5, bits=LOW_BITS),
+        Attack("steered", Zoom(), _inside, None, 4, least=MODEL, bits=STEERED_BITS, listed=8),
+        Attack("malicious-helper", ZOOM, _beyond, MODEL + RANGE, added=ADDED),
     ]
 
 
@@ -366,9 +403,11 @@ def run(
     """Return the row of one attack, which runs in a round of its own, with this security."""
     if security is Security.MALICIOUS:
         true = attack.learnt
+        method = ZOOM if attack.method.name == ZOOM.name else MALICIOUS
         attack = replace(
-            attack, method=MALICIOUS, learnt=lambda seen: (true(seen)[0], _beyond(seen)[1])
+            attack, method=method, learnt=lambda seen: (true(seen)[0], _beyond(seen)[1])
         )
+    if security is Security.MALICIOUS or attack.method.name == ZOOM.name:
         # so that a bit of few coordinates shows
         dim = max(dim, 4 * DIM)
     with tempfile.TemporaryDirectory(prefix="securemedian-rogue-") as made:
@@ -378,7 +417,7 @@ def run(
         rogue = "s0" if attack.deviation in OF_S0 else "s1"
         with servers_here(
             folder,
-            attack.clients,
+            max(attack.clients, attack.listed),
             settings=settings,
             tables=dict.fromkeys(SERVERS, "[protocol]\nlanes = 1\n"),
             programs={rogue: (PROGRAM, attack.deviation)},
@@ -404,12 +443,14 @@ def _bound(seen: Seen) -> float | None:
     """Return the most that one server that deviates may learn per coordinate, by the claim.
 
     Of `bucketed` that is q = (1 + R) ceil(log2 b), a bit per opened comparison of R reruns. Of
-    `mean` it is the sum, and the verdict on each client in every check. Of other methods there is
-    none.
+    `zoom` it is ceil(log2 W) per level, and per rerun of one. Of `mean` it is the sum, and the
+    verdict on each client in every check. Of other methods there is none.
     """
     name, clients = seen.params.method.name, len(seen.values)
     if name == "bucketed":
         return RUNS * math.ceil(math.log2(BUCKETS))
+    if isinstance(method := seen.params.method, Zoom):
+        return method.slot_bits * (method.levels + RUNS - 1)
     if name == "mean":
         return VALUE_BITS + math.log2(clients) + RUNS * clients / seen.params.dim
     return None
@@ -419,16 +460,22 @@ def _round(
     attack: Attack, service: Service, dim: int, seed: int, security: Security
 ) -> tuple[Seen, str]:
     """Run one round, and return what it was and who noticed something first, if anybody did."""
-    notes, names, folder = list[str](), service.names, service.folder
-    coordinator = service.coordinator
-    params = RoundParams(attack.method, dim=dim, max_clients=len(names), deadline_s=LIMIT_S)
+    notes, folder, coordinator = list[str](), service.folder, service.coordinator
+    names, most = service.names[: attack.clients], len(service.names)
+    params = RoundParams(attack.method, dim=dim, max_clients=most, deadline_s=LIMIT_S)
     with ExitStack() as stack:
         configs = [client_config(folder, name, POLL_S, security) for name in names]
+        if params.form.votes > 1:
+            # a place for their votes
+            configs = [replace(one, state_dir=str(folder / one.name)) for one in configs]
         players = [stack.enter_context(_Player(config)) for config in configs]
         # the order of uploads
         players.sort(key=lambda player: player.keys.public)
         round_id = coordinator.open_round(
-            params, np.full(dim, MODEL, np.float32), ConstantRange(RANGE)
+            params,
+            np.full(dim, MODEL, np.float32),
+            ConstantRange(RANGE),
+            participants=names if attack.listed else None,
         )
         if params.form.dealing:
             players[HELPER].added, players[HELPER].shape = attack.added, params.form.dealing
@@ -450,7 +497,11 @@ def _round(
                     with suppress(SecureMedianError):
                         coordinator.abort_round(round_id, "the victim has noticed something")
                     break
-        attending = [_attending(one, round_id) for one in players if params.form.audited]
+        attending = [
+            _attending(one, round_id)
+            for one in players
+            if params.form.audited or params.form.votes > 1
+        ]
         for thread in attending:
             stack.callback(thread.join)
         status = _ended(service, round_id)
@@ -467,10 +518,12 @@ def _round(
                 notes.append(f"{_who(number)} from the result: {type(error).__name__}")
         if status.left_out:
             notes.append("those who are left out, unjustly as they know")
-        return _seen(params, published, values, status, result, players, folder), (*notes, "")[0]
+        seen = _seen(attack, params, published, values, status, result, players, folder)
+        return seen, (*notes, "")[0]
 
 
 def _seen(
+    attack: Attack,
     params: RoundParams,
     published: Published,
     values: Array,
@@ -480,6 +533,8 @@ def _seen(
     folder: Path,
 ) -> Seen:
     spoils, dim = folder / "spoils.npz", params.dim
+    there = math.log2(BUCKETS) if params.form.dealing else VALUE_BITS
+    there = attack.bits if params.form.votes > 1 else there
     buckets, found = np.empty((0, dim), np.int64), np.full(dim, -1)
     if params.form.buckets:
         buckets = published.bucketize(values, BUCKETS).astype(np.int64)
@@ -495,6 +550,7 @@ def _seen(
         found,
         np.array([player.kept for player in players if player.kept is not None]),
         dict(np.load(spoils, allow_pickle=False)) if spoils.exists() else {},
+        there,
     )
 
 
@@ -508,6 +564,10 @@ def _values(
         if attack.outstanding:
             drawn[VICTIM] = rng.integers(0, LOW, params.dim)
         values = published.quantize(drawn, BUCKETS)
+    elif params.form.votes > 1:
+        values = 1 + rng.integers(0, 1 << FLOAT_BITS, (clients, params.dim)) / 2.0**FLOAT_BITS
+        secret = rng.integers(0, 1 << attack.bits, params.dim)
+        values[VICTIM] = attack.least + secret / 2.0**FLOAT_BITS
     else:
         values = 1 + rng.integers(0, 1 << VALUE_BITS, (clients, params.dim)) / 2.0**VALUE_BITS
     if attack.helper is not None:
@@ -550,9 +610,9 @@ def _who(number: int) -> str:
 def by_attack(dim: int = DIM, seed: int = 1) -> list[dict[str, Any]]:
     """Return a row per deviation, method and security that permits the round."""
     every = attacks()
-    others = [attack for attack in every if attack.method is not MALICIOUS]
+    others = [attack for attack in every if attack.method not in (MALICIOUS, ZOOM)]
     bounded = [attack for attack in others if attack.method.name in BOUNDED]
-    malicious = [attack for attack in every if attack.method.name == Bucketed.name]
+    malicious = [attack for attack in every if attack.method.name in (Bucketed.name, Zoom.name)]
     return [
         *(run(attack, dim, seed) for attack in others),
         *(run(attack, dim, seed, Security.BOUNDED) for attack in bounded),

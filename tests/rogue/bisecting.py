@@ -110,11 +110,21 @@ def _by(owner: Any, name: str, deviate: Callable[..., Any]) -> Deviation:
     return deviation
 
 
-def _another_rank(true: Any, self: Lane, step: int, rows: Array, rank: int) -> Any:
+def asking(ask: Callable[[Array, Array, int, int], Array]) -> Deviation:
+    """Return the deviation that makes other shares of H - k, given these, rows, k and l."""
+
+    def deviate(true: Any, self: Lane, step: int, rows: Array, rank: int) -> Any:
+        z, d = true(self, step, rows, rank)
+        other = ask(z, rows, rank, self.shape.bits)
+        return other, d ^ z ^ other
+
+    deviate.__doc__ = ask.__doc__
+    return _by(Lane, "_masked", deviate)
+
+
+def _another_rank(z: Array, rows: Array, rank: int, bits: int) -> Array:
     """Ask whether anybody is at or below: k - 1 more than there is."""
-    z, d = true(self, step, rows, rank)
-    other = ring.reduce(z + z.dtype.type(rank - 1), self.shape.bits)
-    return other, d ^ z ^ other
+    return ring.reduce(z + z.dtype.type(rank - 1), bits)
 
 
 def _another_row(true: Any, self: Lane, step: int, rows: Array, rank: int, *given: Any) -> Any:
@@ -366,7 +376,7 @@ def _another_row_of_all(replace: Replace, rogue: int) -> None:
 
 # name: the deviation, and how the honest server says that it has seen it
 ROWS: dict[str, tuple[Deviation, str]] = {
-    "rank": (_by(Lane, "_masked", _another_rank), "step 3 of lane"),
+    "rank": (asking(_another_rank), "step 3 of lane"),
     "row": (_another_row_of_all, "step 3 of lane"),
     "masked": (_by(Lane, "_masked", _other_bits), "step 3 of lane"),
     "and": (_by(Lane, "_opened", _flipped), "step 3 of lane"),

@@ -20,6 +20,7 @@ Other ways gain nothing beyond these, and are left out:
   client out, as `digests` does.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
@@ -43,6 +44,7 @@ from securemedian.mpc.rounds.methods.norms import NormCheck, RangeCheck
 from securemedian.mpc.rounds.methods.pairwise import Pairwise
 from securemedian.mpc.rounds.methods.radix import Radix
 from securemedian.mpc.rounds.methods.trimmed_mean import TrimmedMean
+from securemedian.mpc.rounds.methods.zoom import Zoom
 from securemedian.mpc.rounds.optimiser import optimiser_from
 from securemedian.mpc.rounds.ranges.registry import policy_from
 from securemedian.mpc.rounds.run_state import RunState
@@ -66,6 +68,8 @@ from tests.rogue.turns import read_positions
 VICTIM, HELPER = 0, 1
 # added to the counts of five clients, this makes the median the minimum
 ADDED = 2
+# the start model, near which the victim's value may lie: so many of its last bits are unknown
+MODEL, STEERED_BITS = 1.5, 12
 # the deviations in which S0 is the rogue
 OF_S0 = ("models", "result")
 
@@ -517,6 +521,35 @@ def _outstanding(config: ServerConfig, spoils: Spoils) -> None:
     _rank(config, spoils)
 
 
+def _steered(config: ServerConfig, spoils: Spoils) -> None:
+    """Steer the path to the start model for five levels, and go on as agreed."""
+    (guess,) = Zoom().words(np.array([MODEL])).tolist()
+    votes, steps = itertools.count(), itertools.count()
+
+    def steer(shares: Array, rows: Array, rank: int, bits: int, vote: int) -> RingShare:
+        """Make H - k at these rows negative below the guess's digit, and nowhere else."""
+        below = max(0, 28 - 4 * vote)
+        by = rank + (rows < (guess >> below & 15)) * (1 << bits - 1)
+        lie = ring.reduce(shares + by.astype(shares.dtype), bits)
+        return RingShare(lie if below >= STEERED_BITS else shares)
+
+    def make(true: Any) -> Any:
+        def median(
+            party: Party, counts: RingShare, clients: int, bits: int, schedule: str, rank: int
+        ) -> PublicValues:
+            rows = np.arange(len(counts))[:, None]
+            counts = steer(counts, rows, rank, bits, next(votes))
+            return PublicValues(true(party, counts, clients, bits, schedule, rank))
+
+        return median
+
+    def ask(z: Array, rows: Array, rank: int, bits: int) -> Array:
+        return steer(z, rows, rank, bits, next(steps) // 4)
+
+    replace(bucketed, "median", make)
+    bisecting.asking(ask)(replace, 1)
+
+
 def _turns(config: ServerConfig, spoils: Spoils) -> None:
     """Lie in dealing.turns, and keep the peer's digest."""
     read_positions(config, spoils)
@@ -530,6 +563,7 @@ def _echo(config: ServerConfig, spoils: Spoils) -> None:
 DEVIATIONS: dict[str, Callable[[ServerConfig, Spoils], None]] = {
     "rank": _rank,
     "outstanding": _outstanding,
+    "steered": _steered,
     "tables": _tables,
     "open-bits": _open_bits,
     "rerun": _rerun,
