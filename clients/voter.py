@@ -20,7 +20,7 @@ of the round and the set of clients that it knows, of the next level, and of all
 told. Before its second vote it applies its policy to that set. It keeps a vote before it sends it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -116,53 +116,57 @@ class Voter:
         if not upheld:
             return False
         self._send(round_id, upheld)
-        said = list[wire.Message]()
-        for party in (0, 1):
-            told = self._told(round_id, upheld.vote, party)
-            if told.fields["state"] in ("published", "failed"):
-                self._let_go(round_id)
-                return False
-            if told.fields["level"] == upheld.vote:
-                # one server may have the fold that the other lacks
-                return self._fold(round_id, upheld)
-            said.append(told)
-        levels = [told.fields["level"] for told in said]
-        if not upheld.ballot or levels != [upheld.vote + 1] * 2:
+        one, vote = self._told(round_id, upheld, 0), upheld.vote
+        if one.fields["state"] in ("published", "failed"):
+            self._let_go(round_id)
+            return False
+        asks = one.fields["binding"] and not one.fields["folded"]
+        if one.fields["level"] == vote and not asks:
+            return False
+        other = self._told(round_id, upheld, 1)
+        levels = [told.fields["level"] for told in (one, other)]
+        if min(levels) < vote or max(levels) > vote + 1:
             raise _contradiction(round_id, f"S0 and S1 are at the levels {levels}")
-        self._vote(round_id, upheld, self._after(round_id, upheld.ballot, said))
-        return True
+        if upheld.ballot and min(levels) > vote:
+            self._vote(round_id, upheld, self._after(round_id, upheld.ballot, (one, other)))
+            return True
+        return self._fold(round_id, upheld, one.fields, other.fields)
 
-    def _told(self, round_id: str, after: int, party: int) -> wire.Message:
-        """Return what a server tells after the votes of which this client knows the digits."""
-        fields = {"round": round_id, "after": after, "values": party == self._member.source}
-        told = self._member.ask("level", fields, timeout_s=0.0, party=party)
+    def _told(self, round_id: str, upheld: Upheld, party: int) -> wire.Message:
+        """Return what a server asks of this client, and the digits that it does not know yet."""
+        values = party == self._member.source
+        fields = {"round": round_id, "after": upheld.vote, "values": values}
+        told = self._member.ask("bound", fields, timeout_s=0.0, party=party)
         match told.fields:
-            case {"state": str(), "level": int(), "record": bytes(), "signature": bytes()}:
-                return told
-        raise _contradiction(round_id, f"S{party} does not say at which level it is")
+            case {
+                "state": str(),
+                "level": int(),
+                "binding": bytes(binding),
+                "coin": bytes(coin),
+                "set": bytes(clients),
+                "folded": bool(),
+                "record": bytes(),
+                "signature": bytes(),
+            }:
+                if not binding or [*map(len, (binding, coin, clients))] == _LENGTHS:
+                    return told
+        raise _contradiction(round_id, f"S{party} does not say what it is bound to")
 
     # Folds
 
-    def _fold(self, round_id: str, upheld: Upheld) -> bool:
+    def _fold(
+        self, round_id: str, upheld: Upheld, one: Mapping[str, Any], other: Mapping[str, Any]
+    ) -> bool:
         """Send the folds for what both servers are bound to, if they say the same.
 
-        Return whether that was done.
+        Return whether that was done. S0 asks until it has its own, which it gets last.
 
         SECURITY: of two folds with the same masks under two coins the difference is that of the
         client's shares. Without masks a fold would give them away.
         """
-        if not upheld.masks[0]:
-            return False
-        one = self._bound(round_id, 0)
         binding, coin, before = one["binding"], one["coin"], upheld.before
-        if not binding:
-            return False
-        other = self._bound(round_id, 1)
-        if other["binding"] != binding or (one["folded"] and other["folded"]):
-            # one of them has gone on, or both have answers
-            return False
-        if one["level"] != upheld.vote:
-            # this client has not voted there yet
+        if not upheld.masks[0] or other["binding"] != binding or one["level"] != upheld.vote:
+            # one of them has gone on
             return False
         for name, what in (
             ("level", "S0 and S1 name different levels"),
@@ -175,7 +179,7 @@ class Voter:
         if not upheld.ballot:
             self._member.report(f"round {round_id}: answering for the upload")
         held, fields = self._held(round_id, upheld), {"round": round_id, "binding": binding}
-        for party, said in enumerate((one, other)):
+        for party, said in ((1, other), (0, one)):
             if not said["folded"]:
                 # the fold of the other server's half
                 of = 1 - party
@@ -183,21 +187,6 @@ class Voter:
                 arrays = {"fold": fold(of, held[of], binding, coin, masks)}
                 self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
         return True
-
-    def _bound(self, round_id: str, party: int) -> dict[str, Any]:
-        """Return what a server says that it is bound to."""
-        said = self._member.ask("bound", {"round": round_id}, timeout_s=0.0, party=party).fields
-        match said:
-            case {
-                "binding": bytes(binding),
-                "coin": bytes(coin),
-                "set": bytes(clients),
-                "folded": bool(),
-                "level": int(),
-            }:
-                if not binding or [*map(len, (binding, coin, clients))] == _LENGTHS:
-                    return dict(said)
-        raise _contradiction(round_id, f"S{party} does not say what it is bound to")
 
     def _held(self, round_id: str, upheld: Upheld) -> list[DealtUpload]:
         """Return what S0 and S1 hold of this client, made again."""

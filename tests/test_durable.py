@@ -185,8 +185,12 @@ class Two:
         """Send later votes of all clients, within what both servers tell."""
         layout, heres = self.params.form.layout, [one.latest.server_round for one in self.servers]
         assert len({(here.level, here.path) for here in heres}) == 1
-        fields = {"round": round_id, "params": self.params.digest, "form": "rotations"}
-        fields |= {"level": heres[0].level, "path": bytes.fromhex(heres[0].path)}
+        fields: dict[str, Any] = {"round": round_id, "params": self.params.digest}
+        fields |= {
+            "form": "rotations",
+            "level": heres[0].level,
+            "path": bytes.fromhex(heres[0].path),
+        }
         words = np.zeros((layout.rows, layout.row_words), np.uint64)
         for key, party in itertools.product(self.servers[0].keys, (0, 1)):
             answer = self.ask(party, key, "upload", words, **fields)

@@ -556,6 +556,7 @@ class TwoServers:
     def __init__(self) -> None:
         self.state, self.source = "checking", 0
         bound = {"level": 0, "binding": BINDING, "coin": COIN, "folded": False}
+        bound |= {"record": b"", "signature": b""}
         self.bound: list[dict[str, Any]] = [bound | {"set": SET} for _ in (0, 1)]
         self.got: list[tuple[int, bytes, bytes]] = []
         self.declined: list[Any] = []
@@ -568,11 +569,8 @@ class TwoServers:
         timeout_s: float = 0.0,
         party: int = 0,
     ) -> wire.Message:
-        if op == "level":
-            said = {"state": self.state, "level": self.bound[party]["level"], "record": b""}
-            return wire.Message("level", said | {"signature": b""})
         if op == "bound":
-            return wire.Message("bound", dict(self.bound[party]))
+            return wire.Message("bound", self.bound[party] | {"state": self.state})
         self.got.append((party, fields["binding"], arrays["fold"].tobytes()))
         self.bound[party]["folded"] = True
         return wire.Message("folded", {})
@@ -600,13 +598,13 @@ def voter(both: TwoServers) -> Voter:
 
 def test_a_client_folds_once_for_what_both_servers_name(voter: Voter, both: TwoServers) -> None:
     voter.tend()
-    assert [(party, binding) for party, binding, _ in both.got] == [(0, BINDING), (1, BINDING)]
+    assert [(party, binding) for party, binding, _ in both.got] == [(1, BINDING), (0, BINDING)]
     # each server gets the fold of the other one's half
     assert both.got[0][2] != both.got[1][2]
     voter.tend()
     assert len(both.got) == 2
-    # a server that has lost its fold gets the same bytes again
-    both.bound[1]["folded"] = False
+    # the server that is asked first gets the same bytes again, should it not have them
+    both.bound[0]["folded"] = False
     voter.tend()
     assert both.got[2] == both.got[1] and len(both.got) == 3
     # of another binding there are others

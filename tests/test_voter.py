@@ -117,13 +117,8 @@ class TwoServers:
                     self.open()
                 else:
                     self.state = "published"
-        elif op == "bound":
-            said: dict[str, Any] = {"state": "checking", "binding": bytes(16), "coin": bytes(16)}
-            said |= {"set": bytes(32), "level": len(self.paths) - 1}
-            return wire.Message(op, said | {"folded": len(self.folds) > party})
         elif op == "folded":
             self.folds.append((party, arrays["fold"].tobytes()))
-            self.asking = len(self.folds) < 2
         else:
             return self.lie(party, self.level(party, len(self.paths) - 1, fields["values"]))
         return wire.Message(op)
@@ -131,10 +126,13 @@ class TwoServers:
     def level(self, party: int, level: int, values: bool) -> wire.Message:
         """Return what a server says at a level."""
         signed = Receipt(self.records[level]).signed(NAMES[party], SIGNING[party])
-        fields = {"state": self.state, "level": level, "asked": self.asking}
+        fields: dict[str, Any] = {"state": self.state, "level": level}
+        sizes = {"binding": 16, "coin": 16, "set": 32} if self.asking else {}
+        fields |= {name: bytes(sizes.get(name, 0)) for name in ("binding", "coin", "set")}
+        fields["folded"] = party in [of for of, _ in self.folds]
         fields |= {"record": signed.encoded, "signature": signed.signatures[NAMES[party]]}
         arrays = {"digits": self.paths[level].last} if values and level else {}
-        return wire.Message("level", fields, arrays)
+        return wire.Message("bound", fields, arrays)
 
 
 def words_of(params: RoundParams, update: Any) -> Any:
@@ -224,7 +222,7 @@ def test_each_vote_is_that_of_the_slot_of_the_clients_own_word(
 
 
 def replaced(told: wire.Message, arrays: Any = None, **fields: Any) -> wire.Message:
-    return wire.Message("level", told.fields | fields, told.arrays if arrays is None else arrays)
+    return wire.Message("bound", told.fields | fields, told.arrays if arrays is None else arrays)
 
 
 def signed(told: wire.Message, party: int, **changed: Any) -> wire.Message:
@@ -368,7 +366,7 @@ def test_a_server_that_refuses_a_vote_ends_the_round_for_the_client(
 def test_a_client_lets_go_of_a_round_that_is_over_for_it(
     journal: Journal, both: TwoServers, error: type[SecureMedianError]
 ) -> None:
-    both.fails["level", 0] = error("left out")
+    both.fails["bound", 0] = error("left out")
     voter_of(journal, both).tend()
     assert not journal.upheld and not both.votes and not both.declined
 
@@ -426,10 +424,7 @@ def test_a_client_folds_its_present_vote_under_masks_of_that_vote(tmp_path: Path
     assert upheld.ballot and upheld.ballot.path.votes == 1
     both.fails.clear()
 
-    def ask_fold(_: int, told: wire.Message) -> wire.Message:
-        return replaced(told, level=1, asked=both.asking)
-
-    both.asking, both.lie = True, ask_fold
+    both.asking = True
     both.records, both.paths = both.records[:2], both.paths[:2]
     both.votes[1, 1] = both.votes[0, 1]
     voter._sent = [(ROUND, 1)] * 2
@@ -440,10 +435,7 @@ def test_a_client_folds_its_present_vote_under_masks_of_that_vote(tmp_path: Path
         of = 1 - party
         masks = vote_masks(upheld.masks[of], 1, upheld.ballot.path.digest)
         held = DealtUpload(upheld.shape, half, rotations, 1)
-        assert both.folds[party] == (
-            party,
-            fold(of, held, bytes(16), bytes(16), masks).tobytes(),
-        )
+        assert dict(both.folds)[party] == fold(of, held, bytes(16), bytes(16), masks).tobytes()
         assert masks != upheld.masks[of]
     journal.close()
 
@@ -451,29 +443,24 @@ def test_a_client_folds_its_present_vote_under_masks_of_that_vote(tmp_path: Path
 def test_a_client_folds_nothing_where_no_server_has_masks(
     journal: Journal, both: TwoServers
 ) -> None:
-    both.lie = lambda _, told: replaced(told, level=0, asked=True)
-    both.paths = both.paths[:1]
+    both.asking, both.paths = True, both.paths[:1]
     voter_of(journal, both).tend()
     assert not both.folds and not both.votes
 
 
 @pytest.mark.parametrize("lacks", [0, 1])
 def test_a_server_that_lacks_a_fold_gets_it_later(tmp_path: Path, lacks: int) -> None:
-    """The other one has it, and does not ask."""
+    """S0 alone is asked first, and so it must not have its fold before S1."""
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
     made(journal, AUDITED)
-    both.lie = lambda p, t: replaced(t, level=0, asked=p == lacks)
-    both.paths = both.paths[:1]
-    asked = both.ask
-
-    def ask(op: str, *given: Any, **options: Any) -> wire.Message:
-        told = asked(op, *given, **options)
-        here = options["party"] != lacks or bool(both.folds)
-        return wire.Message(op, told.fields | {"folded": here}) if op == "bound" else told
-
-    both.ask = ask  # type: ignore[method-assign]
-    voter_of(journal, both).tend()
-    assert [party for party, _ in both.folds] == [lacks]
+    both.asking, both.paths = True, both.paths[:1]
+    both.fails["folded", lacks] = ServerUnreachable("away")
+    voter = voter_of(journal, both)
+    voter.tend()
+    assert [party for party, _ in both.folds] == [1 - lacks] * (1 - lacks)
+    both.fails.clear()
+    voter.tend()
+    assert [party for party, _ in both.folds] == [1, 0]
     journal.close()
 
 
@@ -481,20 +468,13 @@ def test_a_server_that_lacks_a_fold_gets_it_later(tmp_path: Path, lacks: int) ->
 def test_a_client_folds_nothing_of_another_level(tmp_path: Path, party: int) -> None:
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
     made(journal, AUDITED)
-    voter, upheld = voter_of(journal, both), journal.upheld[ROUND]
-    asked = both.ask
-
-    def ask(op: str, *given: Any, **options: Any) -> wire.Message:
-        told = asked(op, *given, **options)
-        level = int(options["party"] == party)
-        return wire.Message(op, told.fields | {"level": level}) if op == "bound" else told
-
-    both.ask = ask  # type: ignore[method-assign]
+    both.asking, both.paths = True, both.paths[:1]
+    both.lie = lambda p, told: replaced(told, level=int(p == party))
     if party == 0:
-        assert not voter._fold(ROUND, upheld)
+        voter_of(journal, both).tend()
     else:
         with pytest.raises(PeerProtocolError, match="name different levels"):
-            voter._fold(ROUND, upheld)
+            voter_of(journal, both).tend()
     assert not both.folds
     journal.close()
 
@@ -503,13 +483,16 @@ def test_a_binding_is_answered_for_one_vote(tmp_path: Path) -> None:
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
     made(journal, AUDITED)
     voter, upheld = voter_of(journal, both), journal.upheld[ROUND]
-    both.paths = both.paths[:1]
-    assert upheld.ballot and voter._fold(ROUND, upheld) and len(both.folds) == 2
+    both.asking, said = True, both.paths
+    both.paths = said[:1]
+    voter.tend()
+    assert upheld.ballot and len(both.folds) == 2
     both.folds.clear()
-    both.paths.append(both.path)
-    later = replace(upheld, ballot=replace(upheld.ballot, path=both.path))
+    both.paths = said
+    journal.vote(ROUND, upheld.rotations, replace(upheld.ballot, path=both.path))
+    voter._sent = [(ROUND, 1)] * 2
     with pytest.raises(PeerProtocolError, match="another coin or set"):
-        voter._fold(ROUND, later)
+        voter.tend()
     assert not both.folds
     journal.close()
 

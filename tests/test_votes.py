@@ -85,7 +85,7 @@ class Voter:
 
     def ask(self, server: str, **fields: Any) -> Any:
         asked: dict[str, Any] = {"round": self.round_id, "after": self.path.votes} | fields
-        return self.pair.caller(self.name, server).ask("level", **asked)
+        return self.pair.caller(self.name, server).ask("bound", **asked)
 
     def follow(self) -> None:
         """Take the next digits, as both servers tell them."""
@@ -105,11 +105,11 @@ class Voter:
 
     def fold(self, to: Sequence[str] = SERVERS) -> None:
         """Answer both servers' binding of the vote that was sent last."""
-        wait_until(lambda: all(self.ask(server).fields["asked"] for server in SERVERS))
+        wait_until(lambda: all(self.ask(server).fields["binding"] for server in SERVERS))
         about: dict[str, Any] = {"round": self.round_id}
         vote = self.path.votes
         for server in to:
-            said = self.pair.caller(self.name, server).ask("bound", **about).fields
+            said = self.ask(server).fields
             assert said["level"] == vote and not said["folded"]
             rotations = WordsUpload(self.dealt.shape.rotations_layout, self.made)
             index = self.pair.round(self.name)[0]["index"]
@@ -284,7 +284,7 @@ def test_who_is_not_computed_on_is_told_no_digits(pair: Pair) -> None:
         voter.follow()
     for server in SERVERS:
         with pytest.raises(NotAllowed, match="not among the clients"):
-            pair.caller("client-3", server).ask("level", round=voters[0].round_id)
+            pair.caller("client-3", server).ask("bound", round=voters[0].round_id)
         with pytest.raises(RoundClosed, match="too late to decline"):
             pair.caller("client-3", server).ask("decline", round=voters[0].round_id)
         with pytest.raises(RoundClosed, match="may have opened values"):

@@ -62,10 +62,6 @@ class Folds:
         if len(self._of) == len(self.clients):
             self._complete.set()
 
-    def asks(self, client: str) -> bool:
-        """Return whether a fold of this client is asked for, and not here."""
-        return bool(self.binding) and client in self.clients and client not in self._of
-
     def has(self, client: str) -> bool:
         return client in self._of
 

@@ -254,7 +254,7 @@ def lacking(here: ServerRound) -> dict[str, str]:
     That is "here", "there" or "none".
     """
     where = here.whereabouts()
-    names = [here.names[key] for key in here.included]
+    names = sorted(here.names[key] for key in here.included)
     return {name: where[name] for name in names if where[name] != "both"}
 
 

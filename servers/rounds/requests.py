@@ -60,7 +60,7 @@ from securemedian.servers.rounds.runs import Opening
 from securemedian.servers.storage.spool import DEALING, Piece, kind_of
 
 CLIENT, COORDINATOR = "client", "coordinator"
-# how long a request for a level may wait: less than a caller waits silently (`terminal.AFTER_S`)
+# how long a request `bound` may wait: less than a caller waits silently (`terminal.AFTER_S`)
 HOLD_S = 2.5
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -149,8 +149,8 @@ class DealFields(ShareFields):
 
 
 @dataclass(frozen=True)
-class LevelFields(OneRound):
-    """The fields with which a client asks what it votes within next."""
+class BoundFields(OneRound):
+    """The fields with which a client asks what a round asks of it."""
 
     # of how many votes it knows the digits
     after: int = 0
@@ -243,7 +243,7 @@ class Requests:
         self._rounds, self._engines, self._reply = rounds, engines, reply
         self.reload(config)
         self._log = logs.BoundedLog()
-        # by client, the latest `level` that waits for an answer, and until when
+        # by client, the latest `bound` that waits for an answer, and until when
         self._held: dict[str, tuple[Call, float]] = {}
         # how many requests were answered, by name and by "ok" or the code of the error
         self.answers: Counter[tuple[str, str]] = Counter()
@@ -278,14 +278,14 @@ class Requests:
             self._refuse(call, DEFECT, logged=False)
 
     def tick(self) -> None:
-        """Answer requests for a level that have something to be told, or have waited for long."""
+        """Answer requests that have something to be asked or told, or have waited for long."""
         for call, until in list(self._held.values()):
-            self._answer_level(call, until)
+            self._answer_bound(call, until)
 
-    def _answer_level(self, call: Call, until: float) -> None:
-        """Answer a request for a level, or hold it until there is an answer."""
+    def _answer_bound(self, call: Call, until: float) -> None:
+        """Answer a request `bound`, or hold it until there is an answer."""
         try:
-            answer = self._level_of(call, over=time.monotonic() >= until)
+            answer = self._bound_of(call, over=time.monotonic() >= until)
         except SecureMedianError as error:
             self._held.pop(call.key, None)
             self._refuse(call, error)
@@ -479,8 +479,9 @@ class Requests:
         """Return the clients whose later votes, or whose folds, a round waits for."""
         if here.state is State.VOTING:
             return sorted(members.lacking(here))
-        folds = self._folds(here) if here.level else None
-        return [here.names[key] for key in folds.clients if not folds.has(key)] if folds else []
+        if not (folds := self._folds(here) if here.level else None):
+            return []
+        return sorted(here.names[key] for key in folds.clients if not folds.has(key))
 
     def _round(self, call: Call) -> Answer:
         """Tell a client of its cohort's latest round.
@@ -600,59 +601,48 @@ class Requests:
             about = server_round.about
             self._log.event("no-model-form", call.key, logging.WARNING, **about, client=call.name)
 
-    def _level(self, call: Call) -> None:
-        """Tell of the digits that a round has opened, once those of more votes than `after` are.
+    def _bound(self, call: Call) -> None:
+        """Tell what a round asks of the caller next, a fold or a vote.
 
-        Held for 2.5 seconds at most, until then, until a fold is asked of the caller, or until the
-        round ends. `state`, `level` (the votes before the one that is taken now), `asked` (whether
-        `bound` asks for a fold). While the round is `voting`, `record` of those votes as in a
-        receipt, and `signature` of this server; otherwise both are empty. Array `digits` [d] is of
-        the last of them, packed, unless `values` is false. A failed round is an error
-        (round-failed). Clients that the round does not compute on are refused (not-allowed).
+        A round of several votes holds it for 2.5 seconds at most, until it asks something or ends.
+        `state`, and `level` (the votes before the one that is taken now). `folded` (whether the
+        fold is here), and three that are empty unless it is asked for: `binding` (16 bytes, the id
+        of the servers' binding), `coin` (16 bytes) and `set` (SHA-256 of the keys of the clients
+        that it asks). Once the digits of more votes than `after` are told, while the round is
+        `voting`: `record` of those votes as in a receipt, and `signature` of this server, which are
+        empty otherwise. Array `digits` [d] is of the last of them, packed, unless `values` is
+        false. A failed round is an error (round-failed). Clients that the round does not compute on
+        are refused digits (not-allowed).
         """
         if earlier := self._held.pop(call.key, None):
-            self._answer_level(earlier[0], 0.0)
-        self._answer_level(call, time.monotonic() + HOLD_S)
+            self._answer_bound(earlier[0], 0.0)
+        self._answer_bound(call, time.monotonic() + HOLD_S)
 
-    def _level_of(self, call: Call, over: bool) -> Answer | None:
-        """Return the answer to a request for a level, or None while it waits and is not `over`."""
+    def _bound_of(self, call: Call, over: bool) -> Answer | None:
+        """Return the answer to what a client is asked, or None while it waits and is not `over`."""
         entry, key = self._listed(call), call.key
         here, told, path = entry.server_round, entry.result, entry.path
         if here.state is State.FAILED:
             raise RoundFailed(here.reason)
+        said: dict[str, Any] = {"state": here.state.value, "level": here.level, "folded": False}
+        said |= dict.fromkeys(("binding", "coin", "set", "record", "signature"), b"")
         folds = self._folds(here)
-        asked = bool(folds and folds.asks(key))
-        said: dict[str, Any] = {"state": here.state.value, "level": here.level, "asked": asked}
+        if folds and key in folds.clients and folds.binding:
+            said |= {"binding": folds.binding, "coin": folds.coin, "set": folds.set}
+            said["folded"] = folds.has(key)
         # SECURITY: a vote is told only once both servers can never run it again
         if here.state is not State.VOTING or not (told and path) or here.level <= call.fields.after:
+            asked = said["binding"] and not said["folded"]
             waits = here.live and here.votes > 1 and not (asked or over)
-            return None if waits else Answer(said | {"record": b"", "signature": b""})
+            return None if waits else Answer(said)
         if key not in here.included:
             raise NotAllowed(
                 f"you are not among the clients that a round is computed on: {here.round_id}; wait "
                 "for its result"
             )
-        signature = told.receipt.signatures[f"s{here.party}"]
-        signed = {"record": told.receipt.encoded, "signature": signature}
-        digits = {"digits": path.last} if call.fields.values else {}
-        return Answer(said | signed, digits)
-
-    def _bound(self, call: Call) -> Answer:
-        """Tell whether an audited round asks the caller for a fold.
-
-        `state` of the round, `folded` (whether the fold is here), `level` (the vote that it is of,
-        from 0 on), and three that are empty unless it does: `binding` (16 bytes, the id of the
-        servers' binding), `coin` (16 bytes) and `set` (SHA-256 of the keys of the clients that it
-        asks).
-        """
-        entry, key = self._listed(call), call.key
-        server_round = entry.server_round
-        said: dict[str, Any] = {"binding": b"", "coin": b"", "set": b"", "folded": False}
-        folds = self._folds(server_round)
-        if folds and key in folds.clients and folds.binding:
-            said = {"binding": folds.binding, "coin": folds.coin, "set": folds.set}
-            said["folded"] = folds.has(key)
-        return Answer({"state": server_round.state.value, "level": server_round.level} | said)
+        said["record"] = told.receipt.encoded
+        said["signature"] = told.receipt.signatures[f"s{here.party}"]
+        return Answer(said, {"digits": path.last} if call.fields.values else {})
 
     def _folds(self, server_round: ServerRound) -> Folds | None:
         """Return what clients of a round are asked for, if its folds are under check."""
@@ -887,8 +877,7 @@ OPS: dict[str, Op] = {
     "deal": Op(Requests._deal, DealFields, (CLIENT,), frozenset({"share"})),
     "checked": Op(Requests._checked, OneRound, (CLIENT,), polled=True),
     "upload": Op(Requests._upload, UploadFields, (CLIENT,), frozenset({"share", "masks"})),
-    "level": Op(Requests._level, LevelFields, (CLIENT,), polled=True),
-    "bound": Op(Requests._bound, OneRound, (CLIENT,), polled=True),
+    "bound": Op(Requests._bound, BoundFields, (CLIENT,), polled=True),
     "folded": Op(Requests._folded, FoldedFields, (CLIENT,), frozenset({"fold"})),
     "decline": Op(Requests._decline, DeclineFields, (CLIENT,)),
     "tell": Op(Requests._tell, TellFields, (CLIENT,), leader_only=True),
