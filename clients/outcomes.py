@@ -18,7 +18,6 @@ from securemedian.common.receipts import (
     digest_of,
     for_those_left,
 )
-from securemedian.common.versions import RECEIPT, VOTE
 from securemedian.mpc.arrays import PublicValues
 from securemedian.mpc.errors import (
     ConfigError,
@@ -128,19 +127,13 @@ def check_record(
     params: RoundParams,
     start: bytes | None,
     client: str,
-    version: int = RECEIPT,
 ) -> None:
     """Check that a record is of this round of this cohort, as this side knows it.
 
     `start` is the digest of the run that this client trained from, and `client` its public key, if
-    it has submitted. `version` says whether it is of the result or of a vote. Raises ReceiptInvalid
-    if anything differs, and TooFewClients or ConfigError if too few clients took part.
+    it has submitted. Raises ReceiptInvalid if anything differs, and TooFewClients or ConfigError
+    if too few clients took part.
     """
-    if (record.version == VOTE) is not (version == VOTE):
-        raise ReceiptInvalid(
-            f"the record of a vote stands for that of a result, or the reverse: round {round_id}; "
-            "do not use it, and ask both operators"
-        )
     about = record.service, record.round, record.number
     if about != (SERVICE, round_id, number_of(round_id)):
         raise ReceiptInvalid(

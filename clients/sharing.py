@@ -148,13 +148,11 @@ class Sender:
         """
         halves = self._halves(values, current, progress)
         upheld, params = None, current.params
-        audited, several = params.form.audited, params.form.votes > 1
-        if (audited or several) and (shape := params.form.dealing):
+        audited, ballot = params.form.audited, _ballot(vector, current)
+        if (audited or ballot) and (shape := params.form.dealing):
             draw = self._journal.draw(current.round_id, params.digest, current.index)
             masks = (os_entropy(SEED_BYTES), os_entropy(SEED_BYTES)) if audited else (b"", b"")
-            upheld = Upheld(shape, draw, halves[0].share, masks)
-            if several:
-                upheld = replace(upheld, ballot=_ballot(vector, current))
+            upheld = Upheld(shape, draw, halves[0].share, masks, ballot)
         submission = Submission(
             current.round_id,
             current.params.digest,
@@ -408,8 +406,10 @@ class Dealer:
         )
 
 
-def _ballot(vector: NDArray[Any], current: Round) -> Ballot:
-    """Return what a client votes by, of a flat update."""
+def _ballot(vector: NDArray[Any], current: Round) -> Ballot | None:
+    """Return what a client votes by, of a flat update, in a round of several votes."""
+    if current.params.form.votes == 1:
+        return None
     # the methods take a while to import
     from securemedian.mpc.rounds.methods.zoom import Zoom
     from securemedian.mpc.rounds.path import Path

@@ -33,7 +33,6 @@ from securemedian.clients.member import Member
 from securemedian.clients.upload import by_server
 from securemedian.common import keys, status
 from securemedian.common.receipts import Receipt, Record, differences
-from securemedian.common.versions import VOTE
 from securemedian.mpc.errors import (
     BadUpload,
     DuplicateUpload,
@@ -93,10 +92,8 @@ class Voter:
                 with suppress(ServerUnreachable, NotStored):
                     while self._turn(round_id):
                         pass
-            except (UnknownRound, RoundFailed):
-                self._let_go(round_id)
-            except NotAllowed as error:
-                self._member.report(f"round {round_id} goes on without this client: {error}")
+            except (UnknownRound, RoundFailed, NotAllowed):
+                # it has ended, or goes on without this client
                 self._let_go(round_id)
             except RoundClosed as error:
                 # another binding may come
@@ -241,10 +238,9 @@ class Voter:
         # each server's own signature fits one record alone
         encoded, signatures = said[0].fields["record"], [told.fields["signature"] for told in said]
         receipt = Receipt(encoded, dict(zip(keys.SERVERS, signatures, strict=True)))
-        receipt.check((member.config.s0.signing_key, member.config.s1.signing_key))
+        receipt.check((member.config.s0.signing_key, member.config.s1.signing_key), vote=True)
         record, own, params = receipt.record, member.keys.public.decode(), ballot.path.params
-        about = member.config.cohort, round_id, params, ballot.start, own
-        outcomes.check_record(record, *about, VOTE)
+        outcomes.check_record(record, member.config.cohort, round_id, params, ballot.start, own)
         if own not in record.included:
             raise _contradiction(round_id, "S0 and S1 ask a client that they have left out")
         before = Record.decode(ballot.record) if ballot.record else record

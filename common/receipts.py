@@ -140,8 +140,16 @@ class Receipt:
         signature = self.signatures.get(server, b"")
         return is_signature(signing_key, _DOMAIN + self.encoded, signature)
 
-    def check(self, signing_keys: Sequence[str]) -> None:
-        """Raise ReceiptInvalid, which names the server, unless both servers have signed it."""
+    def check(self, signing_keys: Sequence[str], vote: bool = False) -> None:
+        """Raise ReceiptInvalid, which names the server, unless both servers have signed it.
+
+        They have signed it for a result, or with `vote` for a vote.
+        """
+        if (self.record.version == VOTE) is not vote:
+            raise ReceiptInvalid(
+                "the record of a vote stands for that of a result, or the reverse: round "
+                f"{quoted(self.record.round)}; ask for the receipt of the round"
+            )
         wrong = [
             server
             for server, key in zip(SERVERS, signing_keys, strict=True)
@@ -201,13 +209,7 @@ class Receipt:
     def from_json(cls, text: str) -> Self:
         """Return the receipt in the text of a file. Raises ReceiptInvalid if there is none."""
         try:
-            found = cls.from_dict(json.loads(text))
-            if found.record.version == VOTE:
-                raise ReceiptInvalid(
-                    f"the record of a vote, and not of a result: round {found.record.round}; ask "
-                    "for the receipt of the round"
-                )
-            return found
+            return cls.from_dict(json.loads(text))
         except ValueError as error:
             raise ReceiptInvalid(
                 f"invalid receipt: {error}; use the file that `round result` wrote"

@@ -18,7 +18,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.connection import Limit
 from securemedian.common.keys import SigningKey
 from securemedian.common.receipts import Receipt, Record, differences, digest_of
-from securemedian.common.versions import RECEIPT, VOTE
+from securemedian.common.versions import VOTE
 from securemedian.coordinator.coordinator import Coordinator
 from securemedian.laboratory import plaintext
 from securemedian.mpc.arrays import PublicValues
@@ -308,17 +308,16 @@ def test_each_server_that_says_something_else_is_named() -> None:
 def test_the_record_of_a_vote_is_no_receipt() -> None:
     """Both servers sign one after each vote, also of a round that has no result in the end."""
     told = signed(replace(RECORD, version=VOTE))
-    told.check(PUBLIC)
-    assert Receipt.from_dict(told.to_dict()) == told
-    with pytest.raises(ReceiptInvalid, match="the record of a vote, and not of a result"):
-        Receipt.from_json(told.to_json())
-    known = RECORD.cohort, RECORD.round, PARAMS, RunState().digest, "key-a"
-    outcomes.check_record(told.record, *known, VOTE)
-    for record, version in ((told.record, RECEIPT), (RECORD, VOTE)):
+    told.check(PUBLIC, vote=True)
+    signed().check(PUBLIC)
+    assert Receipt.from_json(told.to_json()) == told
+    for receipt, vote in ((told, False), (signed(), True)):
         with pytest.raises(
             ReceiptInvalid, match="the record of a vote stands for that of a result"
         ):
-            outcomes.check_record(record, *known, version)
+            receipt.check(PUBLIC, vote=vote)
+    with pytest.raises(ReceiptInvalid, match="S1's receipt is invalid: the record of a vote"):
+        outcomes.agreed({1: answer_of(told)}, PUBLIC)
 
 
 @pytest.mark.parametrize(
