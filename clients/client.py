@@ -40,7 +40,7 @@ from securemedian.clients.rounds import (
     load_round,
     trained,
 )
-from securemedian.clients.sharing import REFUSED, Sender
+from securemedian.clients.sharing import REFUSED, Sender, held
 from securemedian.clients.spent import Spent
 from securemedian.clients.upload import Round, check_group, number_of
 from securemedian.common.model_form import ModelForm
@@ -510,12 +510,16 @@ class Client(Member):
     def _free(self, update: bytes) -> None:
         """Free an update of a round that has ended, if both servers say it has opened nothing.
 
-        SECURITY: one of them follows the protocol, and says so of no other round.
+        SECURITY: one of them follows the protocol, and holds this dealing in no other round.
         """
         if claimed := self._spent.round_of(update):
-            with suppress(UnknownRound):
-                said = [self.status(claimed, party=party) for party in (0, 1)]
-                if all(one.state == "failed" and one.opened == "nothing" for one in said):
+            round_id = claimed.partition("/")[0]
+            about = {"round": round_id}
+            with suppress(*REFUSED):
+                said = [self.status(round_id, party=party) for party in (0, 1)]
+                of = held([self.ask("checked", about, party=party).fields for party in (0, 1)])
+                over = all(one.state == "failed" and one.opened == "nothing" for one in said)
+                if over and claimed == f"{round_id}/{of}":
                     self._spent.free(update, claimed)
 
     def _check_policy(self, round_id: str, params: RoundParams, timeout_s: float | None) -> None:

@@ -372,8 +372,8 @@ class Journal:
         self._write(round_id, kept)
         return kept.draw
 
-    def keep(self, submission: Submission) -> None:
-        """Keep an upload, and forget the secret of the dealing that it rotates.
+    def keep(self, submission: Submission, held: str = "") -> None:
+        """Keep an upload, and forget the secret of the dealing, of which servers have `held`.
 
         Raises LocalProtocolError if another one is kept for the round, UpdateSpent if another round
         of several votes has its update, and ConfigError if it cannot be written. It may be sent
@@ -383,7 +383,7 @@ class Journal:
         kept = self._rounds.setdefault(round_id, _Kept())
         if kept.made is None:
             if upheld and upheld.ballot:
-                self._spent.claim(submission.update, round_id)
+                self._spent.claim(submission.update, f"{round_id}/{held}")
             self._keep_days([*self._of_a_day(), self._wall()])
             kept.made = submission
         elif kept.made is not submission:

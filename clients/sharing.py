@@ -19,6 +19,7 @@ from securemedian.clients.member import Member
 from securemedian.clients.upload import Round, ShareHalf
 from securemedian.common.terminal import Progress, unseen
 from securemedian.common.versions import agree
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     BadUpload,
     ConfigError,
@@ -164,7 +165,7 @@ class Sender:
             upheld,
         )
         try:
-            self._journal.keep(submission)
+            self._journal.keep(submission, self._dealer.held if self._dealer else "")
         finally:
             # of an update that may not be sent it was for nothing
             self._stop_dealing()
@@ -298,6 +299,8 @@ class Dealer:
         self.total, self.sent = shape.bytes_ahead, 0
         self._current, self._sender, self._deal, self._resumed = current, sender, deal, resumed
         self._patience_s, self._stop = sender.config.retry_limit_s, threading.Event()
+        # the digest of both halves, as both servers say
+        self.held = ""
         self._outcome: OwnDealing | SecureMedianError = LocalProtocolError(
             "a defect here: the dealing ended without a result"
         )
@@ -367,6 +370,7 @@ class Dealer:
         """
         limit = Limit(self._current.params.deadline_s)
         answers = [self._verdict(server, limit) for server in self._sender.servers]
+        self.held = held(answers)
         coin, other = (answer.get("coin") for answer in answers)
         right = False
         if isinstance(coin, bytes) and len(coin) == SEED_BYTES and coin == other:
@@ -404,6 +408,11 @@ class Dealer:
             f"{server.label} has not checked your dealing within {limit.seconds:g} s, and you "
             f"are left out: round {self.round_id}; wait for the next round"
         )
+
+
+def held(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Return what both servers hold of a dealing, of their answers about its check."""
+    return digest("held", [answer.get("dealing") for answer in answers]).hex()
 
 
 def _ballot(vector: NDArray[Any], current: Round) -> Ballot | None:

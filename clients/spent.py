@@ -42,23 +42,26 @@ class Spent:
         """Return the numbers of the rounds that have claimed updates."""
         return {number_of(round_id) for round_id in self._claimed().values()}
 
-    def claim(self, update: bytes, round_id: str) -> None:
+    def claim(self, update: bytes, claimant: str) -> None:
         """Claim an update for a round, once and again. It may be sent once this returns.
+
+        SECURITY: `claimant` is the round's id, and behind a "/" what only that round has: a server
+        that deviates may open another one of the same id.
 
         Raises UpdateSpent if another round has it, and ConfigError if this cannot be written.
         """
-        if self.round_of(update) in ("", round_id):
+        if self.round_of(update) in ("", claimant):
             # one that is there may not be on the disk
-            self._claimed(f"claim {round_id} {update.hex()}")
-        if (claimed := self.round_of(update)) != round_id:
+            self._claimed(f"claim {claimant} {update.hex()}")
+        if (claimed := self.round_of(update)) != claimant:
             raise UpdateSpent(
-                f"an update for round {round_id} that was voted on in another round: {claimed}; "
-                "train again, because a second vote on it would tell more"
+                f"an update for round {_id(claimant)} that was voted on in another round: "
+                f"{_id(claimed)}; train again, because a second vote on it would tell more"
             )
 
-    def free(self, update: bytes, round_id: str) -> None:
+    def free(self, update: bytes, claimant: str) -> None:
         """Free an update if this round has it. Raises ConfigError if this cannot be written."""
-        self._claimed(f"free {round_id} {update.hex()}")
+        self._claimed(f"free {claimant} {update.hex()}")
 
     def _claimed(self, line: str = "") -> dict[str, str]:
         """Append a line, and return the round of each update. Raises ConfigError."""
@@ -87,3 +90,7 @@ class Spent:
             elif found.get(update) == round_id:
                 del found[update]
         return found
+
+
+def _id(claimant: str) -> str:
+    return claimant.partition("/")[0]

@@ -156,7 +156,8 @@ class Voter:
     ) -> bool:
         """Send the folds for what both servers are bound to, if they say the same.
 
-        Return whether that was done. S0 asks until it has its own, which it gets last.
+        S0 asks until it has its own, which it gets last. Return whether both lacked theirs: a
+        server that always does must not hold this client up.
 
         SECURITY: of two folds with the same masks under two coins the difference is that of the
         client's shares. Without masks a fold would give them away.
@@ -183,7 +184,7 @@ class Voter:
                 masks = vote_masks(upheld.masks[of], upheld.vote, before)
                 arrays = {"fold": fold(of, held[of], binding, coin, masks)}
                 self._member.ask("folded", fields, arrays, timeout_s=0.0, party=party)
-        return True
+        return not (one["folded"] or other["folded"])
 
     def _held(self, round_id: str, upheld: Upheld) -> list[DealtUpload]:
         """Return what S0 and S1 hold of this client, made again."""

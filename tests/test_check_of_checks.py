@@ -182,8 +182,13 @@ def test_a_server_tells_what_it_has_opened_once_it_knows_the_verdict(s1: Server)
     assert s1.ask(first, "checked", round=ROUND).fields.items() >= told.items()
     # nobody else is told
     assert s1.ask(s1.keys[1], "checked", round=ROUND).fields["code"] == "bad-upload"
+    held = s1.ask(first, "checked", round=ROUND).fields["dealing"]
+    assert len(held) == 32
     s1.fail()
-    assert s1.ask(first, "checked", round=ROUND).fields["code"] == "round-closed"
+    # by it the client knows its round again
+    for _ in range(2):
+        assert s1.ask(first, "checked", round=ROUND).fields["dealing"] == held
+        s1.restart()
 
 
 def test_s0_tells_no_verdict_of_its_own_alone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from securemedian.clients.client import Client
 from securemedian.clients.journal import Ballot, Journal, Submission, Upheld
 from securemedian.clients.policy import ClientPolicy
 from securemedian.clients.rounds import Turn
+from securemedian.clients.sharing import held
 from securemedian.clients.spent import Spent, UpdateSpent
 from securemedian.clients.upload import ShareHalf
 from securemedian.clients.voter import Voter
@@ -464,6 +465,25 @@ def test_a_server_that_lacks_a_fold_gets_it_later(tmp_path: Path, lacks: int) ->
     journal.close()
 
 
+@pytest.mark.parametrize("never", [0, 1])
+def test_a_server_that_never_has_a_fold_does_not_hold_the_client(
+    tmp_path: Path, never: int
+) -> None:
+    """It acknowledges each, and asks again for ever: the client gets back to its time limits."""
+    both, journal = TwoServers(AUDITED), journal_in(tmp_path)
+    made(journal, AUDITED)
+    both.paths, both.asking = both.paths[:1], True
+
+    def lie(party: int, told: wire.Message) -> wire.Message:
+        assert len(both.folds) <= 3
+        return replaced(told, folded=False) if party == never else told
+
+    both.lie = lie
+    voter_of(journal, both).tend()
+    assert [party for party, _ in both.folds] == [1, 0, 0][: 3 - never]
+    journal.close()
+
+
 @pytest.mark.parametrize("party", [0, 1])
 def test_a_client_folds_nothing_of_another_level(tmp_path: Path, party: int) -> None:
     both, journal = TwoServers(AUDITED), journal_in(tmp_path)
@@ -605,14 +625,17 @@ def test_an_update_is_claimed_before_its_upload_is_kept_or_sent(
     assert journal.submission(ROUND) is None
     spent = Spent(Path(f"{tmp_path / 'state'}.spent"))
     # a crash has come between the claim and the upload: it may be made again for the same round
-    assert spent.round_of(update) == ROUND
+    assert spent.round_of(update) == f"{ROUND}/"
     found = made(journal, confirmed=False)
     with pytest.raises(UpdateSpent, match=f"round {OTHER_ROUND} .*: {ROUND}; train again"):
         journal.keep(replace(found, round_id=OTHER_ROUND))
     assert journal.submission(OTHER_ROUND) is None
     # however its round ends for this client
     journal.forget(ROUND)
-    assert spent.round_of(update) == ROUND
+    assert spent.round_of(update) == f"{ROUND}/"
+    # S0 opens another round of the same id, once S1 has forgotten the first one
+    with pytest.raises(UpdateSpent, match=f"another round: {ROUND}; train again"):
+        journal.keep(found, "of another dealing")
     # rounds of one vote take it
     journal.keep(replace(found, round_id=OTHER_ROUND, upheld=None))
     journal.close()
@@ -628,21 +651,28 @@ def test_an_update_is_claimed_before_its_upload_is_kept_or_sent(
         ((("failed", "nothing"), ("open", "nothing")), False),
         ((("closing", "nothing"), ("failed", "nothing")), False),
         ((("published", "nothing"), ("failed", "nothing")), False),
+        # another round of that id, in which a server holds no dealing, or another one
+        ((("failed", "nothing"), ("failed", "nothing", None)), False),
+        ((("failed", "nothing", b"other"), ("failed", "nothing")), False),
         # a server has forgotten it
         ((("failed", "nothing"),), False),
         ((), False),
     ],
 )
 def test_an_update_is_freed_only_if_both_servers_say_that_nothing_was_opened(
-    tmp_path: Path, said: tuple[tuple[str, str], ...], freed: bool
+    tmp_path: Path, said: tuple[tuple[Any, ...], ...], freed: bool
 ) -> None:
     def status(_: str, party: int) -> RoundStatus:
         if party >= len(said):
             raise UnknownRound("forgotten")
         return RoundStatus(state=said[party][0], opened=said[party][1])
 
-    client: Any = SimpleNamespace(status=status, _spent=Spent(tmp_path / "spent"))
-    client._spent.claim(digest("u"), ROUND)
+    def ask(op: str, fields: Any, party: int) -> wire.Message:
+        assert (op, fields) == ("checked", {"round": ROUND})
+        return wire.Message(op, {"dealing": [*said[party], b"dealt"][2]})
+
+    client: Any = SimpleNamespace(status=status, ask=ask, _spent=Spent(tmp_path / "spent"))
+    client._spent.claim(digest("u"), f"{ROUND}/{held([{'dealing': b'dealt'}] * 2)}")
     Client._free(client, digest("v"))
     Client._free(client, digest("u"))
     assert bool(client._spent.round_of(digest("u"))) is not freed

@@ -56,13 +56,14 @@ def check_asked(here: ServerRound, client: str) -> None:
     """Check that the verdict on this client's dealing is known, or may still come.
 
     Raises BadUpload if no whole dealing of it is here, and RoundClosed if it is
-    useless now.
+    useless now. Of a failed round it shows that this is the one that the client knows.
     """
     if client not in here.dealt_here:
         raise BadUpload(
             f"no whole dealing of yours is stored here for the round: {here.round_id}; deal first"
         )
-    if here.state is not State.OPEN and client not in here.failed:
+    known = here.failed | (here.passed if here.state is State.FAILED else set())
+    if here.state is not State.OPEN and client not in known:
         raise RoundClosed(
             f"round {here.round_id} takes no uploads: it is {here.state}; wait for the next one"
         )

@@ -565,7 +565,8 @@ class Requests:
 
         Then also `coin` of the check, and `opened`: per part the SHA-256 of what this server has
         opened (guards as u8[W, 64], then turns, packed as in dealing.turns). The caller alone can
-        judge it. Refused once the round takes no uploads (round-closed).
+        judge it. `dealing` is the digest of what this server holds. Refused once the round takes no
+        uploads (round-closed), unless it has failed.
         """
         entry, key = self._listed(call), call.key
         server_round = entry.server_round
@@ -575,7 +576,8 @@ class Requests:
             return Answer({"verdict": "", "coin": b"", "opened": b""})
         verdict = "passed" if member.passed else "failed"
         opened = entry.spool.opened(key)
-        return Answer({"verdict": verdict, "coin": member.coin or b"", "opened": opened})
+        said = {"verdict": verdict, "coin": member.coin or b"", "opened": opened}
+        return Answer(said | {"dealing": server_round.dealt_here[key]})
 
     def _upload(self, call: Call) -> None:
         """Store an upload; another one than before is refused (duplicate-upload).
