@@ -79,7 +79,7 @@ class ClientPolicy(Policy):
         """Raise PolicyRefused, with every reason, if the client `who` takes no part in a round.
 
         `statuses` are what each server says of the round, if `needs_statuses`. `weight` is what the
-        client states for itself, and `key` its public key. `released` is that of `refusals`.
+        client states for itself, and `key` its public key. `released` is `release` of `refusals`.
         """
         each = [inf if status.epsilon is None else status.epsilon for status in statuses]
         # NaN would hide the other server's

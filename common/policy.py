@@ -317,29 +317,24 @@ class Policy:
         )
 
     def check(
-        self,
-        params: RoundParams,
-        begun: int,
-        who: str,
-        epsilon: float = inf,
-        released: bool = False,
+        self, params: RoundParams, begun: int, who: str, epsilon: float = inf, release: bool = False
     ) -> None:
         """Raise PolicyRefused, with every reason, if `who` takes no part in such a round.
 
         `begun` counts the earlier rounds of its cohort, as `RATE` does, and `epsilon` is that of
-        the cohort's results with this round's. `released` says that the round lifts what a zoom
-        has bound others to.
+        the cohort's results with this round's. `release` says that the round lifts what a zoom
+        binds it to.
         """
-        refuse(who, self.refusals(params, begun, epsilon, released))
+        refuse(who, self.refusals(params, begun, epsilon, release))
 
     def refusals(
-        self, params: RoundParams, begun: int, epsilon: float = inf, released: bool = False
+        self, params: RoundParams, begun: int, epsilon: float = inf, release: bool = False
     ) -> list[str]:
         """Return every reason against such a round (`check`)."""
         # a round of parameters does not say so
         values = {"exchange": params.exchange.name} | params.to_dict()
         values[SINGLE_CLIENTS] = params.method.single_clients(params.min_clients)
-        values[RELEASE] = released
+        values[RELEASE] = release
         sizes = {name: _size(value) for name, value in values.items()}
         sizes |= {RESULTS: params.form.most_results, self.RATE: begun + 1}
         refusals = []

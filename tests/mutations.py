@@ -71,6 +71,34 @@ MUTATIONS = {
     "round_state sessions_of": Change(
         "servers/machine/round.py", "self.sessions > SESSIONS + self.runs", "False"
     ),
+    # zoom: a vote that was told never runs again, and is of one set and within what was told
+    "voting told_never_runs": Change(
+        _STEP, "computed and levels[0] == levels[1] and", "computed and"
+    ),
+    "voting follows_the_other_only": Change(_STEP, "return computed and levels", "return levels"),
+    "voting other_digits_or": Change(
+        "servers/machine/round.py", "self.level, self.path, votes", "self.level, votes"
+    ),
+    "voting the_set_stays": Change(_STEP, "return here if here.ran else leave", "return leave"),
+    "voting has_not_of_all": Change(
+        _MEMBERS, "return all_here(here) and clients", "return clients"
+    ),
+    "voting limited_together": Change(
+        "servers/machine/round.py",
+        "max(self.setbacks, self.attempt - self.level) if",
+        "self.setbacks if",
+    ),
+    "voting are_taken_while": Change(_MEMBERS, "if path != here.path:", "if False:"),
+    "durable killed_at_any_commit and votes": Change(
+        "servers/rounds/runs.py", "path.before() if computed else path", "path"
+    ),
+    "durable dealings_are_read": Change(
+        "servers/storage/spool.py", "if not (vote and row", "if not (row"
+    ),
+    "policy out_of_mind": Change(_REGISTER, "return forgotten or not ran", "return not ran"),
+    "receipts record_of_a_vote": Change(
+        "common/receipts.py", "if (self.record.version == VOTE) is not vote", "if False"
+    ),
     "versions may_need_a_later": Change(
         "common/versions.py", "max(LOWEST_WIRE, PEER_WIRE) if", "LOWEST_WIRE if"
     ),

@@ -727,7 +727,7 @@ def test_all_that_changes_of_a_round_survives_or_is_known_not_to() -> None:
 
     # an audited one, whose sessions are counted, at a later vote
     audited = a_round(0, State.OPEN)
-    audited.round_is(sessions=1, level=1)
+    audited.round_is(sessions=1, level=1, path="ab", vouch="cd")
     saved = audited.saved().keys()
     derived = {"declined", "unfolded", "computed_here"}
     kept = given | times | of_a_link | of_the_result | at_the_end | saved - derived

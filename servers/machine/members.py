@@ -87,10 +87,20 @@ def check_upload(here: ServerRound, client: str, vote: int = 0, path: str = "") 
 
     Raises RoundClosed, NotAllowed or BadUpload if it may not.
     """
-    if vote:
-        _check_vote(here, client, vote)
+    if not vote:
+        _check_sender(here, client, "uploads")
+    elif here.state is not State.VOTING or vote != here.level:
+        raise RoundClosed(
+            f"round {here.round_id} does not take vote {vote + 1}: it is {here.state}, at vote "
+            f"{here.level + 1}; ask for its level"
+        )
     else:
-        _check_uploader(here, client)
+        check_included(here, client)
+    if here.dealt and client not in here.dealt_here:
+        raise BadUpload(
+            f"no whole dealing of yours is stored here for the round: {here.round_id}; deal "
+            "before you upload"
+        )
     if path != here.path:
         raise BadUpload(
             f"this vote is within other digits than those told here: {here.round_id}; ask both "
@@ -98,30 +108,12 @@ def check_upload(here: ServerRound, client: str, vote: int = 0, path: str = "") 
         )
 
 
-def _check_vote(here: ServerRound, client: str, vote: int) -> None:
-    """Check that a later vote of this client may be stored now.
-
-    Raises RoundClosed or NotAllowed if it may not.
-    """
-    if here.state is not State.VOTING or vote != here.level:
-        raise RoundClosed(
-            f"round {here.round_id} does not take vote {vote + 1}: it is {here.state}, at vote "
-            f"{here.level + 1}; ask for its level"
-        )
+def check_included(here: ServerRound, client: str) -> None:
+    """Raise NotAllowed unless the round is computed on this client."""
     if client not in here.included:
         raise NotAllowed(
             f"you are not among the clients that a round is computed on: {here.round_id}; wait for "
             "its result"
-        )
-
-
-def _check_uploader(here: ServerRound, client: str) -> None:
-    """Check that a first upload of this client may be stored now."""
-    _check_sender(here, client, "uploads")
-    if here.dealt and client not in here.dealt_here:
-        raise BadUpload(
-            f"no whole dealing of yours is stored here for the round: {here.round_id}; deal "
-            "before you upload"
         )
 
 

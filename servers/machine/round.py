@@ -462,10 +462,7 @@ class ServerRound:
         verdicts). The times, and all that the other server tells again, are left out, too.
         """
         kept = {name: getattr(self, name) for name in _SAVED}
-        if self.sessions:
-            kept["sessions"] = self.sessions
-        if self.level:
-            kept |= {"level": self.level, "path": self.path, "vouch": self.vouch}
+        kept |= {name: value for name in _SAVED_IF_SET if (value := getattr(self, name))}
         if not self.live:
             kept["noise_secret"] = ""
             for name in _SAVED_AT_THE_END:
@@ -479,7 +476,8 @@ class ServerRound:
 
     def restored(self, saved: Mapping[str, Any]) -> Self:
         """Return the round with the values that were `saved`; the receipt is in a file."""
-        own = {name: saved[name] for name in _SAVED if name in saved and name not in _DERIVED}
+        names = {*_SAVED, *_SAVED_IF_SET} - {*_DERIVED}
+        own = {name: saved[name] for name in names if name in saved}
         declined = saved.get("declined", {})
         if isinstance(declined, list):
             # release 1.0 keeps no reasons
@@ -488,8 +486,6 @@ class ServerRound:
             name: {key: bytes.fromhex(text) for key, text in saved.get(column, {}).items()}
             for name, column in _DIGESTS.items()
         }
-        counts = {name: saved.get(name, 0) for name in ("sessions", "level")}
-        own |= counts | {name: saved.get(name, "") for name in ("path", "vouch")}
         verdicts = dict.fromkeys(saved.get("passed", ()), True)
         known: dict[str, dict[str, Any]] = {
             **stored,
@@ -536,6 +532,7 @@ _SAVED = (
     "begun",
     "ran",
 )
+_SAVED_IF_SET = ("sessions", "level", "path", "vouch")
 # those of them that the clients and the receipt have
 _DERIVED = ("declined", "unfolded", "computed_here")
 # the digests of an ended round, whose rows are gone, by the field of a client

@@ -146,24 +146,16 @@ def _use_of(here: ServerRound, clients: Sequence[str]) -> events.Use:
 def enter(here: ServerRound, state: State, now: float) -> ServerRound:
     """Return the round as it enters a state."""
     changes: dict[str, Any] = {}
-    if state in (State.QUEUED, State.RUNNING):
+    if state in (State.QUEUED, State.RUNNING, State.VOTING):
         changes = {"receipt": None, "vouched": None}
     elif state is State.PUBLISHED:
         changes = {"code": "", "reason": ""}
-    elif state is State.VOTING and (told := here.receipt):
+    if state is State.VOTING and (told := here.receipt):
+        own = told.signatures[f"s{here.party}"]
+        changes |= {"level": here.level + 1, "path": told.record.opened.hex(), "vouch": own.hex()}
         # SECURITY: no vote of those before counts once more, nor what was bound to them
         here = here.with_all(here.members, uploaded=None, uploaded_there=None)
-        changes = {
-            "level": here.level + 1,
-            "path": told.record.opened.hex(),
-            "vouch": told.signatures[f"s{here.party}"].hex(),
-            "receipt": None,
-            "vouched": None,
-            "signed": "",
-            "setbacks": 0,
-            "retry_at": now,
-            "folded": [],
-        }
+        changes |= {"signed": "", "folded": [], "setbacks": 0, "retry_at": now}
     if state not in LIVE:
         changes |= {"adrift": False, "resuming": False}
     if state is State.RUNNING and not here.ran:
@@ -235,9 +227,8 @@ def _message(
             if member.coin
         }
         passed, failed = sorted(here.passed), sorted(here.failed | here.unfolded.keys())
-        clients = held, sorted(here.dealt_here), passed, failed, coins
-        said = session, here.state, here.attempt, signature, *clients
-        return control.Resume(about, *said, level=here.level)
+        said = held, sorted(here.dealt_here), passed, failed, coins, here.level
+        return control.Resume(about, session, here.state, here.attempt, signature, *said)
     if kind is control.Dealt and isinstance(event, events.DealingStored):
         return control.Dealt(about, event.client)
     if kind is control.Uploaded and isinstance(event, events.Stored):

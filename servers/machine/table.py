@@ -149,11 +149,6 @@ def more(here: ServerRound, event: Event) -> bool:
     return both_computed(here, event) and not here.last
 
 
-def unfit(here: ServerRound, _: Event) -> bool:
-    """Return whether the votes that are here end the round."""
-    return bool(members.unfit(here))
-
-
 def voted(here: ServerRound, _: Event) -> bool:
     """Return whether both servers, which are in step, have the votes of all clients alike."""
     return not here.adrift and not members.lacking(here)
@@ -421,8 +416,7 @@ _LEADER = _table(
     (RUNNING, Resume, both_computed, *_PUBLISHED),
     (RUNNING, Resume, given_up, *_FAILED_S0, Failed),
     (RUNNING, Resume, always, QUEUED, LOG, PREPARE),
-    (VOTING, Resume, discordant, *_FAILED_S0, Failed),
-    (VOTING, (Stored, Uploaded, Resume), unfit, *_FAILED_S0, Failed),
+    (VOTING, (Stored, Uploaded, Resume), obstructed, *_FAILED_S0, Failed),
     (VOTING, Stored, voted, QUEUED, Uploaded, LOG),
     (VOTING, Stored, always, None, Uploaded),
     (VOTING, Uploaded, voted, QUEUED, LOG),
@@ -463,7 +457,7 @@ _FOLLOWER = _table(
     ((OPEN, CHECKING, QUEUED, VOTING), Overdue, always, *_FAILED, Failed),
     (VOTING, Declined, always, *_FAILED, Failed),
     (_FOLLOWED, Resume, discordant, *_FAILED, Failed),
-    (VOTING, (Stored, Uploaded, Resume), unfit, *_FAILED, Failed),
+    (VOTING, (Stored, Uploaded, Resume), obstructed, *_FAILED, Failed),
     (VOTING, Stored, always, None, Uploaded),
     (VOTING, Uploaded, always, None),
     ((OPEN, CHECKING, QUEUED, VOTING), Resume, always, None, *_RESUME),

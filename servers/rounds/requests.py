@@ -217,6 +217,8 @@ class Call:
     # an instance of the dataclass that `OPS` names for `op`
     fields: Any = field(default=None, repr=False)
     arrays: Arrays = field(default_factory=dict, repr=False)
+    # until when it may be held
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -243,8 +245,8 @@ class Requests:
         self._rounds, self._engines, self._reply = rounds, engines, reply
         self.reload(config)
         self._log = logs.BoundedLog()
-        # by client, the latest `bound` that waits for an answer, and until when
-        self._held: dict[str, tuple[Call, float]] = {}
+        # by client, the latest `bound` that waits for an answer
+        self._held: dict[str, Call] = {}
         # how many requests were answered, by name and by "ok" or the code of the error
         self.answers: Counter[tuple[str, str]] = Counter()
 
@@ -261,11 +263,15 @@ class Requests:
 
         A wrong request is answered with an error, and changes nothing. No request ends the server.
         """
-        call = Call(address, key, *self._callers.get(key, (key, "")))
+        self._handle(Call(address, key, *self._callers.get(key, (key, ""))), parts)
+
+    def _handle(self, call: Call, parts: Sequence[wire.Part] | None = None) -> None:
+        """Answer a request, or one that was held and has no parts any more."""
         try:
-            message = wire.unpack(parts)
-            call = replace(call, number=take_number(message), op=message.type)
-            call = self._checked_call(call, message)
+            if parts is not None:
+                message = wire.unpack(parts)
+                call = replace(call, number=take_number(message), op=message.type)
+                call = self._checked_call(call, message)
             if (answer := OPS[call.op].handler(self, call)) is not None:
                 self._answer(call, answer)
         except SecureMedianError as error:
@@ -273,28 +279,14 @@ class Requests:
         except Exception as error:
             # a defect in this server
             self._log.event(
-                "request-error", key, logging.ERROR, error, caller=call.name, op=call.op
+                "request-error", call.key, logging.ERROR, error, caller=call.name, op=call.op
             )
             self._refuse(call, DEFECT, logged=False)
 
     def tick(self) -> None:
         """Answer requests that have something to be asked or told, or have waited for long."""
-        for call, until in list(self._held.values()):
-            self._answer_bound(call, until)
-
-    def _answer_bound(self, call: Call, until: float) -> None:
-        """Answer a request `bound`, or hold it until there is an answer."""
-        try:
-            answer = self._bound_of(call, over=time.monotonic() >= until)
-        except SecureMedianError as error:
-            self._held.pop(call.key, None)
-            self._refuse(call, error)
-            return
-        if answer is None:
-            self._held[call.key] = call, until
-        else:
-            self._held.pop(call.key, None)
-            self._answer(call, answer)
+        for call in list(self._held.values()):
+            self._handle(call)
 
     def _checked_call(self, call: Call, message: wire.Message) -> Call:
         """Check that the caller may make a request and its fields, and return it with these.
@@ -603,7 +595,7 @@ class Requests:
             about = server_round.about
             self._log.event("no-model-form", call.key, logging.WARNING, **about, client=call.name)
 
-    def _bound(self, call: Call) -> None:
+    def _bound(self, call: Call) -> Answer | None:
         """Tell what a round asks of the caller next, a fold or a vote.
 
         A round of several votes holds it for 2.5 seconds at most, until it asks something or ends.
@@ -616,12 +608,10 @@ class Requests:
         false. A failed round is an error (round-failed). Clients that the round does not compute on
         are refused digits (not-allowed).
         """
-        if earlier := self._held.pop(call.key, None):
-            self._answer_bound(earlier[0], 0.0)
-        self._answer_bound(call, time.monotonic() + HOLD_S)
-
-    def _bound_of(self, call: Call, over: bool) -> Answer | None:
-        """Return the answer to what a client is asked, or None while it waits and is not `over`."""
+        now, earlier = time.monotonic(), self._held.pop(call.key, None)
+        if earlier and earlier is not call:
+            self._handle(replace(earlier, until=now))
+        call = call if call.until else replace(call, until=now + HOLD_S)
         entry, key = self._listed(call), call.key
         here, told, path = entry.server_round, entry.result, entry.path
         if here.state is State.FAILED:
@@ -635,13 +625,11 @@ class Requests:
         # SECURITY: a vote is told only once both servers can never run it again
         if here.state is not State.VOTING or not (told and path) or here.level <= call.fields.after:
             asked = said["binding"] and not said["folded"]
-            waits = here.live and here.votes > 1 and not (asked or over)
-            return None if waits else Answer(said)
-        if key not in here.included:
-            raise NotAllowed(
-                f"you are not among the clients that a round is computed on: {here.round_id}; wait "
-                "for its result"
-            )
+            if here.live and here.votes > 1 and not asked and now < call.until:
+                self._held[key] = call
+                return None
+            return Answer(said)
+        members.check_included(here, key)
         said["record"] = told.receipt.encoded
         said["signature"] = told.receipt.signatures[f"s{here.party}"]
         return Answer(said, {"digits": path.last} if call.fields.values else {})
@@ -829,18 +817,11 @@ def _check_start(call: Call, server_round: ServerRound) -> None:
 
 def _masks_of(call: Call, server_round: ServerRound) -> bytes | None:
     """Return the seed of masks in an upload, which audited rounds need and others refuse."""
-    masks = call.arrays.get("masks")
-    if masks is not None and call.fields.level:
-        raise BadUpload(
-            f"masks for a later vote, whose are those of the first: {server_round.round_id}; leave "
-            "out `masks`"
-        )
-    if not server_round.audited or call.fields.level:
+    masks, later = call.arrays.get("masks"), call.fields.level
+    if not server_round.audited or later:
         if masks is not None:
-            raise BadUpload(
-                f"masks for a round without security malicious: {server_round.round_id}; leave out "
-                "`masks`"
-            )
+            what = "a later vote" if later else "a round without security malicious"
+            raise BadUpload(f"masks for {what}: {server_round.round_id}; leave out `masks`")
         return None
     if masks is None or masks.dtype != np.uint8 or masks.shape != (SEED_BYTES,):
         raise BadUpload(

@@ -259,9 +259,8 @@ class Rounds:
         """
         here, spool = entry.server_round, entry.spool
         if piece.kind != DEALING:
-            stored = here.here.get(client)
-            if here.live and piece.vote != here.level:
-                stored = spool.digest(client, piece.vote)
+            own = spool.digest(client, piece.vote)
+            stored = own if here.live else here.here.get(client)
             repeated = members.is_repeated(here, stored, piece.digest, "upload")
             if repeated and not piece.vote:
                 spool.check_masks(client, piece.masks or b"")
