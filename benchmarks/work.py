@@ -19,7 +19,7 @@ from securemedian.mpc.protocols import compare, ring, share
 from securemedian.mpc.protocols.audit import binding
 from securemedian.mpc.protocols.correlations.base import Demand
 from securemedian.mpc.protocols.correlations.pool import PORTION
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.dealing import DealtUpload, nothing
 from securemedian.mpc.protocols.ot.extension import (
     ALIGN,
     BLOCK,
@@ -48,7 +48,6 @@ from securemedian.mpc.rounds.pipeline import (
 from securemedian.mpc.rounds.ranges.base import RangePolicy
 from securemedian.mpc.rounds.ranges.uneven import FollowRange
 from securemedian.mpc.rounds.ranges.uniform import CoordinateRange
-from securemedian.servers.computing.base import mark_nothing
 
 # comparisons that a lane computes at once
 COMPARE_BATCH = 1 << 18
@@ -253,7 +252,7 @@ def _bisected(
     dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
     masks = [os_entropy(SEED_BYTES) for _ in dealt]
     meet()
-    found.bind(dealt, masks, mark_nothing)
+    found.bind(dealt, masks, nothing)
     coin = found.toss()
     own = [
         binding.fold(number, upload, session, coin, mask)
@@ -262,7 +261,7 @@ def _bisected(
     theirs = [channels[0].exchange("fold", each) for each in own]
     meet()
     found.compare(theirs)
-    return Outcome(stacked([found.run(mark_nothing)]), found.ran), found
+    return Outcome(stacked([found.run(nothing)]), found.ran), found
 
 
 def run_before(params: RoundParams) -> run_state.RunState:

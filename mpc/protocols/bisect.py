@@ -44,7 +44,6 @@ that are opened, or that are 0 if the party is honest, as `audit.opening` demand
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -63,8 +62,8 @@ from securemedian.mpc.protocols.audit.bits import MAC_MASK, AuthenticatedBits, m
 from securemedian.mpc.protocols.audit.macs import Prover, Verifier, packed, per_block, slot_of
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
-from securemedian.mpc.protocols.channel import Channel, Planned
-from securemedian.mpc.protocols.dealing import Dealing, toss, toss_messages
+from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
+from securemedian.mpc.protocols.dealing import Dealing, nothing, toss, toss_messages
 from securemedian.mpc.protocols.kernels import bisecting as kernels
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Session
@@ -85,7 +84,8 @@ PORTIONS = 14
 AND_BYTES = 280
 # Keys of no bits.
 NONE = np.empty(0, np.uint64)
-# Does something once, before the first message that depends on it is sent.
+# Sees to it that something is stored before a message that depends on it is sent. Lanes may each
+# call it.
 Mark = Callable[[], None]
 # Takes the coordinates that are done.
 Report = Callable[[int], None]
@@ -104,10 +104,6 @@ def partners_of(count: int) -> tuple[int, int]:
     while any(length % divisor == 0 for divisor in range(2, math.isqrt(length) + 1)):
         length += 1
     return math.ceil(CHECK_BITS / math.log2(length)), length
-
-
-def report_nothing(_: int) -> None:
-    """Do nothing."""
 
 
 @dataclass
@@ -138,19 +134,6 @@ class _Chunk:
     numbers: Numbers = field(repr=False)
     bits: Committed = field(repr=False)
     products: Products = field(repr=False)
-
-
-class Once:
-    """Something that is done once by whichever lane comes first, before any lane goes on."""
-
-    def __init__(self, do: Mark) -> None:
-        self._do, self._done, self._lock = do, False, threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            if not self._done:
-                self._do()
-                self._done = True
 
 
 class Lane:
@@ -196,7 +179,7 @@ class Lane:
     # Ahead of time
 
     def prepare(
-        self, chunks: Sequence[tuple[int, int]], masks: bool, report: Report = report_nothing
+        self, chunks: Sequence[tuple[int, int]], masks: bool, report: Report = nothing
     ) -> None:
         """Make all that needs no upload, for chunks [start, stop), while the peer does the same.
 
@@ -344,18 +327,16 @@ class Lane:
 
     # After the last upload
 
-    def bind(self, sums: Callable[[int, int], RingShare], masks: Ring | None, used: Mark) -> None:
+    def bind(self, sums: Callable[[int, int], RingShare], masks: Ring | None) -> None:
         """Fix this party's shares, while the peer does.
 
         `sums`(start, stop) returns cumulative ones, (W-1, stop - start). `masks` are the sum of
-        those of the clients' folds, on the lane that has them. `used` is called before anything is
-        sent that depends on them. Raises LocalProtocolError if the lane is bound, because two
-        differences with one a tell shares.
+        those of the clients' folds, on the lane that has them. Raises LocalProtocolError if the
+        lane is bound, because two differences with one a tell shares.
         """
         if self._bound or (masks is None) != (self._masks is None):
             raise LocalProtocolError("a lane is bound once, to what it is prepared for")
         self._bound = True
-        used()
         for number, chunk in enumerate(self._chunks):
             with self.party.reading_uploads():
                 total = ring.reduce(sums(*self.ends[number]), self.shape.bits)
@@ -377,7 +358,7 @@ class Lane:
         self.opener.mix(coin)
         return self.binder.folds(coin)
 
-    def run(self, rank: int, opened: Mark, report: Report = report_nothing) -> NDArray[np.uint16]:
+    def run(self, rank: int, opened: Mark, report: Report = nothing) -> NDArray[np.uint16]:
         """Return the bucket of the element of rank k in each coordinate of the lane, opened.
 
         `opened` is called before a share of a sign is sent. Each coordinate is reported once per
@@ -546,53 +527,48 @@ class Lane:
 # The messages, for `plan`: those that each party sends (True) and receives (False), in its order
 
 
-def _both(label: str, words: int) -> Iterator[Planned]:
-    for sent in (True, False):
-        yield sent, label, np.uint64, (words,)
+def _drawn(shape: Dealing, sizes: Sequence[int], masks: bool) -> list[int]:
+    """Return how many elements are drawn at a time: of each chunk, and of the masks of folds."""
+    counts = [(shape.slots - 1) * padded(size) for size in sizes]
+    return counts + [math.prod(fold_shape(shape))] * masks
 
 
 def prepare_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.prepare`, for chunks of so many coordinates."""
     trees, bits, steps = macs.MAC_BITS // macs.TREE_BITS, shape.bits, shape.slot_bits
-    drawn = [(shape.slots - 1) * padded(size) for size in sizes]
-
-    def draw(count: int) -> Iterator[Planned]:
-        return _both("mac.random", ring.packed_words((trees - 1) * count, bits))
-
     for size in sizes:
         width = padded(size)
         numbers, done = steps * width, 0
         partners = math.prod(partners_of(numbers))
         for m in range(bits, 0, -1):
-            yield from _both("mac.values", ring.packed_words(trees * numbers, m))
+            yield from both_ways("mac.values", ring.packed_words(trees * numbers, m))
             if m > 1:
-                yield from _both("mac.values", ring.packed_words(trees * partners, m))
+                yield from both_ways("mac.values", ring.packed_words(trees * partners, m))
                 yield from toss_messages()
-                yield from _both("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
+                yield from both_ways("bisect.claims", ring.packed_words(partners, 1) + DIGEST_WORDS)
         for rows in pools_of(bits, steps, width):
             known = max(0, min(done + rows, steps) - done)
             yield from ands.messages(rows * width, known * width, PORTIONS)
             done += rows
-    for count in [*drawn, *([math.prod(fold_shape(shape))] if masks else [])]:
-        yield from draw(count)
+    for count in _drawn(shape, sizes, masks):
+        yield from both_ways("mac.random", ring.packed_words((trees - 1) * count, bits))
 
 
 def bind_messages(shape: Dealing, sizes: Sequence[int], masks: bool) -> Iterator[Planned]:
     """Yield the messages of `Lane.bind`."""
-    counts = [(shape.slots - 1) * padded(size) for size in sizes]
-    for count in [*counts, *([math.prod(fold_shape(shape))] if masks else [])]:
-        yield from _both("bisect.change", ring.packed_words(count, shape.bits))
+    for count in _drawn(shape, sizes, masks):
+        yield from both_ways("bisect.change", ring.packed_words(count, shape.bits))
 
 
 def run_messages(shape: Dealing, dim: int) -> Iterator[Planned]:
     """Yield the messages of `Lane.run`, of a lane of `dim` coordinates."""
     words = ring.packed_words(dim, 1)
     for _ in range(shape.slot_bits if dim else 0):
-        yield from _both("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
+        yield from both_ways("bisect.masked", ring.packed_words(dim, shape.bits) + DIGEST_WORDS)
         for _ in range(shape.bits - 2):
-            yield from _both("and.openings", words + DIGEST_WORDS)
-        yield from _both("opening.digest", DIGEST_WORDS)
-        yield from _both("bisect.sign", words + DIGEST_WORDS)
+            yield from both_ways("and.openings", words + DIGEST_WORDS)
+        yield from both_ways("opening.digest", DIGEST_WORDS)
+        yield from both_ways("bisect.sign", words + DIGEST_WORDS)
 
 
 def ots_of(shape: Dealing, sizes: Sequence[int]) -> int:

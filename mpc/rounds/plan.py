@@ -155,18 +155,16 @@ def _predict_bisection(params: RoundParams, clients: int, protocol: ProtocolPara
 
     All clients' folds agree. Base OTs are left out, and so are seconds.
     """
-    costs = {
-        phase: joined([_said(lane) for lane in lanes])
-        for phase, lanes in bisecting.predict_phases(params, protocol).items()
-    }
-    ahead = replace(costs["prepare"], ots=bisecting.ots(params, protocol)).as_ahead()
+    phases, ots, memory = bisecting.predict(params, protocol)
+    costs = {phase: joined([_said(lane) for lane in lanes]) for phase, lanes in phases.items()}
+    ahead = replace(costs["prepare"], ots=ots).as_ahead()
     cost = costs["run"].after(ahead)
     for phase in ("bind", "toss", "compare"):
         cost = cost.after(costs[phase].as_checking())
     dealing = bisecting.dealing_of(params)
     cost = cost.after(_check_of_dealings(dealing, clients))
-    taken = params.dim * params.form.most_results * 8 + bisecting.memory(params, protocol)
-    return Plan((cost, cost), 0.0, 0.0, taken)
+    memory += params.dim * params.form.most_results * 8
+    return Plan((cost, cost), 0.0, 0.0, memory)
 
 
 def _said(both: Iterable[Planned]) -> Cost:

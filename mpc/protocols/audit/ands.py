@@ -51,7 +51,7 @@ from securemedian.mpc.protocols.audit.equality import settle, settling
 from securemedian.mpc.protocols.audit.macs import TREE_BITS
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS, Opener
 from securemedian.mpc.protocols.boolean import pack_bits, unpack_bits
-from securemedian.mpc.protocols.channel import Planned
+from securemedian.mpc.protocols.channel import Planned, both_ways
 from securemedian.mpc.protocols.dealing import toss, toss_messages
 from securemedian.mpc.protocols.kernels import ands as kernels
 from securemedian.mpc.protocols.kernels import packing
@@ -413,15 +413,13 @@ def messages(count: int, known: int, portions: int = 1) -> Iterator[Planned]:
         tables.append(("and.tables", np.uint64, (group,)))
         yield True, *tables[0]
     yield False, *tables[0]
-    for sent in both:
-        yield sent, "and.tops", np.uint64, (leaky // 64,)
+    yield from both_ways("and.tops", leaky // 64)
     buckets = _buckets(count)
     yield from settling()
     yield from toss_messages()
     words = packed_words((bucket_size(buckets) - 1) * buckets + count + known, 1)
-    for label, size in (("and.buckets", words), ("opening.digest", 0)):
-        for sent in both:
-            yield sent, label, np.uint64, (size + DIGEST_WORDS,)
+    yield from both_ways("and.buckets", words + DIGEST_WORDS)
+    yield from both_ways("opening.digest", DIGEST_WORDS)
 
 
 def _memory(leaky: int) -> Factors:
