@@ -138,19 +138,19 @@ def _said(both: Iterable[Planned]) -> Cost:
     return Cost(bytes_sent=size, bytes_received=size, messages=sent, rounds=max(depths))
 
 
+@dataclass(eq=False)
 class _Part:
     """A step of both parties, after which they are `parties`."""
 
-    def __init__(
-        self,
-        parties: tuple[Party, Party],
-        events: Sequence[list[Event | Asked]] = (),
-        ots: int = 0,
-        seconds: float = 0.0,
-    ) -> None:
-        self.parties, self.events, self.ots, self.seconds = parties, events, ots, seconds
+    parties: tuple[Party, Party]
+    events: Sequence[list[Event | Asked]] = ()
+    ots: int = 0
+    seconds: float = 0.0
+
+    @property
+    def stock(self) -> tuple[Any, ...]:
         # parties with the same stock act the same
-        self.stock = tuple(frozenset(party.pool.stock.items()) for party in parties)
+        return tuple(frozenset(party.pool.stock.items()) for party in self.parties)
 
 
 class _Rehearsal:
