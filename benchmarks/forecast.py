@@ -72,7 +72,7 @@ HOP_S = 4e-4
 # The time of a round with security malicious, ahead of its uploads and after them, with all but the
 # cipher: that of so many OTs for each of its own. Measured on two quiet cores, with 1,663,370
 # coordinates of 8 clients.
-AHEAD, AFTER = 4.0, 1.1
+AHEAD, AFTER = 5.6, 1.5
 # how many OTs are timed at most, how often, and the clients whose dealings are
 CALIBRATION_OTS = 1 << 21
 CALIBRATION_RUNS = 3
