@@ -267,9 +267,9 @@ def _replay(
                     continue
                 while not flying[j]:
                     yield j
-                depth, size = flying[j].popleft()
+                # never less than before: the sender's depth only grows
+                depths[j], size = flying[j].popleft()
                 assert size == message.size
-                depths[j] = max(depths[j], depth)
 
     for waiting in zip_longest(act(0), act(1)):
         assert any(flying[j] for j in waiting if j is not None), "both parties wait for each other"
