@@ -223,9 +223,8 @@ def _median(
     meet()
     groups = evenly(params, len(uploads)) if params.method.visible else []
     if params.form.audited:
-        outcome, bound = _bisected(params, parties, protocol, uploads, meet)
-        checking, early = bound.checked.after(checking), early + bound.ahead.ahead_seconds
-        ahead = bound.ahead
+        outcome = _bisected(params, parties, protocol, uploads, meet)
+        early += outcome.cost.ahead_seconds
     else:
         outcome = run_round(parties, params, protocol, uploads, groups=groups)
     early += max(each.pool.spent.seconds for each in parties)
@@ -243,7 +242,7 @@ def _bisected(
     protocol: ProtocolParams,
     uploads: Sequence[share.Upload],
     meet: Callable[[], None],
-) -> tuple[Outcome, Bisection]:
+) -> Outcome:
     """Return the outcome of an audited round; what clients do for it, the parties do untimed."""
     channels, number = [party.channel for party in parties], parties[0].number
     drawn = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
@@ -261,7 +260,8 @@ def _bisected(
     theirs = [channels[0].exchange("fold", each) for each in own]
     meet()
     found.compare(theirs)
-    return Outcome(stacked([found.run(nothing)]), found.ran), found
+    values = stacked([found.run(nothing)])
+    return Outcome(values, found.ran.after(found.checked).after(found.ahead))
 
 
 def run_before(params: RoundParams) -> run_state.RunState:
