@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -1135,20 +1135,20 @@ def test_a_server_names_the_coin_of_its_fold(monkeypatch: pytest.MonkeyPatch) ->
     def tell(self: Opener, label: str, mine: np.ndarray, *given: Any) -> Any:
         if (label, self._number) == ("bisect.folds", 1):
             mine = mine ^ np.uint64(1)
-            self.begin(mine)
-            self.add_own(owns.pop())
+            self.begin(mine, owns.pop())
         return true(self, label, mine, *given)
 
-    owns: list[np.ndarray] = []
-    true_add = Opener.add_own
+    owns: list[list[np.ndarray]] = []
+    true_begin = Opener.begin
 
-    def add_own(self: Opener, array: np.ndarray) -> None:
+    def begin(self: Opener, mine: np.ndarray, macs: Iterable[np.ndarray]) -> None:
         if self._number == 1:
-            owns.append(array)
-        true_add(self, array)
+            owns.append([each.copy() for each in macs])
+            macs = owns[-1]
+        true_begin(self, mine, macs)
 
     monkeypatch.setattr(Opener, "tell", tell)
-    monkeypatch.setattr(Opener, "add_own", add_own)
+    monkeypatch.setattr(Opener, "begin", begin)
     errors: dict[int, BaseException] = {}
     assert not rogue_run(round_, errors)
     assert "the sums of the clients' shares" in str(errors[0])
@@ -1178,10 +1178,10 @@ def test_a_digest_is_good_for_one_place() -> None:
 
 def test_macs_that_wait_are_not_dropped() -> None:
     opener = Opener(local_pair()[0], 0, bytes(32))
-    opener.begin(np.zeros(1, np.uint64))
+    opener.begin(np.zeros(1, np.uint64), [])
     opener.add_macs(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     with pytest.raises(LocalProtocolError, match="not compared"):
-        opener.begin(np.zeros(1, np.uint64))
+        opener.begin(np.zeros(1, np.uint64), [])
 
 
 def test_masks_of_folds_are_of_one_session() -> None:

@@ -35,14 +35,7 @@ from securemedian.mpc.protocols import bisect, dealing, ring, share
 from securemedian.mpc.protocols.audit import binding, macs
 from securemedian.mpc.protocols.audit.macs import unpacked
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
-from securemedian.mpc.protocols.bisect import (
-    Lane,
-    Mark,
-    bind_messages,
-    ots_of,
-    prepare_messages,
-    run_messages,
-)
+from securemedian.mpc.protocols.bisect import Lane, Mark
 from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
 from securemedian.mpc.protocols.dealing import DealtUpload
 from securemedian.mpc.protocols.party import Session
@@ -206,12 +199,9 @@ class Bisection:
         keys -= lane.verifier.constant(theirs.reshape(-1))
         coin = np.frombuffer(self._coin, np.uint64)
         wanted = hashed(ring.reduce(keys, bits))
-        lane.opener.begin(coin)
-        lane.opener.add_own(hashed(ring.reduce(tags, bits)))
+        lane.opener.begin(coin, [hashed(ring.reduce(tags, bits))])
         # the coin names the fold, and both send it along
-        named, right = lane.opener.tell(
-            "bisect.folds", coin, lambda _: lane.opener.add_wanted(wanted)
-        )
+        named, right = lane.opener.tell("bisect.folds", coin, lambda _: [wanted])
         right &= bool((named == coin).all())
         theirs_right = self._channel.exchange("bisect.answer", np.array([right], np.uint8))
         return right and theirs_right[0] == 1
@@ -333,8 +323,8 @@ def predict(
     dims = [stop - start for start, stop in cut_evenly(params.dim, protocol)]
     lanes = [dims[lane :: protocol.lanes] for lane in range(protocol.lanes)]
     phases: dict[str, list[list[Planned]]] = {
-        "prepare": [[*prepare_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
-        "bind": [[*bind_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
+        "prepare": [[*bisect.prepare_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
+        "bind": [[*bisect.bind_messages(shape, its, i == 0)] for i, its in enumerate(lanes)],
         "toss": [[*dealing.toss_messages()]],
         "compare": [
             [
@@ -342,7 +332,7 @@ def predict(
                 *both_ways("bisect.answer", 1, np.uint8),
             ]
         ],
-        "run": [[*run_messages(shape, sum(its))] for its in lanes],
+        "run": [[*bisect.run_messages(shape, sum(its))] for its in lanes],
     }
-    ots = sum(ots_of(shape, its) for its in lanes)
-    return phases, ots, sum(bisect.memory(shape, its) for its in lanes)
+    ots, memory = zip(*(bisect.needs(shape, its) for its in lanes), strict=True)
+    return phases, sum(ots), sum(memory)
