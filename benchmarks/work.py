@@ -27,7 +27,7 @@ from securemedian.mpc.protocols.ot.extension import (
     RandomOtSender,
 )
 from securemedian.mpc.protocols.party import Party
-from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, Stream, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, Stream, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds import run_state
 from securemedian.mpc.rounds.bisecting import Bisection
@@ -245,16 +245,14 @@ def _bisected(
 ) -> Outcome:
     """Return the outcome of an audited round; what clients do for it, the parties do untimed."""
     channels, number = [party.channel for party in parties], parties[0].number
-    drawn = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
-    session = (drawn ^ channels[0].exchange("binding", drawn)).tobytes()
-    found = Bisection.establish(number, channels, params, protocol, session)
+    found = Bisection.establish(number, channels, params, protocol)
     dealt = [upload for upload in uploads if isinstance(upload, DealtUpload)]
     masks = [os_entropy(SEED_BYTES) for _ in dealt]
     meet()
     found.bind(dealt, masks, nothing)
     coin = found.toss()
     own = [
-        binding.fold(number, upload, session, coin, mask)
+        binding.fold(number, upload, found.session_id, coin, mask)
         for upload, mask in zip(dealt, masks, strict=True)
     ]
     theirs = [channels[0].exchange("fold", each) for each in own]

@@ -247,7 +247,8 @@ def test_a_plan_has_all_that_is_said(clients: int, dim: int, lanes: int, buckets
 
     def run(number: int) -> Bisection:
         given = number, round_.channels(number), round_.params
-        found = Bisection.establish(*given, protocol, round_.session_id)
+        found = Bisection.establish(*given, protocol)
+        round_.session_id = found.session_id
         found.bind(round_.uploads[number], round_.masks[number], lambda: None)
         found.compare(round_.folds(number, found.toss()))
         assert (found.run(lambda: None) == round_.medians()).all()

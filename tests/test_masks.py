@@ -895,6 +895,7 @@ MESSAGES: dict[str, tuple[str, ...] | str] = {
     "audit.hidden": ("a scalar on a digest",),
     "audit.proof": "a hash of a point that the peer computes too, if the digests are the same",
     "mac.random": ("u on a committed value", "leaves under MACs"),
+    "bisect.session": "half of a public id",
     "bisect.sizes": "a size, which is public",
     "bisect.claims": ("partners on random bits",),
     "bisect.change": ("a of what is bound",),
@@ -966,6 +967,7 @@ NO_MASKS: dict[tuple[str, str], str] = {
         "Lane.ask.expect_sign",
         "sign.keys ^ masks_of(its_bits) & self._ands.delta",
     ): "keys of a verifier",
+    ("_new_id", "os_entropy(SESSION_BYTES)"): "half of a public id",
     ("toss", "entropy(OPENING_BYTES)"): "half of a public seed",
     (
         "open_passed",

@@ -67,7 +67,6 @@ from securemedian.mpc.protocols.dealing import Dealing, nothing, toss, toss_mess
 from securemedian.mpc.protocols.kernels import bisecting as kernels
 from securemedian.mpc.protocols.kernels import searching
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import Entropy, os_entropy
 
 # SECURITY: any other number passes for a bit with a chance of 2^-CHECK_BITS
 CHECK_BITS = 40
@@ -137,14 +136,7 @@ class Lane:
     Used by one thread. Raises LocalProtocolError for a lane of this session that was made before.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        number: int,
-        channel: Channel,
-        shape: Dealing,
-        entropy: Entropy = os_entropy,
-    ) -> None:
+    def __init__(self, session: Session, number: int, channel: Channel, shape: Dealing) -> None:
         self.party, self.shape = session.party(number, channel), shape
         self.opener = Opener(
             channel, self.party.number, digest("bisect", session.session_id, number)
@@ -152,8 +144,8 @@ class Lane:
         self.prover = Prover(session, number, channel)
         self.verifier = Verifier(session, number, channel)
         self.binder = Binder(self.prover, self.verifier, shape)
-        self._ands = AndMaker(self.party, self.opener, entropy)
-        self._entropy, self._lane = entropy, number
+        self._ands = AndMaker(self.party, self.opener, session.entropy)
+        self._entropy, self._lane = session.entropy, number
         self._slot = slot_of(shape.bits)
         self._delta = packed(self.verifier.constant(np.ones(1, np.uint8)), self._slot)[:, 0]
         self._chunks: list[_Chunk] = []

@@ -24,6 +24,7 @@ from typing import Self
 import numpy as np
 
 from securemedian.mpc.arrays import PublicValues, Ring, RingShare, Words
+from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import (
     ConfigError,
     InputError,
@@ -37,9 +38,9 @@ from securemedian.mpc.protocols.audit.macs import unpacked
 from securemedian.mpc.protocols.audit.opening import DIGEST_WORDS
 from securemedian.mpc.protocols.bisect import Lane, Mark
 from securemedian.mpc.protocols.channel import Channel, Planned, both_ways
-from securemedian.mpc.protocols.dealing import DealtUpload
+from securemedian.mpc.protocols.dealing import Dealing, DealtUpload
 from securemedian.mpc.protocols.party import Session
-from securemedian.mpc.protocols.prg import SEED_BYTES, Entropy, os_entropy
+from securemedian.mpc.protocols.prg import SEED_BYTES, SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.rounds.cost import Cost, Meter
 from securemedian.mpc.rounds.cutting import cut_evenly
@@ -53,21 +54,16 @@ class Bisection:
     """One server's end of one session. `session_id` is its id, which clients are told."""
 
     def __init__(
-        self,
-        session: Session,
-        channels: Sequence[Channel],
-        shape: dealing.Dealing,
-        session_id: bytes,
-        entropy: Entropy = os_entropy,
+        self, session: Session, channels: Sequence[Channel], shape: Dealing, session_id: bytes
     ) -> None:
         """Take the session of an audit that has no lanes yet: each gets one of the channels.
 
         `session_id` is 16 bytes that both agreed on and no other session has.
         """
-        self.session_id, self._shape, self._entropy = session_id, shape, entropy
+        self.session_id, self._shape, self._entropy = session_id, shape, session.entropy
         self._number, self._channel = session.party_id, channels[0]
         self._lanes: Sequence[Lane] = [
-            Lane(session, i, channel, shape, entropy) for i, channel in enumerate(channels)
+            Lane(session, i, channel, shape) for i, channel in enumerate(channels)
         ]
         self._uploads: Sequence[DealtUpload] = ()
         self._masks: Sequence[bytes] = ()
@@ -87,11 +83,9 @@ class Bisection:
         channels: Sequence[Channel],
         params: RoundParams,
         protocol: ProtocolParams,
-        session_id: bytes,
-        entropy: Entropy = os_entropy,
         progress: Progress | None = None,
     ) -> Self:
-        """Make base OTs of its own, and `prepare` a round of these parameters.
+        """Agree on an id, make base OTs of its own, and `prepare` a round of these parameters.
 
         Lanes have the channels, which nobody else uses. `protocol.chunk` is the smaller one of both
         servers. Raises ConfigError for a round that cannot be bisected, and as `prepare` does.
@@ -100,13 +94,14 @@ class Bisection:
         given = replace(
             protocol, lanes=len(channels), ot_field_bits=macs.TREE_BITS, ot_extension="softspoken"
         )
+        session_id = _new_id(channels[0], number)
         with accusing("prepare"):
-            session = Session.establish(number, channels[0], session_id, given, entropy, audit=True)
+            session = Session.establish(number, channels[0], session_id, given, audit=True)
             mine = np.array([protocol.chunk], np.uint64)
             chunk = int(np.minimum(mine, channels[0].exchange("bisect.sizes", mine))[0])
             if chunk < share.SLICE_ALIGN:
                 raise PeerProtocolError(f"chunks of {chunk} coordinates are too small")
-        found = cls(session, channels, shape, session_id, entropy)
+        found = cls(session, channels, shape, session_id)
         found.prepare(cut_evenly(params.dim, replace(given, chunk=chunk)), progress)
         return found
 
@@ -285,7 +280,18 @@ def hashed(rows: Ring) -> Words:
     return np.frombuffer(sha256(rows.tobytes()).digest(), np.uint64)
 
 
-def dealing_of(params: RoundParams) -> dealing.Dealing:
+def _new_id(channel: Channel, number: int) -> bytes:
+    """Return an id that no session had before, if one of the servers has drawn its half.
+
+    SECURITY: the masks of clients' folds are made of it.
+    """
+    mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
+    theirs = channel.exchange("bisect.session", mine)
+    halves = (mine, theirs) if number == 0 else (theirs, mine)
+    return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
+
+
+def dealing_of(params: RoundParams) -> Dealing:
     """Return the dealing of a round that can be bisected. Raises ConfigError for any other."""
     shape = params.form.dealing
     if shape is None or params.method.groups > 1 or params.weights or shape.bits > macs.MAX_BITS:

@@ -4,16 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
-
 from securemedian.mpc.arrays import RingShare
-from securemedian.mpc.canonical import digest
 from securemedian.mpc.errors import LocalProtocolError
 from securemedian.mpc.protocols import compiling
 from securemedian.mpc.protocols.channel import Channel
 from securemedian.mpc.protocols.dealing import Dealing, DealtUpload, Note, open_pairs
 from securemedian.mpc.protocols.party import Party, Session
-from securemedian.mpc.protocols.prg import SESSION_BYTES, os_entropy
 from securemedian.mpc.protocols.protocol import ProtocolParams
 from securemedian.mpc.protocols.share import Upload
 from securemedian.mpc.rounds import pipeline
@@ -196,20 +192,9 @@ class ThreadComputation:
     def prepare(self, params: RoundParams, progress: Progress) -> Cost:
         self._prepared = self._bound = None
         with self._meeting():
-            session_id, channels = self._new_binding(self._channels[0]), self._channels
-            given = self._party, channels, params, self._protocol, session_id
-            self._prepared = Bisection.establish(*given, progress=progress)
+            given = self._party, self._channels, params, self._protocol, progress
+            self._prepared = Bisection.establish(*given)
         return self._prepared.ahead
-
-    def _new_binding(self, channel: Channel) -> bytes:
-        """Return an id that no binding had before, if one of the servers has drawn its half.
-
-        SECURITY: the masks of clients' folds are made of it.
-        """
-        mine = np.frombuffer(os_entropy(SESSION_BYTES), np.uint64)
-        theirs = channel.exchange("bisect.session", mine)
-        halves = (mine, theirs) if self._party == 0 else (theirs, mine)
-        return digest("binding", *(half.tobytes() for half in halves))[:SESSION_BYTES]
 
     def run_round(
         self, given: RoundInput, progress: Progress, shard: Shard | None = None

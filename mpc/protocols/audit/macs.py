@@ -286,7 +286,7 @@ class Verifier(_End):
     def receive(self, count: int, bits: int, label: str = "mac.values") -> tuple[int, Words]:
         """Return the position and f, packed, of what the prover commits to: `expand` takes both.
 
-        What it draws has the label "mac.random", and f of all trees but the first.
+        Values that it draws have the label "mac.random", and f of all trees but the first.
         """
         trees = self.mac_bits // TREE_BITS - (label == "mac.random")
         words = ring.packed_words(trees * count, bits)
